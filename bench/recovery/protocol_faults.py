@@ -1,8 +1,8 @@
 """Both real cores under seeded faults in virtual time: number of faults, and number of violated guarantees.
 
-The simulator of `tests/support/simulator` runs a fixed range of seeds of every switch in two processes. `faults` counts
-injected faults (kills, drops, stops, partitions ...), not the messages lost or repeated by them; `violations` counts
-seeds in which an oracle found a violation.
+The simulator of `tests/support/simulator` runs a fixed range of seeds of every scenario in two processes. `faults`
+counts injected faults (kills, drops, stops, partitions ...), not the messages lost or repeated by them; `violations`
+counts seeds in which an oracle found a violation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from multiprocessing import get_context
 
 from bench.harness import Bar, Result
 
-FIRST_SEED, SEEDS, CHUNK = 100_000, 240, 40  # per switch; far from the seeds of the tests
+FIRST_SEED, SEEDS, CHUNK = 100_000, 240, 40  # per scenario; far from the seeds of the tests
 PROCESSES = 2
 MIN_FAULTS = 100_000
 
@@ -39,15 +39,15 @@ class SimulationTotals:
 
 
 def run() -> Result:
-    from support.simulator.scenarios.base import SWITCHES
+    from support.simulator.scenarios.base import SCENARIOS
 
-    jobs = [(s, at) for s in SWITCHES for at in range(FIRST_SEED, FIRST_SEED + SEEDS, CHUNK)]
-    tallies: dict[str, SimulationTotals] = {switch: SimulationTotals() for switch in SWITCHES}
+    jobs = [(s, at) for s in SCENARIOS for at in range(FIRST_SEED, FIRST_SEED + SEEDS, CHUNK)]
+    tallies: dict[str, SimulationTotals] = {scenario: SimulationTotals() for scenario in SCENARIOS}
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        for (switch, _), tally in zip(
+        for (scenario, _), tally in zip(
             jobs, pool.map(run_seeds, *zip(*jobs, strict=True)), strict=True
         ):
-            tallies[switch].add(tally)
+            tallies[scenario].add(tally)
     total = SimulationTotals()
     for tally in tallies.values():
         total.add(tally)
@@ -63,7 +63,7 @@ def run() -> Result:
             "tokens": total.tokens,
             "messages_lost_or_repeated": total.disturbed_messages,
         },
-        columns=("switch", "seeds", "sessions", "tokens", "faults", "violations"),
+        columns=("scenario", "seeds", "sessions", "tokens", "faults", "violations"),
         rows=[_row(name, tally) for name, tally in [*tallies.items(), ("all", total)]],
         shape="hash model in virtual time, routes of 1 to 5 hops; "
         + ", ".join(f"{count} {kind}" for kind, count in total.faults.most_common()),
@@ -72,15 +72,15 @@ def run() -> Result:
     )
 
 
-def run_seeds(switch: str, first: int) -> SimulationTotals:
-    """Run the seeds [first, first + CHUNK) of a switch."""
+def run_seeds(scenario: str, first: int) -> SimulationTotals:
+    """Run the seeds [first, first + CHUNK) of a scenario."""
     from support.simulator.trace import Violation
     from support.simulator.world import simulate
 
     tally = SimulationTotals(seeds=CHUNK)
     for seed in range(first, first + CHUNK):
         try:
-            outcome = simulate(seed, switch)
+            outcome = simulate(seed, scenario)
         except Violation as violation:
             tally.violations.append("\n".join(str(violation).splitlines()[:3]))
             continue

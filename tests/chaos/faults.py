@@ -21,6 +21,7 @@ from support.chaos.swarm import World
 from support.models.tiny_models import TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import prompt_of
 from support.processes.streams import Ask, Stream
+from typing_extensions import override
 
 from modelswarm.errors import ModelSwarmError
 
@@ -37,6 +38,7 @@ class Done:
     seconds: float  # since the start
     words: str
 
+    @override
     def __str__(self) -> str:
         return f"{self.seconds:8.3f} {self.words}"
 

@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 GATEWAY = "gateway"
 LEASE_SECONDS = 4.0  # a lost gateway's sessions are freed after two of them at most
 FIRST_AT = 1.0  # seconds; the streams have begun by then
@@ -50,6 +52,7 @@ class Event:
     seconds: float = 0.0  # until it is made good again
     amount: float = 0.0  # seconds of delay, bytes per second, share of frames, requests
 
+    @override
     def __str__(self) -> str:
         lasts = f" for {self.seconds:.2f} s" if self.seconds else ""
         amount = f" ({self.amount:g})" if self.amount else ""

@@ -1,40 +1,54 @@
-"""The simulator would see it: each rule that is switched off on purpose is found within a budget of seeds."""
+"""Each planted bug is found within half of its budget of seeds; each regression seed finds its bug."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from support.simulator.actors.server_process import Cores
-from support.simulator.planted.protocol import PLANTS, OverlooksGaps
-from support.simulator.planted.recovery import CopiesOnAndOn
+from support.simulator.planted.catalog import PLANTS, REGRESSIONS, first_violation
+from support.simulator.planted.protocol import IgnoresGaps
+from support.simulator.planted.recovery import CopiesAfterFence
 from support.simulator.scenarios.base import draw
-from support.simulator.trace import Violation
 from support.simulator.world import World
 
 
 @pytest.mark.parametrize("name", PLANTS)
-def test_a_planted_bug_is_found(name: str) -> None:
+def test_planted_bug_is_found_in_half_budget(
+    name: str, record_property: Callable[[str, object], None]
+) -> None:
     plant = PLANTS[name]
-    seed = first_violation(plant.cores, plant.switch, plant.seeds)
-    assert seed is not None
-    World(draw(seed, plant.switch)).run()  # and it was the bug: the real cores keep the promise
+    seed = plant.first_seed()
+    record_property("first_seed", seed)
+    record_property("budget", plant.budget)
+    assert seed is not None, f"{name}: none of {plant.budget} seeds of {plant.scenario} finds it"
+    assert not plant.is_near_budget(seed), (
+        f"{name}: first found by seed {seed} of {plant.scenario}, beyond half of its budget of {plant.budget} seeds; "
+        "raise the budget, or let the scenario cause this kind of fault more often"
+    )
+    World(draw(seed, plant.scenario)).run()  # the product passes: the bug was found
 
 
-def test_no_gap_arises_while_links_keep_their_order() -> None:
-    """Why R1's gap cannot be planted alone: only together with R9 (see the plants) is it ever needed."""
-    assert first_violation(Cores(server=OverlooksGaps), "slow_bulk", 30) is None
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_regression_seed_finds_its_bug(name: str) -> None:
+    regression = REGRESSIONS[name]
+    seeds = range(regression.seed, regression.seed + 1)
+    found = first_violation(regression.cores, regression.scenario, seeds)
+    assert found is not None, f"seed {regression.seed} of {regression.scenario} passes with the bug"
 
 
-def test_a_copy_that_outlives_its_epoch_harms_nobody() -> None:
-    """Its rows are of an epoch that their receiver has not, or are marked as a copy's where none is expected."""
-    assert first_violation(Cores(server=CopiesOnAndOn), "moves", 30) is None
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_regression_seed_without_its_bug_passes(name: str) -> None:
+    regression = REGRESSIONS[name]
+    outcome = World(draw(regression.seed, regression.scenario)).run()
+    assert outcome.sessions > 0
 
 
-def first_violation(cores: Cores, switch: str, seeds: int) -> int | None:
-    """The first seed on which a promise is broken. A bug that crashes is not found by that: what it overrides may have
-    another name by now, and whatever is raised then is no oracle's doing."""
-    for seed in range(seeds):
-        try:
-            World(draw(seed, switch), cores).run()
-        except Violation:
-            return seed
-    return None
+def test_gap_check_alone_is_not_needed_with_ordered_lanes() -> None:
+    """The gap of R1 cannot be planted alone: only together with R9 does a gap arise."""
+    assert first_violation(Cores(server=IgnoresGaps), "slow_bulk", range(30)) is None
+
+
+def test_copy_that_outlives_its_epoch_is_harmless() -> None:
+    """Its rows have an epoch that the receiver does not have, or are marked as a copy where none is expected."""
+    assert first_violation(Cores(server=CopiesAfterFence), "moves", range(30)) is None

@@ -1,7 +1,7 @@
-"""Every switch of the simulator over thousands of seeds, in two processes: what takes too long for every day.
+"""All scenarios of the simulator over thousands of seeds, in two processes: too slow for every day.
 
-Seeds are neither those of `test_simulation.py` nor those of the benchmark `protocol_faults`. A failure names switch and
-seed, and `python -m support.simulator` replays it.
+The seeds differ from those of `test_simulation.py` and of the benchmark `protocol_faults`. A failure names scenario
+and seed, and `python -m support.simulator` replays it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import repeat
 from multiprocessing import get_context
 
 import pytest
-from support.simulator.scenarios.base import SWITCHES
+from support.simulator.scenarios.base import SCENARIOS
 from support.simulator.seed_batches import explore
 
 FIRST, SEEDS, CHUNK = 200_000, 2_000, 50
@@ -26,11 +26,11 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("switch", SWITCHES)
-def test_no_promise_is_broken_in_two_thousand_worlds(
-    switch: str, pool: ProcessPoolExecutor
-) -> None:
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_two_thousand_seeds_have_no_violation(scenario: str, pool: ProcessPoolExecutor) -> None:
     firsts = range(FIRST, FIRST + SEEDS, CHUNK)
-    found = pool.map(explore, repeat(switch), firsts, repeat(CHUNK))
-    broken = [told for each in found for told in each]
-    assert not broken, f"{len(broken)} seeds of {switch}, or more:\n" + "\n\n".join(broken)
+    found = pool.map(explore, repeat(scenario), firsts, repeat(CHUNK))
+    violations = [text for batch in found for text in batch]
+    assert not violations, f"{scenario}: {len(violations)} seeds or more:\n" + "\n\n".join(
+        violations
+    )

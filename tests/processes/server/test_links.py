@@ -21,6 +21,7 @@ from support.processes.link_peers import (
     nodes,
     raw_peer,
 )
+from typing_extensions import override
 
 from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.link import grpc_stream
@@ -350,6 +351,7 @@ async def test_failing_link_handler_ends_that_link() -> None:
 
 async def test_cancelling_acceptor_is_a_failed_dial() -> None:
     class Canceller(grpc.GenericRpcHandler):  # type: ignore[type-arg]
+        @override
         def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
             async def cancel(_: object, context: Any) -> None:
                 await context.abort(grpc.StatusCode.CANCELLED, "no")

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from support.processes.fake_gateway import FakeGateway, fake_gateway
 from support.processes.server import ServerProcess
+from typing_extensions import override
 
 from modelswarm.protocol.messages import Heartbeat
 from modelswarm_serving.app import load
@@ -24,6 +25,7 @@ from modelswarm_serving.settings import parse
 
 
 class NothingModel(HashModel):
+    @override
     def step(self, batch: Sequence[Task]) -> list[Result]:
         return cast("list[Result]", [None] * len(batch))
 
@@ -31,6 +33,7 @@ class NothingModel(HashModel):
 class EvenModel(HashModel):
     """A token every few milliseconds."""
 
+    @override
     def step(self, batch: Sequence[Task]) -> list[Result]:
         time.sleep(0.005)
         return super().step(batch)

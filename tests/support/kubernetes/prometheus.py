@@ -25,6 +25,7 @@ import httpx
 from support.eventually import eventually
 from support.kubernetes.api_client import ApiClient, Json
 from support.kubernetes.requirements import require
+from typing_extensions import override
 
 from tools.devcluster.control_plane.api_level import ApiLevel
 
@@ -62,6 +63,7 @@ class PanelQuery:
         """Say whether there is a number, not only a division of 0 by 0."""
         return any(math.isfinite(series.value) for series in self.series)
 
+    @override
     def __str__(self) -> str:
         return f"{self.row} / {self.panel}: {self.expr} gave {[s.value for s in self.series]}"
 
@@ -204,7 +206,8 @@ class Targets:
                 self.end_headers()
                 self.wfile.write(outer._shown)
 
-            def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            @override
+            def log_message(self, format: str, *args: object) -> None:
                 log.debug(format, *args)
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from typing_extensions import override
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -112,6 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         if with_body and self.command != "HEAD":
             self.wfile.write(body)
 
+    @override
     def log_message(self, *_: object) -> None:
         """Silent: tests look at `fetched`."""
 

@@ -1,4 +1,7 @@
-"""Run seeds from the command line: `PYTHONPATH=tests python -m support.simulator --switch loop --seeds 0:2000`."""
+"""Run seeds of the simulator: `PYTHONPATH=tests python -m support.simulator --scenario loop --seeds 0:2000`.
+
+`--plants` prints for each planted bug the first seed that finds it, beside its budget.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,8 @@ import argparse
 import sys
 import time
 
-from support.simulator.scenarios.base import SWITCHES, draw
+from support.simulator.planted.catalog import PLANTS
+from support.simulator.scenarios.base import SCENARIOS, draw
 from support.simulator.trace import Violation
 from support.simulator.world import Outcome, World, simulate
 
@@ -18,26 +22,46 @@ def say(text: str) -> None:
 
 def main() -> int:
     options = _options()
+    if options.plants:
+        return _print_plants()
     if options.seed is not None:
-        return _one(options.seed, options.switch, options.trace)
+        return _run_one(options.seed, options.scenario, options.trace)
     first, last = (int(part) for part in options.seeds.split(":"))
-    switches = SWITCHES if options.switch == "all" else (options.switch,)
-    failed = sum(_many(range(first, last), switch, options.keep_going) for switch in switches)
+    names = SCENARIOS if options.scenario == "all" else (options.scenario,)
+    failed = sum(_run_many(range(first, last), name, options.keep_going) for name in names)
     return 1 if failed else 0
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="support.simulator", description=__doc__)
-    parser.add_argument("--switch", default="mixed", choices=(*SWITCHES, "all"))
-    parser.add_argument("--seed", type=int, help="run this one only")
+    parser.add_argument("--scenario", default="mixed", choices=(*SCENARIOS, "all"))
+    parser.add_argument("--seed", type=int, help="run only this seed")
     parser.add_argument("--seeds", default="0:100", help="FIRST:LAST")
-    parser.add_argument("--trace", action="store_true", help="with --seed: tell everything")
-    parser.add_argument("--keep-going", type=int, default=1, help="stop after so many failures")
+    parser.add_argument("--trace", action="store_true", help="with --seed: print all events")
+    parser.add_argument("--keep-going", type=int, default=1, help="stop after so many violations")
+    parser.add_argument("--plants", action="store_true", help="print the table of planted bugs")
     return parser.parse_args()
 
 
-def _one(seed: int, switch: str, trace: bool) -> int:
-    world = World(draw(seed, switch), trace=trace)
+def _print_plants() -> int:
+    """Print the table; return 1 if a bug is not found, or first beyond half of its budget."""
+    code = 0
+    say(f"{'planted bug':<36} {'scenario':<13} {'first seed':>10} {'budget':>7} {'CPU s':>6}")
+    for name, plant in PLANTS.items():
+        began = time.process_time()
+        seed = plant.first_seed()
+        cpu = time.process_time() - began
+        remark = "" if seed is not None else "  not found"
+        if seed is not None and plant.is_near_budget(seed):
+            remark = "  beyond half of the budget"
+        code |= bool(remark)
+        found = "-" if seed is None else str(seed)
+        say(f"{name:<36} {plant.scenario:<13} {found:>10} {plant.budget:>7} {cpu:>6.1f}{remark}")
+    return code
+
+
+def _run_one(seed: int, scenario: str, trace: bool) -> int:
+    world = World(draw(seed, scenario), trace=trace)
     try:
         say(str(world.run()))
     except Exception as error:
@@ -51,12 +75,12 @@ def _one(seed: int, switch: str, trace: bool) -> int:
     return 0
 
 
-def _many(seeds: range, switch: str, keep_going: int) -> int:
+def _run_many(seeds: range, scenario: str, keep_going: int) -> int:
     total, failed, began = Outcome(), 0, time.process_time()
     done = 0
     for seed in seeds:
         try:
-            total.add(simulate(seed, switch))
+            total.add(simulate(seed, scenario))
         except Violation as violation:
             failed += 1
             text = str(violation)
@@ -66,11 +90,11 @@ def _many(seeds: range, switch: str, keep_going: int) -> int:
         done += 1
     cpu = time.process_time() - began
     say(
-        f"{switch}: {done} seeds, {failed} violations, {total.sessions} sessions, "
+        f"{scenario}: {done} seeds, {failed} violations, {total.sessions} sessions, "
         f"{total.tokens} tokens, {sum(total.faults.values())} faults {dict(total.faults)}, "
-        f"{total.reroutes} reroutes {dict(total.causes)}, moves {dict(total.moves)}, "
-        f"{total.balanced} balanced, {total.refused} refused, "
-        f"{total.adopted} adopted, {total.lost} lost, {total.repeated} repeated, "
+        f"{total.reroutes} reroutes {dict(total.causes)}, migrations {dict(total.moves)}, "
+        f"{total.balanced} rebalanced, {total.refused} refused, "
+        f"{total.adopted} taken over, {total.lost} lost, {total.repeated} repeated, "
         f"longest wait {total.longest_wait:.1f} s, {total.events} events, {cpu:.1f} s CPU, "
         f"{total.sessions / max(cpu, 1e-9):.0f} sessions/s"
     )

@@ -40,7 +40,7 @@ class Faults:
         self._gateways = gateways
         self._start_gateway = start_gateway  # name, incarnation
         self._leave_gateway = leave_gateway  # which its clients believe to be gone
-        self._rng = random.Random(f"faults/{tools.scenario.switch}/{tools.scenario.seed}")
+        self._rng = random.Random(f"faults/{tools.scenario.name}/{tools.scenario.seed}")
         self._coverage = Coverage(
             {name: server.span for name, server in servers.items()},
             tools.scenario.layout.n_blocks,

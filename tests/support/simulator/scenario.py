@@ -96,7 +96,7 @@ class Load:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     seed: int
-    switch: str
+    name: str
     layout: Layout
     weather: Weather
     faults: Faults

@@ -83,7 +83,7 @@ class World:
         self.clock = Clock()
         self.trace = Trace(trace)
         self.outcome = Outcome()
-        seed = f"{scenario.switch}/{scenario.seed}"
+        seed = f"{scenario.name}/{scenario.seed}"
         bits = random.Random(f"draw/{seed}")
         self._rng = random.Random(f"world/{seed}")
         self.network = Network(
@@ -280,9 +280,9 @@ class World:
         self.clock.after(WATCH, self._watch)
 
 
-def simulate(seed: int, switch: str = "mixed", cores: Cores | None = None) -> Outcome:
+def simulate(seed: int, name: str = "mixed", cores: Cores | None = None) -> Outcome:
     """Run a seed. A broken promise is told with the last events of the session that saw it."""
-    scenario = draw(seed, switch)
+    scenario = draw(seed, name)
     try:
         return World(scenario, cores).run()
     except Exception as error:
@@ -299,9 +299,9 @@ def explain(scenario: Scenario, cores: Cores | None, error: Exception, last: int
     except Exception as again:
         session = again.session if isinstance(again, Violation) else ""
         story = world.trace.lines(session, last)
-    head = f"seed {scenario.seed}, switch {scenario.switch}, at {world.clock.now:.5f} s"
+    head = f"seed {scenario.seed} of scenario {scenario.name}, at {world.clock.now:.5f} s"
     replay = (
-        f"PYTHONPATH=tests python -m support.simulator --switch {scenario.switch} "
+        f"PYTHONPATH=tests python -m support.simulator --scenario {scenario.name} "
         f"--seed {scenario.seed} --trace"
     )
     return "\n".join([f"{type(error).__name__}: {error}", head, replay, *story])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from support.simulator.clock import Clock
 from support.simulator.network import Endpoint, Network
@@ -30,6 +31,7 @@ from modelswarm.protocol.messages import (
     reply_address,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import BatchItem, ModelShape, Result, Task
@@ -39,13 +41,20 @@ MODEL = "hash"
 ROW_BYTES = 8
 
 
+MakeServer: TypeAlias = Callable[[ServerSettings, ModelShape, Callable[[], int]], ServerCore]
+MakeGateway: TypeAlias = Callable[
+    [GatewaySettings, PeerId, int, Callable[[], int]],
+    GatewayCore,
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Which classes play the parts: the real ones, unless a bug is planted."""
+    """Factories of the cores under test: the product's classes, unless a bug is planted."""
 
-    server: type[ServerCore] = ServerCore
-    gateway: type[GatewayCore] = GatewayCore
-    nonce: bool = True  # a restarted server is another peer
+    server: MakeServer = ServerCore
+    gateway: MakeGateway = GatewayCore
+    new_peer_per_boot: bool = True  # a restarted server has another peer id
 
 
 @dataclass(slots=True)
@@ -77,7 +86,7 @@ class ServerProcess:
         self.boot = boot
         self.alive = True
         self.wakes_at = 0.0
-        nonce = f"boot{boot}" if tools.cores.nonce else "none"
+        nonce = f"boot{boot}" if tools.cores.new_peer_per_boot else "none"
         self.address = Address(peer_id(name, 1, nonce), f"{name}:1")
         layout = tools.scenario.layout
         self.shape = ModelShape(

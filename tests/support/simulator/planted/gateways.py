@@ -1,73 +1,62 @@
-"""Bugs on purpose in what gateways do besides the loop: waking beside who has taken over (R19, R20), and spreading
-sessions anew (R13).
+"""Planted bugs in takeover between gateways (R19, R20) and in rebalancing (R13).
 
-As in `protocol.py`: subclasses of the real cores, one rule broken in each.
+As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
+
+from typing_extensions import override
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import SessionInfo
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.effects import Effect
+from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, Migration
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
 from modelswarm_serving.core.fencing import Fencing
-from modelswarm_serving.core.server import ServerCore
-from modelswarm_serving.core.settings import ServerSettings
-from modelswarm_serving.model.base import ModelShape
 
 
-class SoundSleep(OwnershipCheck):
-    """What servers say of who has a session now is not heard."""
+class KeepsSessionsAfterStall(OwnershipCheck):
+    """R19 (leases): after a stall the gateway ignores what servers say of the owners of its sessions."""
 
+    @override
     def is_lost(self, session: Session, found: SessionInfo) -> bool:
         return False
 
 
-class WakesAndGoesOn(GatewayCore):
-    """R20: a gateway that slept believes that its sessions are its own wherever no Fence says otherwise."""
+class RenewsLapsedLeases(Fencing):
+    """R20 (takeover): a lease that had expired is valid again when its gateway sends the next message.
 
-    def __init__(
-        self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
-    ) -> None:
-        super().__init__(settings, peer, incarnation, draw)
-        self._ownership_check.__class__ = SoundSleep
+    So that gateway keeps the hops that its successor has not fenced yet, although it has lost the others.
+    """
 
-
-class LongLease(Fencing):
-    """A lease that was over runs on when its gateway speaks again."""
-
+    @override
     def on_lease_lapsed(self, gateway: PeerId) -> None:
-        pass
+        return
 
 
-class LeasesComeBack(ServerCore):
-    """R20: who wakes keeps the hops that an adopter has not fenced yet, although it has lost the others."""
+class TrustsNewestEpochOnly(GatewayCore):
+    """R20 (takeover): only hops of the highest epoch count, although it was fenced in part and never ran."""
 
-    def __init__(
-        self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
-    ) -> None:
-        super().__init__(settings, shape, draw)
-        self._fencing.__class__ = LongLease
+    @override
+    def take_effects(self) -> list[Effect]:
+        return [self._keep_newest(effect) for effect in super().take_effects()]
+
+    def _keep_newest(self, effect: Effect) -> Effect:
+        if not isinstance(effect, SessionLocation):
+            return effect
+        holders = tuple(holder for holder in effect.log_holders if holder.epoch == effect.epoch)
+        return replace(effect, log_holders=holders)
 
 
-class StubbornShifts(Migrations):
-    """A session that is to even out loads goes over whatever has become of it meanwhile."""
+class RebalancesStaleSessions(Migrations):
+    """R13 (migration): a rebalanced session cuts over whatever has changed since its copy began."""
 
+    @override
     def _is_current(self, migration: Migration) -> bool:
         return migration.cause == REBALANCE_CAUSE or super()._is_current(migration)
-
-
-class BalancesBlindly(GatewayCore):
-    """R13: who moves a session to even out loads does not look whether it still stands."""
-
-    def __init__(
-        self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
-    ) -> None:
-        super().__init__(settings, peer, incarnation, draw)
-        self.migrations.__class__ = StubbornShifts

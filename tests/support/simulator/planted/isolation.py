@@ -1,6 +1,6 @@
-"""Bugs on purpose by which sessions suffer for others (I7).
+"""Planted bugs by which one session harms others (I7, isolation).
 
-As in `protocol.py`, which has the others: subclasses of the real cores, one rule broken in each.
+As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """
 
 from __future__ import annotations
@@ -8,20 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from typing_extensions import override
+
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape, Result
 
 
-class FailsTogether(ServerCore):
-    """I7: when a step raises, everybody in it has failed; nobody is tried again alone."""
+class FailsAllHops(ServerCore):
+    """I7 (isolation): when a step raises, all its hops fail; none is run again alone."""
 
+    @override
     def fail_step(self, error: str, now: float) -> None:
         self.finish_step([Result(error=error)] * self._steps._task_count, now)
 
 
-class LetsAllCome(ServerCore):
-    """R12: each hop grants its window, however much all of them have coming from one peer."""
+class GrantsFullWindows(ServerCore):
+    """R12 (admission): each hop grants its whole window, whatever all hops expect from one peer."""
 
     def __init__(
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]

@@ -1,11 +1,13 @@
-"""Bugs on purpose in what servers keep: the replay log with one rule switched off.
+"""Planted bugs in the replay log of servers (R3, R6).
 
-Joined to the others in `protocol.py`'s manner: each is a subclass that breaks one rule and nothing else.
+As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
+from typing_extensions import override
 
 from modelswarm.protocol.identity import Handle
 from modelswarm_serving.core.hops.replay_log import ReplayLog, Rows
@@ -14,58 +16,73 @@ from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import ModelShape
 
 
-class StaleLog(ReplayLog):
-    """Nothing is ever cut, and what was there first stays."""
+class KeepsTruncatedRows(ReplayLog):
+    """R3 (lowest cuts): a truncation of the KV does not truncate the replay log, and the first rows stay."""
 
+    @override
     def truncate(self, hop: Handle, end: int) -> None:
-        pass
+        return
 
+    @override
     def append(self, hop: Handle, first: int, rows: Rows) -> None:
         known = max(0, self.retained_range(hop)[1] - first) * self._row_bytes
         super().append(hop, first + known // self._row_bytes, memoryview(rows)[known:])
 
 
-class SparseLog(ReplayLog):
-    """Rows after a hole are taken for those that are missing."""
+class IgnoresHoles(ReplayLog):
+    """R6 (replay): rows after a hole are retained as the missing ones."""
 
+    @override
     def append(self, hop: Handle, first: int, rows: Rows) -> None:
         start, end = self.retained_range(hop)
         super().append(hop, min(first, end) if start < end else 0, rows)
 
 
-class BehindLog(ReplayLog):
-    """The rows that are given out are those before the ones that were asked for."""
+class ReadsRowsBefore(ReplayLog):
+    """R6 (replay): rows are read from one position too low."""
 
+    @override
     def read_rows(self, hop: Handle, start: int, end: int) -> Rows | None:
         back = 1 if start > self.retained_range(hop)[0] else 0
         return super().read_rows(hop, start - back, end - back)
 
 
-class KeepsCutRows(ServerCore):
-    """R3: a cut of the KV does not cut the kept rows."""
+class SharedLog(ReplayLog):
+    """One run of rows for all hops of a session, whatever their boundary is."""
+
+    key_of: Callable[[Handle], Handle]
+
+    @override
+    def append(self, hop: Handle, first: int, rows: Rows) -> None:
+        super().append(self.key_of(hop), first, rows)
+
+    @override
+    def retained_range(self, hop: Handle) -> tuple[int, int]:
+        return super().retained_range(self.key_of(hop))
+
+    @override
+    def read_rows(self, hop: Handle, start: int, end: int) -> Rows | None:
+        return super().read_rows(self.key_of(hop), start, end)
+
+    @override
+    def drop(self, hop: Handle) -> None:
+        super().drop(self.key_of(hop))
+
+
+class MixesBoundaries(ServerCore):
+    """R6 (replay): retained rows are found by session, not by boundary."""
 
     def __init__(
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
     ) -> None:
         super().__init__(settings, shape, draw)
-        self._replay_log.__class__ = StaleLog
+        log = self._replay_log
+        log.__class__ = SharedLog
+        assert isinstance(log, SharedLog)
+        log.key_of = self._first_of_session
 
-
-class KeepsRowsWithHoles(ServerCore):
-    """R6: kept rows are not what their positions say once some went."""
-
-    def __init__(
-        self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
-    ) -> None:
-        super().__init__(settings, shape, draw)
-        self._replay_log.__class__ = SparseLog
-
-
-class SendsOtherKeptRows(ServerCore):
-    """R6: kept rows are sent as other positions."""
-
-    def __init__(
-        self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
-    ) -> None:
-        super().__init__(settings, shape, draw)
-        self._replay_log.__class__ = BehindLog
+    def _first_of_session(self, handle: Handle) -> Handle:
+        hop = self._fencing.hops.get(handle)
+        if hop is None:
+            return handle
+        return next(other.handle for other in self._fencing.hops if other.session == hop.session)

@@ -17,11 +17,11 @@ from support.simulator.scenarios import gateways, isolation, migration
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 
-def draw(seed: int, switch: str = "mixed") -> Scenario:
-    """The scenario of a seed: the same for the same (seed, switch)."""
-    rng = random.Random(f"scenario/{switch}/{seed}")
+def draw(seed: int, name: str = "mixed") -> Scenario:
+    """Return the world of a seed; the same for the same (seed, name)."""
+    rng = random.Random(f"scenario/{name}/{seed}")
     scenario = Scenario(
-        seed, switch, _draw_layout(rng), _draw_weather(rng), _draw_faults(rng), _draw_load(rng)
+        seed, name, _draw_layout(rng), _draw_weather(rng), _draw_faults(rng), _draw_load(rng)
     )
     return _narrow(_concentrate(scenario, rng))
 
@@ -32,9 +32,9 @@ NARROW = ("kills", "tight", "prefill", "loop", "sparse", "rewinds", "long", "evi
 def _narrow(scenario: Scenario) -> Scenario:
     """In some worlds of some switches there is room for the rows of few sessions at a time, or of none. Not on a very
     slow bulk lane: a row at a time would take longer there than any deadline."""
-    if scenario.switch not in NARROW or scenario.weather.bulk_factor > 10:
+    if scenario.name not in NARROW or scenario.weather.bulk_factor > 10:
         return scenario
-    rng = random.Random(f"narrow/{scenario.switch}/{scenario.seed}")
+    rng = random.Random(f"narrow/{scenario.name}/{scenario.seed}")
     rows = rng.choice((4 << 20, 16, 0))
     layout = replace(scenario.layout, coming_bytes=rows * ROW_BYTES)
     return replace(scenario, layout=layout)
@@ -94,7 +94,7 @@ def _draw_load(rng: random.Random) -> Load:
 
 def _concentrate(scenario: Scenario, rng: random.Random) -> Scenario:
     """Turn the switch: more of one kind of trouble, less of the others."""
-    scenario = SWITCHES[scenario.switch](scenario, rng)
+    scenario = SCENARIOS[scenario.name](scenario, rng)
     if not scenario.silent_faults:  # a stall is one that nothing else could have ended
         scenario = replace(scenario, overdue_seconds=5.0, answer_seconds=1.0)
     elif scenario.fenced_seconds == NEVER and rng.random() < 0.7:
@@ -412,7 +412,7 @@ def _evictions(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout, load=load, faults=faults, weather=weather)
 
 
-SWITCHES: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
+SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "mixed": _mixed,
     "calm": _calm,
     "drops": _drops,

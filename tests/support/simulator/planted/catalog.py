@@ -1,0 +1,212 @@
+"""Tables of planted bugs: what is broken, the scenario that finds it, and within how many seeds.
+
+`PLANTS` are bugs that a range of seeds must find: each has a budget of seeds, half of which must suffice, so that a
+change which makes a bug harder to find shows before the bug is missed. `REGRESSIONS` are bugs that the product once
+had, with the one seed that finds each. A new bug is a class in this folder and a line here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from support.simulator.actors.server_process import Cores, MakeGateway, MakeServer
+from support.simulator.planted.gateways import (
+    KeepsSessionsAfterStall,
+    RebalancesStaleSessions,
+    RenewsLapsedLeases,
+    TrustsNewestEpochOnly,
+)
+from support.simulator.planted.isolation import FailsAllHops, GrantsFullWindows
+from support.simulator.planted.protocol import (
+    AcceptsAnyEpoch,
+    AcceptsLateTokens,
+    AcceptsRowsTwice,
+    DropsEarlyInputs,
+    DropsEarlyWindows,
+    ForgetsKvLimits,
+    ForgetsLimitsOnceSent,
+    ForgetsLogLimits,
+    IgnoresCredit,
+    IgnoresFailedLinks,
+    IgnoresOwnedSessions,
+    IgnoresWindows,
+    MixesLanes,
+    MixesLanesAndIgnoresGaps,
+    NeverCloses,
+    ObeysOldFences,
+    SameHandlesEveryBoot,
+    SilentAboutLinks,
+    StartsTwice,
+    TailDoesNotWait,
+    TruncatesDuringStep,
+    TruncatesTwice,
+)
+from support.simulator.planted.recovery import (
+    CutsOverParkedSessions,
+    IgnoresRetainedRows,
+    NeverOverdue,
+    NeverSuspects,
+)
+from support.simulator.planted.regressions import (
+    AsksLinkedServersOnly,
+    AsksOnceAfterStall,
+    AwaitsLostAnswers,
+    ContestsWithoutHops,
+    CountsEachDirection,
+    IgnoresDetachedHops,
+    KeepsRefusedHops,
+    KeepsUnreachableHops,
+    SilentAboutTakenHops,
+    TakesOldAnswers,
+)
+from support.simulator.planted.replay_log import (
+    IgnoresHoles,
+    KeepsTruncatedRows,
+    MixesBoundaries,
+    ReadsRowsBefore,
+)
+from support.simulator.planted.swap import gateway_with, server_with
+from support.simulator.planted.wakeups import AcknowledgesIdleHopsOnly, DoesNotRecreateHops
+from support.simulator.scenarios.base import draw
+from support.simulator.trace import Violation
+from support.simulator.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Plant:
+    """A bug, the scenario that must find it, and the budget: seeds [0, budget) are tried."""
+
+    cores: Cores
+    scenario: str
+    budget: int = 100
+
+    def first_seed(self) -> int | None:
+        """Return the first seed that finds the bug; None if no seed of the budget does."""
+        return first_violation(self.cores, self.scenario, range(self.budget))
+
+    def is_near_budget(self, first_seed: int) -> bool:
+        """True if the first seed that finds the bug lies beyond half of the budget."""
+        return 2 * (first_seed + 1) > self.budget
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """A bug that the product once had, and a seed that finds it when it is put back."""
+
+    cores: Cores
+    scenario: str
+    seed: int
+
+
+def first_violation(cores: Cores, scenario: str, seeds: range) -> int | None:
+    """Return the first seed on which an oracle reports a violation; None if there is none.
+
+    Any other exception is raised: a planted bug that crashes, perhaps because the product changed under it, proves
+    nothing about the oracles.
+    """
+    for seed in seeds:
+        try:
+            World(draw(seed, scenario), cores).run()
+        except Violation:
+            return seed
+    return None
+
+
+def in_server(bug: MakeServer, scenario: str, budget: int = 100) -> Plant:
+    return Plant(Cores(server=bug), scenario, budget)
+
+
+def in_gateway(bug: MakeGateway, scenario: str, budget: int = 100) -> Plant:
+    return Plant(Cores(gateway=bug), scenario, budget)
+
+
+def in_fencing(bug: type, scenario: str, budget: int = 100) -> Plant:
+    return in_server(server_with(lambda core: core._fencing, bug), scenario, budget)
+
+
+def in_replay_log(bug: type, scenario: str, budget: int = 100) -> Plant:
+    return in_server(server_with(lambda core: core._replay_log, bug), scenario, budget)
+
+
+def in_recovery(bug: type, scenario: str, budget: int = 100) -> Plant:
+    return in_gateway(gateway_with(lambda core: core._recovery, bug), scenario, budget)
+
+
+def in_migrations(bug: type, scenario: str, budget: int = 100) -> Plant:
+    return in_gateway(gateway_with(lambda core: core.migrations, bug), scenario, budget)
+
+
+def in_ownership_check(bug: type, scenario: str, budget: int = 100) -> Plant:
+    return in_gateway(gateway_with(lambda core: core._ownership_check, bug), scenario, budget)
+
+
+PLANTS: dict[str, Plant] = {
+    "R1 accepts any epoch": in_server(AcceptsAnyEpoch, "late"),
+    "R1 accepts rows twice": in_server(AcceptsRowsTwice, "duplicates"),
+    "R1 and R9 mixes lanes, ignores gaps": in_server(MixesLanesAndIgnoresGaps, "slow_bulk"),
+    "R2 starts twice": in_server(StartsTwice, "slow_readers"),
+    "R2 truncates twice": in_server(TruncatesTwice, "duplicates", 200),
+    "R2 obeys old fences": in_server(ObeysOldFences, "duplicates", 200),
+    "R2 truncates during a step": in_server(TruncatesDuringStep, "rewinds"),
+    "R2 acknowledges idle hops only": in_fencing(AcknowledgesIdleHopsOnly, "rebuilds", 40),
+    "R2 same handles every boot": Plant(
+        Cores(server=SameHandlesEveryBoot, new_peer_per_boot=False), "delays"
+    ),
+    "R3 forgets KV limits": in_gateway(ForgetsKvLimits, "rewinds"),
+    "R3 forgets log limits": in_gateway(ForgetsLogLimits, "rewinds"),
+    "R3 forgets limits once sent": in_gateway(ForgetsLimitsOnceSent, "late", 400),
+    "R3 keeps truncated rows": in_replay_log(KeepsTruncatedRows, "rewinds"),
+    "R4 accepts late tokens": in_gateway(AcceptsLateTokens, "late"),
+    "R5 ignores failed links": in_gateway(IgnoresFailedLinks, "partition"),
+    "R5 silent about links": in_server(SilentAboutLinks, "sparse"),
+    "R5 does not recreate hops": in_recovery(DoesNotRecreateHops, "asleep", 80),
+    "R6 ignores holes": in_replay_log(IgnoresHoles, "evictions"),
+    "R6 reads the rows before": in_replay_log(ReadsRowsBefore, "kills"),
+    "R6 mixes boundaries": in_server(MixesBoundaries, "reshaped", 300),
+    "R6 ignores retained rows": in_gateway(IgnoresRetainedRows, "kills"),
+    "R7 ignores credit": in_server(IgnoresCredit, "slow_readers"),
+    "R9 mixes lanes": in_server(MixesLanes, "slow_bulk"),
+    "R10 tail does not wait": in_server(TailDoesNotWait, "slow_bulk"),
+    "R10 drops early windows": in_server(DropsEarlyWindows, "mixed"),
+    "R10 drops early inputs": in_server(DropsEarlyInputs, "sparse"),
+    "R11 ignores windows": in_server(IgnoresWindows, "prefill"),
+    "R12 grants full windows": in_server(GrantsFullWindows, "bursts"),
+    "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
+    "R13 rebalances stale sessions": in_migrations(RebalancesStaleSessions, "rebalances", 40),
+    "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
+    "R20 renews lapsed leases": in_fencing(RenewsLapsedLeases, "asleep", 60),
+    "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),
+    "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
+    "R21 no token is overdue": in_gateway(NeverOverdue, "one_way"),
+    "I5 never closes": in_gateway(NeverCloses, "calm"),
+    "I5 ignores OwnedSessions": in_server(IgnoresOwnedSessions, "drops"),
+    "I7 fails all hops": in_server(FailsAllHops, "poison"),
+}
+
+
+def at_seed(plant: Plant, seed: int) -> Regression:
+    return Regression(plant.cores, plant.scenario, seed)
+
+
+def in_hop_table(bug: type, scenario: str) -> Plant:
+    return in_gateway(gateway_with(lambda core: core._recovery.hops, bug), scenario)
+
+
+def in_planner(bug: type, scenario: str) -> Plant:
+    return in_gateway(gateway_with(lambda core: core._recovery._planner, bug), scenario)
+
+
+REGRESSIONS: dict[str, Regression] = {
+    "keeps unreachable hops": at_seed(in_planner(KeepsUnreachableHops, "partition"), 30),
+    "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 52),
+    "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "gateways"), 1724),
+    "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 198),
+    "takes old answers": at_seed(in_hop_table(TakesOldAnswers, "deadlines"), 692),
+    "ignores detached hops": at_seed(in_recovery(IgnoresDetachedHops, "asleep"), 10_009),
+    "contests without hops": at_seed(in_recovery(ContestsWithoutHops, "asleep"), 100_027),
+    "asks once after a stall": at_seed(in_ownership_check(AsksOnceAfterStall, "asleep"), 10_014),
+    "asks linked servers only": at_seed(
+        in_ownership_check(AsksLinkedServersOnly, "asleep"), 10_231
+    ),
+    "silent about taken hops": at_seed(in_server(SilentAboutTakenHops, "asleep"), 100_179),
+}

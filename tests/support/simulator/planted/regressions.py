@@ -1,0 +1,158 @@
+"""Bugs that the product once had and that one seed of the simulator found: each class puts one of them back.
+
+Used by `catalog.py`, which ties each bug to its seed. All are subclasses of product classes, as in `protocol.py`.
+"""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
+from modelswarm.protocol.messages import FenceAck, StartEpoch
+from modelswarm_gateway.core.interface.turn import RefusalReason
+from modelswarm_gateway.core.recovery.fault_attribution import HopEvidence, attribute
+from modelswarm_gateway.core.recovery.recovery import Recovery
+from modelswarm_gateway.core.recovery.route_planner import Plan, RoutePlanner
+from modelswarm_gateway.core.servers.variant import ModelVariant
+from modelswarm_gateway.core.sessions.hop_table import HopTable
+from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
+from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
+from modelswarm_serving.core.server import ServerCore
+
+# -- routes and links --------------------------------------------------------------------------
+
+
+class KeepsUnreachableHops(RoutePlanner):
+    """R5 (one loop): detours leave out no hop that the session has, so the same route is planned again and again."""
+
+    _required: frozenset[PeerId] = frozenset()
+
+    @override
+    def _avoid_unreliable_links(
+        self, session: Session, variant: ModelVariant, excluded: frozenset[PeerId], now: float
+    ) -> Plan | None:
+        self._required = excluded
+        return super()._avoid_unreliable_links(session, variant, excluded, now)
+
+    @override
+    def _fill_gaps(
+        self, session: Session, variant: ModelVariant, without: frozenset[PeerId], now: float
+    ) -> Plan | None:
+        kept = frozenset(hop.peer for hop in session.hops) - self._required
+        return super()._fill_gaps(session, variant, without - kept, now)
+
+
+class CountsEachDirection(Recovery):
+    """R5 (one loop): a lost token and then a lost window count as failures of two links, one for each direction."""
+
+    @override
+    def _attribute_overdue(self, session: Session, now: float) -> None:
+        evidence = [
+            HopEvidence(
+                hop.peer,
+                hop.counters,
+                not self._registry.health.step_times(hop.peer).is_progressing(now),
+            )
+            for hop in session.hops
+        ]
+        epoch = session.overdue_epoch
+        found = None if epoch is None else attribute(evidence, epoch, session.length)
+        if found is None or len(found.peers) != 2:
+            super()._attribute_overdue(session, now)
+            return
+        session.overdue_epoch = None
+        sender, receiver = found.peers
+        self._registry.on_link_failed(sender, receiver, -1 - int(now / 0.5), now)
+        self._replan(session, now)
+
+
+# -- the gateway's table of hops ---------------------------------------------------------------
+
+
+class KeepsRefusedHops(HopTable):
+    """I5: a hop that its server refused waits in the table for an answer when it is detached."""
+
+    @override
+    def detach(self, hop: Hop) -> None:
+        found = self.by_handle.get(hop.gateway_handle)
+        super().detach(hop)
+        is_refused = hop.server_handle == NO_HANDLE and hop.create_epoch is None
+        if found is not None and is_refused and self._registry.is_connected(hop.peer):
+            self.by_handle[hop.gateway_handle] = found
+            self.closing[hop.gateway_handle] = hop
+
+
+class AwaitsLostAnswers(HopTable):
+    """I5: a create whose answer was lost with its link stays pending."""
+
+    @override
+    def forget_peer(self, peer: PeerId) -> None:
+        pending = [(hop, hop.create_epoch) for _, hop in self.by_handle.values()]
+        super().forget_peer(peer)
+        for hop, epoch in pending:
+            hop.create_epoch = epoch
+
+
+class TakesOldAnswers(HopTable):
+    """R2 (fencing): a repeated FenceAck brings back a server handle that was freed."""
+
+    @override
+    def record_fence_ack(self, hop: Hop, answer: FenceAck) -> bool:
+        hop.handle_epoch = NO_EPOCH
+        return super().record_fence_ack(hop, answer)
+
+
+# -- sessions that two gateways claim ----------------------------------------------------------
+
+
+class IgnoresDetachedHops(Recovery):
+    """R20 (takeover): a refusal as stale is ignored when it comes from a hop that was just detached."""
+
+    @override
+    def on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
+        found = self.hops_by_handle.get(answer.handle)
+        if found is None or found[1].peer != peer or answer.handle not in self.hops.closing:
+            super().on_fence_ack(peer, answer, now)
+        else:
+            self.hops.record_fence_ack(found[1], answer)
+
+
+class ContestsWithoutHops(Recovery):
+    """R20 (takeover): a gateway that has lost its only hop contests the session as if it had others."""
+
+    @override
+    def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
+        hop.forget(session.epoch)
+        if session.contested_since is None:
+            session.contested_since = now
+        lower = answer.owner_epoch is None or answer.owner_epoch > session.epoch
+        if lower or now - session.contested_since >= self._settings.contest_seconds:
+            self.relinquish(session)
+        elif session.state is SessionState.FENCING:
+            session.refusal = RefusalReason.NO_SERVERS
+            self.hold(session, now)
+
+
+class AsksOnceAfterStall(OwnershipCheck):
+    """R19 (leases): servers are not asked again when one of them turns out to have forgotten a hop."""
+
+    @override
+    def on_unknown_hop(self, session: Session) -> None:
+        return
+
+
+class AsksLinkedServersOnly(OwnershipCheck):
+    """R19 (leases): a server that connects after the servers were asked is not asked."""
+
+    @override
+    def on_server_connected(self, session: Session, server: PeerId) -> None:
+        return
+
+
+class SilentAboutTakenHops(ServerCore):
+    """R20 (takeover): a StartEpoch for a hop that another gateway took over and closed is not answered."""
+
+    @override
+    def _reject_unknown(self, peer: PeerId, message: StartEpoch) -> None:
+        former = self._fencing.hops.former_owner_of_freed(message.handle)
+        self._report_unknown_handle(former, peer, message)
