@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 
 from support.simulator.actors.gateway_process import GatewayProcess
-from support.simulator.scenario import Faults, Load, Weather
+from support.simulator.scenario import Conditions, Faults, Load
 from support.simulator.scenarios.base import draw
 from support.simulator.world import World
 
@@ -86,18 +86,20 @@ def test_drain_gap_is_at_most_three_times_the_median() -> None:
     )
     load = Load(
         sessions=STREAMS,
-        spread=0.01,
+        start_seconds=0.01,
         turns=1,
         prompt=(PROMPT, PROMPT),
         max_tokens=(NEW, NEW),
-        to_the_end_chance=0.0,
+        no_limit_chance=0.0,
         stop_chance=0.0,
         close_chance=0.0,
         eos_chance=0.0,
         slow_reader_chance=0.0,
     )
-    weather = Weather(latency=0.0003, step=STEP, row=ROW)
-    world = World(replace(scenario, layout=layout, load=load, weather=weather, faults=Faults()))
+    conditions = Conditions(latency=0.0003, step_seconds=STEP, row_seconds=ROW)
+    world = World(
+        replace(scenario, layout=layout, load=load, conditions=conditions, faults=Faults())
+    )
     watched = Watched(world)
     watched.watch()
     world.run()

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 from support.simulator.actors.server_process import Cores
-from support.simulator.planted.catalog import PLANTS, REGRESSIONS, first_violation
+from support.simulator.planted.catalog import PLANTS, REGRESSIONS, Plant, first_violation
 from support.simulator.planted.protocol import IgnoresGaps
 from support.simulator.planted.recovery import CopiesAfterFence
+from support.simulator.planted.replay_log import IgnoresHoles
+from support.simulator.planted.swap import server_with
 from support.simulator.scenarios.base import draw
 from support.simulator.world import World
 
@@ -52,3 +54,15 @@ def test_gap_check_alone_is_not_needed_with_ordered_lanes() -> None:
 def test_copy_that_outlives_its_epoch_is_harmless() -> None:
     """Its rows have an epoch that the receiver does not have, or are marked as a copy where none is expected."""
     assert first_violation(Cores(server=CopiesAfterFence), "moves", range(30)) is None
+
+
+def test_plant_found_beyond_half_budget_is_near_it() -> None:
+    plant = Plant(Cores(), "calm", 100)
+    assert not plant.is_near_budget(49)
+    assert plant.is_near_budget(50)
+
+
+def test_bug_of_another_part_is_refused() -> None:
+    cores = Cores(server=server_with(lambda core: core._scheduler, IgnoresHoles))
+    with pytest.raises(TypeError, match="IgnoresHoles does not derive from Scheduler"):
+        World(draw(0, "calm"), cores)

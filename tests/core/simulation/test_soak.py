@@ -13,7 +13,7 @@ from multiprocessing import get_context
 
 import pytest
 from support.simulator.scenarios.base import SCENARIOS
-from support.simulator.seed_batches import explore
+from support.simulator.seed_batches import run_batch
 
 FIRST, SEEDS, CHUNK = 200_000, 2_000, 50
 PROCESSES = 2
@@ -29,7 +29,7 @@ def pool() -> Iterator[ProcessPoolExecutor]:
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_two_thousand_seeds_have_no_violation(scenario: str, pool: ProcessPoolExecutor) -> None:
     firsts = range(FIRST, FIRST + SEEDS, CHUNK)
-    found = pool.map(explore, repeat(scenario), firsts, repeat(CHUNK))
+    found = pool.map(run_batch, repeat(scenario), firsts, repeat(CHUNK))
     violations = [text for batch in found for text in batch]
     assert not violations, f"{scenario}: {len(violations)} seeds or more:\n" + "\n\n".join(
         violations

@@ -85,4 +85,4 @@ def _a_way(now: Iterable[Event], spans: Sequence[Sequence[str]], gateways: Seque
     }
     cover = Coverage(left, len(spans), lambda: gateways)
     pairs = [frozenset(event.targets) for event in now if event.fault in _PARTED]
-    return cover.without(()) and all(cover.part(pair) for pair in pairs)
+    return cover.suffices_without(()) and all(cover.part(pair) for pair in pairs)

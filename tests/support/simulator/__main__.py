@@ -92,9 +92,9 @@ def _run_many(seeds: range, scenario: str, keep_going: int) -> int:
     say(
         f"{scenario}: {done} seeds, {failed} violations, {total.sessions} sessions, "
         f"{total.tokens} tokens, {sum(total.faults.values())} faults {dict(total.faults)}, "
-        f"{total.reroutes} reroutes {dict(total.causes)}, migrations {dict(total.moves)}, "
-        f"{total.balanced} rebalanced, {total.refused} refused, "
-        f"{total.adopted} taken over, {total.lost} lost, {total.repeated} repeated, "
+        f"{total.reroutes} reroutes {dict(total.causes)}, migrations {dict(total.migrations)}, "
+        f"{total.rebalanced} rebalanced, {total.refused} refused, "
+        f"{total.taken_over} taken over, {total.lost} lost, {total.repeated} repeated, "
         f"longest wait {total.longest_wait:.1f} s, {total.events} events, {cpu:.1f} s CPU, "
         f"{total.sessions / max(cpu, 1e-9):.0f} sessions/s"
     )

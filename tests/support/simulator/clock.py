@@ -1,4 +1,4 @@
-"""Virtual time: a heap of events, run in order of time and then of birth.
+"""Virtual time: a heap of events, run in order of time and then of insertion.
 
 Everything in a simulated world happens through one Clock, so a seed replays exactly. Knows nothing of the swarm.
 """
@@ -15,11 +15,11 @@ class Clock:
         self.now = 0.0
         self.events = 0  # run so far
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._born = 0
+        self._inserted = 0
 
     def at(self, time: float, action: Callable[..., None], *args: Any) -> None:
-        self._born += 1
-        heapq.heappush(self._heap, (max(time, self.now), self._born, action, args))
+        self._inserted += 1
+        heapq.heappush(self._heap, (max(time, self.now), self._inserted, action, args))
 
     def after(self, delay: float, action: Callable[..., None], *args: Any) -> None:
         self.at(self.now + delay, action, *args)

@@ -1,6 +1,8 @@
-"""The troubles of a simulated world, struck by a seeded schedule; often one right after another, inside the loop.
+"""Injects the faults of a simulated world by a seeded schedule, often one right after another.
 
-Never takes away what no protocol can do without: every block keeps a way through servers that will be alive.
+Lasting faults are checked against `ring_coverage.py`, so that a ring over all blocks always remains. A new kind of
+fault is a method that returns True if it did something, and an entry in `_kinds`; if nothing reports the fault, its
+name belongs into `SILENT_FAULTS` of `scenario.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +18,11 @@ from support.simulator.ring_coverage import Coverage, Span
 from modelswarm.protocol.heartbeat import BUSY_SECONDS
 from modelswarm.protocol.identity import PeerId
 
-KEEPALIVE_SECONDS = (
-    12.0  # gRPC's, as `modelswarm.protocol.link.grpc_stream` sets it: time and timeout
-)
+# Keepalive interval and timeout of gRPC, as `modelswarm.protocol.link.grpc_stream` sets them.
+KEEPALIVE_SECONDS = 12.0
 
 
-class Faults:
+class FaultInjector:
     def __init__(
         self,
         tools: Tools,
@@ -29,17 +30,17 @@ class Faults:
         boot: Callable[[str, Span, int], None],
         gateways: dict[str, GatewayProcess],
         start_gateway: Callable[[str, int], None],
-        leave_gateway: Callable[[GatewayProcess], None],
+        leave_stopped_gateway: Callable[[GatewayProcess], None],
     ) -> None:
-        self.struck: Counter[str] = Counter()
-        self._last = 0.0  # when the last one struck
+        self.counts: Counter[str] = Counter()  # of injected faults, by kind
+        self._last = 0.0  # time of the last one
         self._tools = tools
         self._plan = tools.scenario.faults
         self._servers = servers
         self._boot = boot  # starts a server process: name, span, boot number
         self._gateways = gateways
         self._start_gateway = start_gateway  # name, incarnation
-        self._leave_gateway = leave_gateway  # which its clients believe to be gone
+        self._leave_stopped_gateway = leave_stopped_gateway  # its clients may go elsewhere
         self._rng = random.Random(f"faults/{tools.scenario.name}/{tools.scenario.seed}")
         self._coverage = Coverage(
             {name: server.span for name, server in servers.items()},
@@ -47,55 +48,55 @@ class Faults:
             lambda: gateways,
         )
         self._kinds = {
-            "drop": self._drop,
+            "drop_link": self._drop_link,
             "kill": self._kill,
             "freeze": self._freeze,
             "stop": self._stop,
             "stop_gateway": self._stop_gateway,
-            "sleep": self._sleep,
-            "exile": self._exile,
-            "meddle": self._meddle,
-            "wedge": self._wedge,
-            "hush": self._hush,
+            "stall_gateway": self._stall_gateway,
+            "drain_taken_over": self._drain_taken_over,
+            "disturb_migration": self._disturb_migration,
+            "stop_long": self._stop_long,
+            "delay_direction": self._delay_direction,
             "partition": self._partition,
             "cut_off": self._cut_off,
-            "mute": self._mute,
+            "part_linked": self._part_linked,
             "drain": self._drain,
-            "order": self._order,
+            "drain_request": self._drain_request,
             "evict": self._evict,
-            "gateway": self._kill_gateway,
-            "doom": self._doom_gateway,
-            "extinction": self._extinguish,
+            "kill_gateway": self._kill_gateway,
+            "kill_fencing_gateway": self._kill_fencing_gateway,
+            "kill_block": self._kill_block,
         }
 
     @property
-    def over(self) -> float:
-        """No fault strikes after this."""
-        if self._plan.weights and self.struck.total() < self._plan.most:
+    def ends_at(self) -> float:
+        """No fault is injected after this time."""
+        if self._plan.weights and self.counts.total() < self._plan.max_count:
             return self._plan.until
         return self._last
 
     def start(self) -> None:
         if self._plan.weights:
-            self._schedule(self._plan.gap)
+            self._schedule(self._plan.mean_gap)
 
     def _schedule(self, gap: float) -> None:
-        self._tools.clock.after(self._rng.expovariate(1 / gap), self._strike)
+        self._tools.clock.after(self._rng.expovariate(1 / gap), self._inject)
 
-    def _strike(self) -> None:
-        if self._tools.clock.now > self._plan.until or self.struck.total() >= self._plan.most:
+    def _inject(self) -> None:
+        if self._tools.clock.now > self._plan.until or self.counts.total() >= self._plan.max_count:
             return
         weights = self._plan.weights
         [kind] = self._rng.choices(list(weights), list(weights.values()))
         if self._kinds[kind]():
-            self.struck[kind] += 1
+            self.counts[kind] += 1
             self._last = self._tools.clock.now
         burst = self._rng.random() < self._plan.burst_chance
-        self._schedule(self._plan.burst_gap if burst else self._plan.gap)
+        self._schedule(self._plan.burst_gap if burst else self._plan.mean_gap)
 
     # -- kinds -----------------------------------------------------------------------------
 
-    def _drop(self) -> bool:
+    def _drop_link(self) -> bool:
         pairs = self._tools.network.pairs()
         if not pairs:
             return False
@@ -108,40 +109,42 @@ class Faults:
         living = [server for server in self._servers.values() if server.alive]
         if not living:
             return False
-        self._end(self._rng.choice(living))
+        self._kill_server(self._rng.choice(living))
         return True
 
-    def _end(self, server: ServerProcess) -> None:
+    def _kill_server(self, server: ServerProcess) -> None:
         if not server.alive:
             return
         self._note("kills", server.name)
         server.alive = False
-        self._tools.network.died(server.address.peer)
+        self._tools.network.remove(server.address.peer)
         clock, rng = self._tools.clock, self._rng
         clock.after(rng.uniform(0.0, 0.5), self._forget, server.address.peer)
-        if not (rng.random() < self._plan.never_back_chance and self._coverage.lose(server.name)):
-            back = rng.expovariate(1 / self._plan.restart)
-            clock.after(back, self._restart, server)
+        if not (
+            rng.random() < self._plan.permanent_chance and self._coverage.remove_server(server.name)
+        ):
+            delay = rng.expovariate(1 / self._plan.restart_seconds)
+            clock.after(delay, self._restart, server)
 
     def _restart(self, server: ServerProcess) -> None:
         span = self._coverage.spans.get(server.name)
         if span is None:
             return
-        if self._rng.random() < self._plan.reshape_chance:
+        if self._rng.random() < self._plan.new_span_chance:
             blocks = self._tools.scenario.layout.n_blocks
             first = self._rng.randrange(blocks)
             other = first, self._rng.randint(first + 1, blocks)
-            if self._coverage.reshape(server.name, other):
+            if self._coverage.change_span(server.name, other):
                 span = other
         self._boot(server.name, span, server.boot + 1)
 
-    def _extinguish(self) -> bool:
-        """All servers of a block die and stay dead."""
+    def _kill_block(self) -> bool:
+        """Kill all servers of a block for good."""
         block = self._rng.randrange(self._tools.scenario.layout.n_blocks)
         for server in list(self._servers.values()):
             if server.span[0] <= block < server.span[1]:
                 self._coverage.spans.pop(server.name, None)
-                self._end(server)
+                self._kill_server(server)
         return True
 
     def _forget(self, peer: PeerId) -> None:
@@ -154,28 +157,28 @@ class Faults:
             return False
         server = self._rng.choice(living)
         grace = self._rng.choice((0.1, 0.3, 2.0, 5.0)) * self._rng.random()
-        self._note("drains", f"{server.name}, which ends after {grace:.3f} at the latest")
-        server.retire()
-        self._leave(server, self._tools.clock.now + grace)
+        self._note("drains", f"{server.name}, which exits after at most {grace:.3f} s")
+        server.start_draining()
+        self._end_drain(server, self._tools.clock.now + grace)
         return True
 
-    def _leave(self, server: ServerProcess, deadline: float) -> None:
-        """As the node does after SIGTERM: it ends when its sessions have been moved away, or when its time is up."""
+    def _end_drain(self, server: ServerProcess, deadline: float) -> None:
+        """Exit as a node does after SIGTERM: when its sessions have migrated, or at the deadline."""
         clock = self._tools.clock
         if clock.now >= deadline or not server.core.stats.sessions:
-            self._end(server)
+            self._kill_server(server)
         else:
-            clock.after(BUSY_SECONDS, self._leave, server, deadline)
+            clock.after(BUSY_SECONDS, self._end_drain, server, deadline)
 
-    def _order(self) -> bool:
-        """`modelswarm drain`, perhaps taken back."""
+    def _drain_request(self) -> bool:
+        """`modelswarm drain`, perhaps cancelled later."""
         gateway = self._rng.choice(list(self._gateways.values()))
         server = self._rng.choice(list(self._servers.values()))
         peer = server.address.peer
-        self._note("orders", f"{gateway.name} to leave {server.name}")
-        gateway.later(0.0, gateway.leave, peer)
+        self._note("drain request", f"{server.name} at {gateway.name}")
+        gateway.later(0.0, gateway.drain, peer)
         if self._rng.random() < 0.7:
-            gateway.later(self._rng.choice((0.02, 0.3, 2.0)), gateway.stay, peer)
+            gateway.later(self._rng.choice((0.02, 0.3, 2.0)), gateway.undrain, peer)
         return True
 
     def _evict(self) -> bool:
@@ -190,14 +193,14 @@ class Faults:
         if gateway.alive:
             self._note("kills", gateway.name)
             gateway.alive = False
-            self._tools.network.died(gateway.address.peer)
+            self._tools.network.remove(gateway.address.peer)
             self._start_gateway(
                 gateway.name, gateway.incarnation + self._tools.scenario.layout.gateways
             )
 
-    def _doom_gateway(self) -> bool:
+    def _kill_fencing_gateway(self) -> bool:
         gateway = self._rng.choice(list(self._gateways.values()))
-        gateway.doom(self._rng.randrange(4), lambda: self._end_gateway(gateway))
+        gateway.kill_after_fences(self._rng.randrange(4), lambda: self._end_gateway(gateway))
         return True
 
     def _freeze(self) -> bool:
@@ -211,7 +214,7 @@ class Faults:
         return True
 
     def _stop(self) -> bool:
-        """SIGSTOP: links stay up, and nothing is read or said."""
+        """SIGSTOP: links stay up, and nothing is read or sent."""
         living = [server for server in self._servers.values() if server.alive]
         if not living:
             return False
@@ -221,18 +224,18 @@ class Faults:
         server.stop(seconds)
         return True
 
-    def _wedge(self) -> bool:
-        """SIGSTOP for long, while others could do what this one does."""
+    def _stop_long(self) -> bool:
+        """SIGSTOP for long, while other servers hold the same blocks."""
         now = self._tools.clock.now
         living = [server for server in self._servers.values() if server.alive]
-        asleep = [server.name for server in living if server.wakes_at > now]
+        stopped = [server.name for server in living if server.resumes_at > now]
         if not living:
             return False
         server = self._rng.choice(living)
-        if not self._coverage.without([server.name, *asleep]):
+        if not self._coverage.suffices_without([server.name, *stopped]):
             return False
         seconds = self._rng.uniform(1.0, 8.0)
-        self._note("wedges", f"{server.name} for {seconds:.3f}")
+        self._note("stops", f"{server.name} for {seconds:.3f}")
         server.stop(seconds)
         return True
 
@@ -243,66 +246,71 @@ class Faults:
         gateway.stop(seconds)
         return True
 
-    def _sleep(self) -> bool:
-        """A gateway stands still for so long that others may take its sessions over, and then goes on."""
+    def _stall_gateway(self) -> bool:
+        """Stop a gateway for so long that others may take over its sessions, and then resume it."""
         now = self._tools.clock.now
-        busy = [g for g in self._gateways.values() if g.in_turn()]
-        if not busy or any(g.wakes_at > now for g in self._gateways.values()):
+        busy = [g for g in self._gateways.values() if g.views_in_turn()]
+        if not busy or any(g.resumes_at > now for g in self._gateways.values()):
             return False
         gateway = self._rng.choice(busy)
         lease = self._tools.scenario.layout.lease_seconds
         seconds = lease * self._rng.choice((0.6, 1.1, 2.0, 3.0)) * self._rng.uniform(0.8, 1.2)
-        self._note("sleeps", f"{gateway.name} for {seconds:.3f}")
+        self._note("stalls", f"{gateway.name} for {seconds:.3f}")
         gateway.stop(seconds)
-        self._leave_gateway(gateway)
+        self._leave_stopped_gateway(gateway)
         return True
 
-    def _exile(self) -> bool:
-        """Who took a session over from a gateway that sleeps moves it to servers that this one would not ask."""
+    def _drain_taken_over(self) -> bool:
+        """Drain the servers of a session that was taken over from a stalled gateway, at its new gateway.
+
+        The session then migrates to servers to which the stalled gateway sends no Fence.
+        """
         now, gateways = self._tools.clock.now, list(self._gateways.values())
         found = [
-            (gateway, heir, session.route)
+            (gateway, new_owner, session.route)
             for gateway in gateways
-            for session in (gateway.in_turn() if gateway.wakes_at > now else ())
-            for heir in gateways
-            if heir.wakes_at <= now and heir.core.find_view(session.session) is not None
+            for session in (gateway.views_in_turn() if gateway.resumes_at > now else ())
+            for new_owner in gateways
+            if new_owner.resumes_at <= now and new_owner.core.find_view(session.session) is not None
         ]
         if not found:
             return False
-        asleep, heir, route = self._rng.choice(found)
-        self._note("exiles", f"a session of {asleep.name} from {[hop.peer for hop in route]}")
+        stalled, new_owner, route = self._rng.choice(found)
+        self._note("drains", f"{[hop.peer for hop in route]} of a session of {stalled.name}")
         for hop in route:
-            heir.later(0.0, heir.leave, hop.peer)
-            heir.later(asleep.wakes_at - now + 1.0, heir.stay, hop.peer)
+            new_owner.later(0.0, new_owner.drain, hop.peer)
+            new_owner.later(stalled.resumes_at - now + 1.0, new_owner.undrain, hop.peer)
         return True
 
-    def _meddle(self) -> bool:
-        """Something happens to a server that has a part in a planned move, or to its links."""
+    def _disturb_migration(self) -> bool:
+        """Kill a server that takes part in a migration, or break one of its links."""
         servers = [
             server
             for server in self._servers.values()
-            if server.alive and any(g.moves(server.address.peer) for g in self._gateways.values())
+            if server.alive
+            and any(g.is_migrating(server.address.peer) for g in self._gateways.values())
         ]
         if not servers:
             return False
         server = self._rng.choice(servers)
         pairs = [pair for pair in self._tools.network.pairs() if server.name in pair]
         if pairs and self._rng.random() < 0.5:
-            self._note("drops", f"{pairs[0]}, of which one has a part in a move")
-            self._tools.network.drop(*self._rng.choice(pairs))
+            pair = self._rng.choice(pairs)
+            self._note("drops", f"{pair}, of which one takes part in a migration")
+            self._tools.network.drop(*pair)
         else:
-            self._end(server)
+            self._kill_server(server)
         return True
 
-    def _hush(self) -> bool:
+    def _delay_direction(self) -> bool:
         """One direction of a pair delivers nothing for a while."""
         pairs = self._tools.network.pairs()
         if not pairs:
             return False
-        deaf, mute = self._rng.sample(self._rng.choice(pairs), 2)
+        receiver, sender = self._rng.sample(self._rng.choice(pairs), 2)
         seconds = self._rng.choice((0.05, 0.5, 2.0, 8.0)) * self._rng.random()
-        self._note("hushes", f"{deaf} hears nothing of {mute} for {seconds:.3f}")
-        self._tools.network.hush(deaf, mute, seconds)
+        self._note("delays", f"{receiver} receives nothing of {sender} for {seconds:.3f} s")
+        self._tools.network.delay_direction(receiver, sender, seconds)
         return True
 
     def _partition(self) -> bool:
@@ -310,29 +318,32 @@ class Faults:
         return len(names) > 1 and self._part(*self._rng.sample(names, 2))
 
     def _cut_off(self) -> bool:
-        """A gateway and a server."""
+        """Part a gateway and a server."""
         gateway = self._rng.choice(list(self._gateways))
         return self._part(gateway, self._rng.choice(list(self._servers)))
 
-    def _mute(self) -> bool:
-        """Two that talk to each other."""
+    def _part_linked(self) -> bool:
+        """Part two processes that have a link."""
         pairs = self._tools.network.pairs()
         return bool(pairs) and self._part(*self._rng.choice(pairs))
 
     def _part(self, one: str, other: str) -> bool:
-        """For good: no link of the two will ever be up again."""
+        """Part two processes for good."""
         pair = frozenset((one, other))
         if not self._coverage.part(pair):
             return False
-        deaf, mute = self._rng.sample(sorted(pair), 2)
+        receiver, sender = self._rng.sample(sorted(pair), 2)
         silence = self._silence()
-        self._note("parts", f"{deaf} hears nothing of {mute}, and is told after {silence:.3f}")
-        self._tools.network.part(deaf, mute, silence)
+        self._note(
+            "parts",
+            f"{receiver} receives nothing of {sender}; their links break after {silence:.3f} s",
+        )
+        self._tools.network.part(receiver, sender, silence)
         return True
 
     def _silence(self) -> float:
-        """Until links that swallow everything one way break, too: soon, or when the deaf side misses its keepalive."""
-        if self._plan.lasting_chance and self._rng.random() < self._plan.lasting_chance:
+        """Return the seconds until links that lose one direction break: few, or up to the keepalive."""
+        if self._plan.undetected_chance and self._rng.random() < self._plan.undetected_chance:
             return self._rng.uniform(0.7, 1.0) * KEEPALIVE_SECONDS
         return self._rng.choice((0.0, 0.05, 0.5))
 

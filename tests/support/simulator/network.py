@@ -1,8 +1,8 @@
 """The links of a simulated swarm: they delay, reorder across lanes and links, break, and repeat.
 
-Behaves as `modelswarm.protocol.link.links` does: a Send dials when there is no link and takes the one that was up first
-when there are two; order holds within one lane of one link and nowhere else; when one link of a pair goes, all of them
-go and each side hears it once, in its own time. What is in flight on a broken link is lost from some point on.
+Behaves as `modelswarm.protocol.link.links` does. A Send dials when there is no link, and takes the oldest one when
+there are two. Order holds within one lane of one link and nowhere else. When one link of a pair breaks, all of them do,
+and each side is notified once, in its own time. Messages in flight on a broken link are lost from some point on.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from support.simulator.clock import Clock
-from support.simulator.scenario import Weather
+from support.simulator.scenario import Conditions
 from support.simulator.trace import Trace, Violation
 
 from modelswarm.protocol.identity import Address, PeerId, name_of, pod_of
 from modelswarm.protocol.messages import Heartbeat, Hello, Item, Lane, Rows, Send
 
 _UNLIMITED = 1 << 60
-DIAL_SECONDS = 1.0  # until a dial that nobody answers is given up
+DIAL_SECONDS = 1.0  # until a dial without an answer fails
 _NEVER_REPEATED = (Hello, Heartbeat)
 
 
 class Endpoint(Protocol):
-    """A process, as the network sees it. A restarted process is another endpoint."""
+    """A process as the network knows it. A restarted process is another endpoint."""
 
     @property
     def name(self) -> str: ...
@@ -33,14 +33,14 @@ class Endpoint(Protocol):
     @property
     def alive(self) -> bool: ...
     @property
-    def wakes_at(self) -> float: ...  # until then it is stopped: it neither reads nor writes
-    def linked(self, other: Endpoint) -> None: ...
-    def unlinked(self, peer: PeerId) -> None: ...
-    def received(self, peer: PeerId, item: Item) -> None: ...
+    def resumes_at(self) -> float: ...  # until then it is stopped: it neither reads nor writes
+    def on_link_up(self, other: Endpoint) -> None: ...
+    def on_link_down(self, peer: PeerId) -> None: ...
+    def on_item(self, peer: PeerId, item: Item) -> None: ...
 
 
 class Port:
-    """One endpoint's own view of its links."""
+    """The links of one endpoint."""
 
     __slots__ = ("dialing", "endpoint", "links", "peer")
 
@@ -63,7 +63,7 @@ class Channel:
         self.sent = 0
         self.delivered = 0
         self.limit = _UNLIMITED  # messages beyond this number are lost
-        self.bytes = 0  # of rows that are on their way
+        self.bytes = 0  # of rows in flight
 
 
 class Link:
@@ -88,14 +88,16 @@ class Link:
 
 
 class Network:
-    def __init__(self, clock: Clock, rng: random.Random, weather: Weather, trace: Trace) -> None:
+    def __init__(
+        self, clock: Clock, rng: random.Random, conditions: Conditions, trace: Trace
+    ) -> None:
         self.clock = clock
-        self.weather = weather
+        self.conditions = conditions
         self.trace = trace
         self.lost = 0
         self.repeated = 0
-        self.hushed_until = 0.0
-        self.silent_until = 0.0  # links of parted pairs break then at the latest
+        self.delayed_until = 0.0
+        self.one_way_until = 0.0  # links of parted pairs break then at the latest
         self._rng = rng
         self._ports: dict[PeerId, Port] = {}
         self._listening: dict[str, Port] = {}
@@ -110,8 +112,8 @@ class Network:
         if endpoint.address.target:
             self._listening[endpoint.address.target] = port
 
-    def died(self, peer: PeerId) -> None:
-        """The process is gone; whoever had a link to it hears that in a moment."""
+    def remove(self, peer: PeerId) -> None:
+        """Remove a killed process and break its links."""
         port = self._ports.pop(peer)
         for links in port.links.values():
             for link in links:
@@ -121,7 +123,7 @@ class Network:
             self._break(link)
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Pairs of process names that are linked now."""
+        """Return the pairs of names of processes with a link."""
         found = {
             (link.dialler.endpoint.name, link.acceptor.endpoint.name): None for link in self._links
         }
@@ -134,23 +136,29 @@ class Network:
             if {link.dialler.endpoint.name, link.acceptor.endpoint.name} == names:
                 self._break(link)
 
-    def part(self, deaf: str, mute: str, silence: float) -> None:
-        """From now on these two can't talk, for good: first `deaf` hears nothing, later the links break."""
-        self._parted.add(frozenset((deaf, mute)))
-        self.silent_until = max(self.silent_until, self.clock.now + silence)
+    def part(self, receiver: str, sender: str, silence: float) -> None:
+        """Part two processes for good: `receiver` receives nothing, and after `silence` seconds their links break."""
+        self._parted.add(frozenset((receiver, sender)))
+        self.one_way_until = max(self.one_way_until, self.clock.now + silence)
         for link in self._links:
             for channel in link.channels.values():
-                if (channel.receiver.endpoint.name, channel.sender.endpoint.name) == (deaf, mute):
+                if (channel.receiver.endpoint.name, channel.sender.endpoint.name) == (
+                    receiver,
+                    sender,
+                ):
                     channel.limit = channel.delivered
-        self.clock.after(silence, self.drop, deaf, mute)
+        self.clock.after(silence, self.drop, receiver, sender)
 
-    def hush(self, deaf: str, mute: str, seconds: float) -> None:
-        """For so long nothing new that `mute` says arrives at `deaf`; nothing is lost, and no link breaks."""
+    def delay_direction(self, receiver: str, sender: str, seconds: float) -> None:
+        """Deliver nothing new from `sender` to `receiver` for some seconds. Nothing is lost, and no link breaks."""
         until = self.clock.now + seconds
-        self.hushed_until = max(self.hushed_until, until)
+        self.delayed_until = max(self.delayed_until, until)
         for link in self._links:
             for channel in link.channels.values():
-                if (channel.receiver.endpoint.name, channel.sender.endpoint.name) == (deaf, mute):
+                if (channel.receiver.endpoint.name, channel.sender.endpoint.name) == (
+                    receiver,
+                    sender,
+                ):
                     channel.clear = max(channel.clear, until)
 
     # -- sending ---------------------------------------------------------------------------
@@ -183,27 +191,27 @@ class Network:
         channel = link.channels[port.peer, send.lane]
         channel.clear = max(self.clock.now + self._latency(send.lane), channel.clear)
         channel.sent += 1
-        self._fill(channel, send.item)
+        self._count_bytes(channel, send.item)
         self.clock.at(channel.clear, self._deliver, link, channel, channel.sent, send.item)
-        if self.weather.duplicate_chance:
-            self._perhaps_twice(link, channel, send.item)
+        if self.conditions.duplicate_chance:
+            self._maybe_duplicate(link, channel, send.item)
 
-    def _fill(self, channel: Channel, item: Item) -> None:
-        """Nobody waits for a lane (R11): who sends more than it takes ends it, with everybody's rows."""
+    def _count_bytes(self, channel: Channel, item: Item) -> None:
+        """Check the limit of a lane: beyond it a real lane ends, with the rows of all sessions (R11, windows)."""
         channel.bytes += _size(item)
-        if channel.bytes > self.weather.lane_bytes:
+        if channel.bytes > self.conditions.max_lane_bytes:
             names = channel.sender.endpoint.name, channel.receiver.endpoint.name
-            raise Violation(f"{channel.bytes} bytes of rows are on their way {'-'.join(names)}")
+            raise Violation(f"{channel.bytes} bytes of rows are in flight {'-'.join(names)}")
 
-    def _perhaps_twice(self, link: Link, channel: Channel, item: Item) -> None:
-        if self._rng.random() < self.weather.duplicate_chance:
-            late = self._rng.expovariate(1 / self.weather.duplicate_delay)
+    def _maybe_duplicate(self, link: Link, channel: Channel, item: Item) -> None:
+        if self._rng.random() < self.conditions.duplicate_chance:
+            late = self._rng.expovariate(1 / self.conditions.duplicate_delay)
             if not isinstance(item, _NEVER_REPEATED):
                 self.clock.at(channel.clear + late, self._repeat, link, channel, item)
 
     def _deliver(self, link: Link, channel: Channel, number: int, item: Item) -> None:
         receiver = channel.receiver
-        if self._asleep(receiver, self._deliver, link, channel, number, item):
+        if self._postpone(receiver, self._deliver, link, channel, number, item):
             return
         channel.bytes -= _size(item)
         if number > channel.limit or receiver.peer not in link.open_at:
@@ -212,16 +220,16 @@ class Network:
         channel.delivered = number
         if self.trace.enabled:
             self._note_arrival(receiver, channel.sender, "<", item)
-        receiver.endpoint.received(channel.sender.peer, item)
+        receiver.endpoint.on_item(channel.sender.peer, item)
 
     def _repeat(self, link: Link, channel: Channel, item: Item) -> None:
-        if self._asleep(channel.receiver, self._repeat, link, channel, item):
+        if self._postpone(channel.receiver, self._repeat, link, channel, item):
             return
         if channel.limit == _UNLIMITED and channel.receiver.peer in link.open_at:
             self.repeated += 1
             if self.trace.enabled:
                 self._note_arrival(channel.receiver, channel.sender, "< again", item)
-            channel.receiver.endpoint.received(channel.sender.peer, item)
+            channel.receiver.endpoint.on_item(channel.sender.peer, item)
 
     def _lose(self, port: Port, send: Send) -> None:
         self.lost += 1
@@ -233,14 +241,14 @@ class Network:
     # -- the life of a link ----------------------------------------------------------------
 
     def _arrive(self, port: Port, to: Address) -> None:
-        """A dial reaches the other process: it hears of the link first."""
+        """A dial reaches the other process, which is notified first."""
         acceptor = self._listening.get(to.target)
-        if not self._here(port):
+        if not self._is_running(port):
             return
         if acceptor is None or not acceptor.endpoint.alive or acceptor.peer != to.peer:
-            self.clock.after(self._notice(), self._refused, port, to.peer)
+            self.clock.after(self._link_down_delay(), self._refused, port, to.peer)
             return
-        if self._asleep(acceptor, self._arrive, port, to):
+        if self._postpone(acceptor, self._arrive, port, to):
             return
         if frozenset((port.endpoint.name, acceptor.endpoint.name)) in self._parted:
             self.clock.after(self._rng.uniform(0, DIAL_SECONDS), self._refused, port, to.peer)
@@ -250,11 +258,11 @@ class Network:
         self._links[link] = None
         self.clock.at(answered, self._answered, port, link)
         if any(old.acceptor is acceptor for old in acceptor.links.get(port.peer, ())):
-            self._close(acceptor, port.peer)  # it dials again: the old link is gone
+            self._close(acceptor, port.peer)  # a second dial: the old link is gone
         self._open(acceptor, link)
 
     def _answered(self, port: Port, link: Link) -> None:
-        if not self._here(port) or self._asleep(port, self._answered, port, link):
+        if not self._is_running(port) or self._postpone(port, self._answered, port, link):
             return
         if link.broken:
             self._refused(port, link.acceptor.peer)
@@ -273,10 +281,10 @@ class Network:
         waiting.clear()
         if len(links) == 1:
             self.trace.note(self.clock.now, port.endpoint.name, f"linked {far.endpoint.name}")
-            port.endpoint.linked(far.endpoint)
+            port.endpoint.on_link_up(far.endpoint)
 
     def _refused(self, port: Port, peer: PeerId) -> None:
-        if not self._here(port) or self._asleep(port, self._refused, port, peer):
+        if not self._is_running(port) or self._postpone(port, self._refused, port, peer):
             return
         for send in port.dialing.pop(peer, ()):
             self._lose(port, send)
@@ -290,51 +298,51 @@ class Network:
         self._links.pop(link)
         for channel in link.channels.values():
             in_flight = channel.sent - channel.delivered
-            kept = self._rng.randint(0, in_flight) if self._rng.random() < 0.5 else 0
-            channel.limit = min(channel.limit, channel.delivered + kept)
-        self.clock.after(self._notice(), self._hear, link.dialler, link)
-        self.clock.after(self._notice(), self._hear, link.acceptor, link)
+            delivered = self._rng.randint(0, in_flight) if self._rng.random() < 0.5 else 0
+            channel.limit = min(channel.limit, channel.delivered + delivered)
+        self.clock.after(self._link_down_delay(), self._notify, link.dialler, link)
+        self.clock.after(self._link_down_delay(), self._notify, link.acceptor, link)
 
-    def _hear(self, port: Port, link: Link) -> None:
-        if self._asleep(port, self._hear, port, link):
+    def _notify(self, port: Port, link: Link) -> None:
+        if self._postpone(port, self._notify, port, link):
             return
         peer = link.far_end(port).peer
-        if self._here(port) and link in port.links.get(peer, ()):
+        if self._is_running(port) and link in port.links.get(peer, ()):
             self._close(port, peer)
 
     def _close(self, port: Port, peer: PeerId) -> None:
-        """This side gives up all its links to a peer, and hears it once."""
+        """Close all links to a peer on this side, and notify its process once."""
         for link in port.links.pop(peer, ()):
             link.open_at.discard(port.peer)
             self._break(link)
         self.trace.note(self.clock.now, port.endpoint.name, f"unlinked {pod_of(peer)}")
-        port.endpoint.unlinked(peer)
+        port.endpoint.on_link_down(peer)
 
     # -- chance ----------------------------------------------------------------------------
 
     def _latency(self, lane: Lane) -> float:
-        weather = self.weather
-        mean = weather.latency * (weather.bulk_factor if lane is Lane.BULK else 1.0)
+        conditions = self.conditions
+        mean = conditions.latency * (conditions.bulk_factor if lane is Lane.BULK else 1.0)
         delay = self._rng.expovariate(1 / mean)
-        if weather.spike_chance and self._rng.random() < weather.spike_chance:
-            delay += self._rng.uniform(0, weather.spike)
+        if conditions.spike_chance and self._rng.random() < conditions.spike_chance:
+            delay += self._rng.uniform(0, conditions.spike)
         return delay
 
-    def _notice(self) -> float:
-        delay = self._rng.expovariate(1 / self.weather.notice)
-        if self._rng.random() < self.weather.late_notice_chance:
-            delay += self._rng.uniform(0, self.weather.late_notice)
+    def _link_down_delay(self) -> float:
+        delay = self._rng.expovariate(1 / self.conditions.link_down_delay)
+        if self._rng.random() < self.conditions.slow_link_down_chance:
+            delay += self._rng.uniform(0, self.conditions.slow_link_down_delay)
         return delay
 
-    def _asleep(self, port: Port, action: Callable[..., None], *args: Any) -> bool:
-        """Whether the process is stopped; then this happens when it wakes, in the order in which it came."""
-        wakes_at = port.endpoint.wakes_at
-        if self.clock.now >= wakes_at:
+    def _postpone(self, port: Port, action: Callable[..., None], *args: Any) -> bool:
+        """True if the process is stopped. The action is then run when it resumes, in the order of arrival."""
+        resumes_at = port.endpoint.resumes_at
+        if self.clock.now >= resumes_at:
             return False
-        self.clock.at(wakes_at, action, *args)
+        self.clock.at(resumes_at, action, *args)
         return True
 
-    def _here(self, port: Port) -> bool:
+    def _is_running(self, port: Port) -> bool:
         return self._ports.get(port.peer) is port
 
     def _name(self, to: Address) -> str:

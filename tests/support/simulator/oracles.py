@@ -1,6 +1,7 @@
-"""What must hold: the reference that says which token comes next, and the checks of a world at rest.
+"""Oracles: the reference that computes the next token, and checks of pages, retained rows and leaks.
 
-The reference is the hash model's arithmetic over a log, without any protocol.
+The reference is the hash model's arithmetic over a log, without any protocol. `actors/client.py` uses it; `world.py`
+calls the checks. A new check raises `Violation`.
 """
 
 from __future__ import annotations
@@ -17,29 +18,32 @@ from modelswarm_serving.core.hops.hop import TransferCursor
 from modelswarm_serving.model.base import SampledToken
 from modelswarm_serving.model.hash_model import MASK, embed, key_value, output, sample_token
 
-AMPLE = 1 << 20  # bytes of kept rows, for all sessions of a simulated server
+# A replay log of this many bytes holds all rows of a simulated server.
+AMPLE_REPLAY_BYTES = 1 << 20
 
 
 class Reference:
-    """The unfailing swarm for one session: the hash model's arithmetic without pages, spans or steps."""
+    """The expected tokens of one session: the hash model's arithmetic without pages, spans or steps."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._n_blocks = scenario.layout.n_blocks
         self._vocab = scenario.vocab
         self._log: list[int] = []
-        self._sums: list[tuple[int, ...]] = []  # per position: of each block's KV up to and with it
-        self._row = 0  # what the last block gave for the last position
+        self._sums: list[
+            tuple[int, ...]
+        ] = []  # for each position, the sum of each block's KV up to it
+        self._row = 0  # output of the last block at the last position
 
     def next_token(self, log: Sequence[int], sampling: Sampling) -> SampledToken:
-        """What entry len(log) must be."""
-        kept = 0
+        """Return the expected entry at position len(log)."""
+        common = 0
         for ours, theirs in zip(self._log, log, strict=False):
             if ours != theirs:
                 break
-            kept += 1
-        kept = min(kept, len(log) - 1)
-        del self._sums[kept:]
-        for position in range(kept, len(log)):
+            common += 1
+        common = min(common, len(log) - 1)
+        del self._sums[common:]
+        for position in range(common, len(log)):
             self._append(position, log[position])
         self._log = list(log)
         return sample_token(self._row, sampling, len(log), log, self._vocab)
@@ -56,14 +60,14 @@ class Reference:
 
 
 def check_pages(server: ServerProcess) -> None:
-    """No page belongs to two hops, and none is lost (I5)."""
+    """Check that no page belongs to two hops and none is lost (I5, no leak)."""
     core = server.core
-    held = [*core._steps._running, *(task[:2] for task in core._transfers._running)]
-    # a freed hop may have several writes in the step that still holds it
-    gone = {
-        hop: None for hop, part in held if hop.is_freed and not isinstance(part, TransferCursor)
+    in_step = [*core._steps._running, *(task[:2] for task in core._transfers._running)]
+    # A freed hop may have several writes in the step that still holds it.
+    freed = {
+        hop: None for hop, part in in_step if hop.is_freed and not isinstance(part, TransferCursor)
     }
-    hops = [*core._fencing.hops, *gone]
+    hops = [*core._fencing.hops, *freed]
     owned = [page for hop in hops for page in hop.pages]
     pool = core._fencing.admission.pages
     if len(set(owned)) != len(owned):
@@ -74,49 +78,51 @@ def check_pages(server: ServerProcess) -> None:
         )
 
 
-def check_kept(server: ServerProcess) -> None:
-    """The replay log of a hop is whole as long as nothing was evicted (R6): it ends where its KV ends."""
+def check_retained(server: ServerProcess) -> None:
+    """Check that a replay log without evictions holds all rows up to the end of the hop's KV (R6, replay)."""
     core = server.core
-    if server.evicted or core._replay_log.evictions or core._replay_log.limit < AMPLE:
+    if server.evicted or core._replay_log.evictions or core._replay_log.limit < AMPLE_REPLAY_BYTES:
         return
     for hop in core._fencing.hops:
         if hop.is_tail:
             continue
         run = core._replay_log._runs.get(hop.handle)
-        kept = (0, 0) if run is None else (run.firsts[0], run.end)
-        if kept != (0, hop.kv):
-            raise Violation(f"{server.name} keeps rows {kept} of {hop.kv}", hop.session)
+        retained = (0, 0) if run is None else (run.firsts[0], run.end)
+        if retained != (0, hop.kv):
+            raise Violation(f"{server.name} retains rows {retained} of {hop.kv}", hop.session)
 
 
-def check_go(server: ServerProcess, go: StartEpoch) -> None:
-    """R6 wastes nothing: a hop that has all rows which its successor lacks goes on from its own KV."""
+def check_start(server: ServerProcess, start: StartEpoch) -> None:
+    """Check that a hop which retains all rows its successor lacks continues from its own KV (R6, replay)."""
     core = server.core
-    hop = core._fencing.hops.get(go.handle)
-    if hop is None or hop.epoch != go.epoch or hop.fence_ack is None or go.standby:
+    hop = core._fencing.hops.get(start.handle)
+    if hop is None or hop.epoch != start.epoch or hop.fence_ack is None or start.standby:
         return
-    spared = hop.is_tail or go.send_from >= hop.kv
+    needs_no_replay = hop.is_tail or start.send_from >= hop.kv
     run = core._replay_log._runs.get(hop.handle)
-    if run is not None and run.firsts[0] <= go.send_from and run.end >= hop.kv:
-        spared = True
-    if spared and go.start != hop.kv:
+    if run is not None and run.firsts[0] <= start.send_from and run.end >= hop.kv:
+        needs_no_replay = True
+    if needs_no_replay and start.start != hop.kv:
         raise Violation(
-            f"{server.name} has {hop.kv} rows and all of them kept, but {go}", hop.session
+            f"{server.name} has {hop.kv} rows and retains all of them, but got {start}", hop.session
         )
 
 
 def check_at_rest(gateways: Iterable[GatewayProcess], servers: Iterable[ServerProcess]) -> None:
-    """Every session is closed and time has passed: nothing is held anywhere (I5)."""
+    """Check that no process holds anything some time after all sessions were closed (I5, no leak)."""
     for gateway in gateways:
         if gateway.core.session_views():
             raise Violation(f"{gateway.name} still has {gateway.core.session_views()}")
         recovery = gateway.core._recovery
         if recovery.hops_by_handle or recovery.hops.closing or gateway.core._registry.hops.total():
-            raise Violation(f"{gateway.name} forgot to forget {recovery.hops_by_handle}")
+            raise Violation(f"{gateway.name} still has hops {recovery.hops_by_handle}")
     for server in servers:
         if not server.alive:
             continue
         if server.core._replay_log.bytes or server.core._replay_log._runs:
-            raise Violation(f"{server.name} keeps {server.core._replay_log.bytes} bytes of rows")
+            raise Violation(
+                f"{server.name} still retains {server.core._replay_log.bytes} bytes of rows"
+            )
         stats = server.core.stats
         if stats.free_pages != stats.total_pages or stats.sessions:
             raise Violation(f"{server.name} leaks: {stats}")

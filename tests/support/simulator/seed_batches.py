@@ -1,4 +1,4 @@
-"""Many seeds of one scenario, for processes that share them: what oracles said, as text that can be sent.
+"""Runs many seeds of one scenario in a process of a pool; returns the violations as text.
 
 Used by `test_soak.py`.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 from support.simulator.trace import Violation
 from support.simulator.world import simulate
 
-TOLD = 3  # violations, after which the rest of the seeds is left out
+MAX_VIOLATIONS = 3  # of a batch; the rest of its seeds is skipped
 
 
-def explore(scenario: str, first: int, count: int) -> list[str]:
-    """Of seeds [first, first + count): which one, how to replay it, and the last events of the session that saw it."""
-    said: list[str] = []
+def run_batch(scenario: str, first: int, count: int) -> list[str]:
+    """Run the seeds [first, first + count); return each violation with its seed and the session's last events."""
+    violations: list[str] = []
     for seed in range(first, first + count):
         try:
             simulate(seed, scenario)
         except Violation as violation:
-            said.append(str(violation))
-            if len(said) == TOLD:
+            violations.append(str(violation))
+            if len(violations) == MAX_VIOLATIONS:
                 break
-    return said
+    return violations

@@ -1,6 +1,6 @@
-"""What happened in a simulated world, readable: kept only when a seed is replayed to explain a violation.
+"""The events of a simulated world as text, recorded only when a seed is replayed to explain a violation.
 
-Sessions are recognised in messages by the handles that Fence and Fenced gave them.
+Sessions are recognised in messages by the handles in their Fences and FenceAcks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from modelswarm.protocol.messages import Fence, FenceAck
 
 
 class Violation(AssertionError):
-    """The swarm broke a promise. Carries what is needed to replay it."""
+    """An oracle found a broken guarantee. `session` is the session that shows it, if it is one."""
 
     def __init__(self, text: str, session: str = "") -> None:
         super().__init__(text)
@@ -29,10 +29,10 @@ class Trace:
         self._events: list[tuple[float, str, str, object]] = []
         self._names: dict[Handle, str] = {}
 
-    def note(self, now: float, who: str, what: str, about: object = "") -> None:
+    def note(self, now: float, process: str, event: str, about: object = "") -> None:
         if self.enabled:
             self._learn(about)
-            self._events.append((now, who, what, about))
+            self._events.append((now, process, event, about))
 
     def _learn(self, item: object) -> None:
         if isinstance(item, Fence) and item.create is not None:
@@ -47,18 +47,20 @@ class Trace:
         return str(session)
 
     def lines(self, session: str = "", last: int | None = None) -> list[str]:
-        """The last events of one session (and those of no session, such as faults), or of all."""
+        """Return the last events of one session and those of no session, such as faults; or all events."""
         owned = [(event, self.session_of(event[3])) for event in self._events]
-        kept = [(event, owner) for event, owner in owned if not session or owner in ("", session)]
-        shown = kept if last is None else kept[-last:]
+        matching = [
+            (event, owner) for event, owner in owned if not session or owner in ("", session)
+        ]
+        shown = matching if last is None else matching[-last:]
         return [
-            f"{now:10.5f}  {who:<14} {what:<22} {owner:<4} {describe(about)}"
-            for (now, who, what, about), owner in shown
+            f"{now:10.5f}  {process:<14} {event:<22} {owner:<4} {describe(about)}"
+            for (now, process, event, about), owner in shown
         ]
 
 
 def describe(value: object) -> str:
-    """One line without what is at its default."""
+    """Return one line, without fields that have their default."""
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, Epoch):
@@ -78,7 +80,7 @@ def _describe_fields(value: Any) -> str:
         content = getattr(value, field.name)
         if field.default is not dataclasses.MISSING and content == field.default:
             continue
-        if field.name in ("handle", "own", "reply"):
+        if field.name in ("handle", "server_handle", "gateway_handle"):
             content = f"{content % 0xFFFF:04x}" if content else 0
         parts.append(f"{field.name}={describe(content)}")
     return f"{type(value).__name__}({', '.join(parts)})"

@@ -1,7 +1,7 @@
-"""One simulated world: a gateway, servers, clients, weather and faults, from one seed; and how to run it.
+"""One simulated world: gateways, servers, clients, conditions and faults, all from one seed.
 
-`simulate` is what tests and the command line call: it runs a seed and, if a promise was broken, runs it again with the
-trace on and says what happened.
+Tests and the command line call `simulate`. It runs a seed and, if an oracle finds a violation, runs it again with the
+trace on and adds the last events.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from support.simulator.actors.client import Client
-from support.simulator.actors.gateway_process import READY, GatewayProcess
-from support.simulator.actors.resuming_client import Heir
+from support.simulator.actors.gateway_process import DISCOVERY_SECONDS, GatewayProcess
+from support.simulator.actors.resuming_client import ResumingClient
 from support.simulator.actors.server_process import Cores, ServerProcess, Tools
 from support.simulator.clock import Clock
-from support.simulator.faults import Faults
+from support.simulator.faults import FaultInjector
 from support.simulator.network import Network
-from support.simulator.oracles import check_at_rest, check_go, check_kept, check_pages
+from support.simulator.oracles import check_at_rest, check_pages, check_retained, check_start
 from support.simulator.ring_coverage import Span
 from support.simulator.scenario import Scenario
 from support.simulator.scenarios.base import draw
@@ -33,15 +33,16 @@ from modelswarm_gateway.core.interface.effects import (
 )
 from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, MigrationOutcome
 
-QUIET = 7.0  # seconds after the last session closed; grants have expired by then
-MOST_EVENTS = 400_000
-WATCH = 0.05
-DEADLINES = ("overdue", "silent")  # causes of a reroute, or of an ejection, that nobody reported
+SETTLE_SECONDS = 7.0  # from the last close to the check for leaks; grants have expired by then
+MAX_EVENTS = 400_000
+WATCH_SECONDS = 0.05  # between two checks of pages, retained rows and stalls
+# Causes of a reroute or an ejection that only a deadline shows.
+DEADLINE_CAUSES = ("overdue", "silent")
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one world went through."""
+    """Counters of one world, or of many."""
 
     sessions: int = 0
     tokens: int = 0
@@ -52,11 +53,11 @@ class Outcome:
     refused: int = 0
     lost: int = 0
     repeated: int = 0
-    adopted: int = 0  # sessions, by another gateway
+    taken_over: int = 0  # sessions, by another gateway
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
     faults: Counter[str] = field(default_factory=Counter)
-    moves: Counter[str] = field(default_factory=Counter)  # planned ones, by how they ended
-    balanced: int = 0  # of those that were moved: to even out what servers have to do
+    migrations: Counter[str] = field(default_factory=Counter)  # by outcome
+    rebalanced: int = 0  # sessions that migrated to rebalance
     causes: Counter[str] = field(default_factory=Counter)  # of reroutes
 
     def add(self, other: Outcome) -> None:
@@ -69,12 +70,12 @@ class Outcome:
         self.refused += other.refused
         self.lost += other.lost
         self.repeated += other.repeated
-        self.adopted += other.adopted
+        self.taken_over += other.taken_over
         self.longest_wait = max(self.longest_wait, other.longest_wait)
         self.faults.update(other.faults)
         self.causes.update(other.causes)
-        self.moves.update(other.moves)
-        self.balanced += other.balanced
+        self.migrations.update(other.migrations)
+        self.rebalanced += other.rebalanced
 
 
 class World:
@@ -87,7 +88,7 @@ class World:
         bits = random.Random(f"draw/{seed}")
         self._rng = random.Random(f"world/{seed}")
         self.network = Network(
-            self.clock, random.Random(f"network/{seed}"), scenario.weather, self.trace
+            self.clock, random.Random(f"network/{seed}"), scenario.conditions, self.trace
         )
         self._tools = Tools(
             scenario,
@@ -98,89 +99,98 @@ class World:
             lambda: bits.getrandbits(64),
         )
         self.clients: dict[str, Client] = {}
-        self._heirs: dict[str, Heir] = {}
+        self._resuming: dict[str, ResumingClient] = {}
         self.servers: dict[str, ServerProcess] = {}
         self.gateways: dict[str, GatewayProcess] = {}
-        self._late: set[str] = set()  # servers that nobody has heard of yet
+        self._unannounced: set[str] = set()  # servers that no gateway knows yet
         for number, span in enumerate(scenario.layout.spans):
-            if scenario.layout.late and span in scenario.layout.spans[:number]:
-                self._late.add(f"s{number}")
+            if scenario.layout.announce_seconds and span in scenario.layout.spans[:number]:
+                self._unannounced.add(f"s{number}")
             self._boot(f"s{number}", span, 0)
-        self.faults = Faults(
+        self.faults = FaultInjector(
             self._tools,
             self.servers,
             self._boot,
             self.gateways,
             self._start_gateway,
-            self._leave_gateway,
+            self._leave_stopped_gateway,
         )
 
     def run(self) -> Outcome:
         for number in range(self.scenario.layout.gateways):
             self._start_gateway(f"gateway{number}", number + 1)
-        self.clock.after(WATCH, self._watch)
+        self.clock.after(WATCH_SECONDS, self._watch)
         self.faults.start()
         while not all(client.done for client in self.clients.values()):
             self._step()
-        rest = max(self.clock.now, self.scenario.faults.until, self._all_awake()) + QUIET
+        rest = (
+            max(self.clock.now, self.scenario.faults.until, self._last_disturbance_end())
+            + SETTLE_SECONDS
+        )
         while self.clock.now < rest:
             self._step()
         check_at_rest(self.gateways.values(), self.servers.values())
         return self._summary()
 
-    def _all_awake(self) -> float:
-        """When no process is stopped any more, and no link holds anything back or swallows it."""
-        servers = max(server.wakes_at for server in self.servers.values())
-        gateways = max(gateway.wakes_at for gateway in self.gateways.values())
-        held = max(self.network.hushed_until, self.network.silent_until)
+    def _last_disturbance_end(self) -> float:
+        """Return the time from which no process is stopped and no link delays or loses a direction."""
+        servers = max(server.resumes_at for server in self.servers.values())
+        gateways = max(gateway.resumes_at for gateway in self.gateways.values())
+        held = max(self.network.delayed_until, self.network.one_way_until)
         return max(held, servers, gateways)
 
-    def _bereave(self, client: Client) -> None:
-        """Its gateway is gone, or as good as gone: it has to find another one."""
+    def _move_client(self, client: Client) -> None:
+        """Let the client continue at another gateway, if the scenario has takeovers; else it ends."""
         others = [g for g in self.gateways.values() if g.alive and g is not client.gateway]
-        if not (self.scenario.adopts and others) or client.done:
-            client.abandoned()
+        if not (self.scenario.can_take_over and others) or client.done:
+            client.abandon()
             return
-        heir = self._heirs.setdefault(client.name, Heir(self._tools, client, self.gateways))
-        heir.begin(others[0], self._rng.uniform(0.0, 0.5))
+        resuming = self._resuming.setdefault(
+            client.name, ResumingClient(self._tools, client, self.gateways)
+        )
+        resuming.start(others[0], self._rng.uniform(0.0, 0.5))
 
-    def _leave_gateway(self, gateway: GatewayProcess) -> None:
-        """It stands still: sooner or later each of its clients goes elsewhere, or waits for it to go on."""
-        asleep = gateway.wakes_at - self.clock.now
+    def _leave_stopped_gateway(self, gateway: GatewayProcess) -> None:
+        """The gateway is stopped: each of its clients goes elsewhere at some time, unless it resumes before."""
+        remaining = gateway.resumes_at - self.clock.now
         for client in self.clients.values():
             if client.gateway is gateway:
-                self.clock.after(self._rng.uniform(0.0, 2 * asleep), self._leave, client, gateway)
+                self.clock.after(
+                    self._rng.uniform(0.0, 2 * remaining), self._leave, client, gateway
+                )
 
     def _leave(self, client: Client, gateway: GatewayProcess) -> None:
-        if client.gateway is gateway and gateway.wakes_at > self.clock.now:
-            self._bereave(client)
-            heir = self._heirs.get(client.name)
-            if heir is not None:
-                heir.look_back(gateway)
+        if client.gateway is gateway and gateway.resumes_at > self.clock.now:
+            self._move_client(client)
+            resuming = self._resuming.get(client.name)
+            if resuming is not None:
+                resuming.watch_stalled(gateway)
 
     def _start_gateway(self, name: str, incarnation: int) -> None:
-        """A gateway, perhaps in the place of one that died with its sessions; it finds the servers and its clients."""
+        """Start a gateway, perhaps in place of a killed one, with new clients; it discovers the servers."""
         if name in self.gateways:
             for client in self.clients.values():
                 if client.gateway is self.gateways[name]:
-                    self._bereave(client)
+                    self._move_client(client)
         gateway = GatewayProcess(self._tools, self._deliver, name, incarnation)
         self.gateways[name] = gateway
         self.network.join(gateway)
         gateway.tick()
         for server in self.servers.values():
-            if server.name not in self._late:
-                gateway.later(self._rng.uniform(0.0, READY), gateway.learn, server.address)
+            if server.name not in self._unannounced:
+                gateway.later(
+                    self._rng.uniform(0.0, DISCOVERY_SECONDS), gateway.learn, server.address
+                )
         load = self.scenario.load
         for number in range(len(self.clients), len(self.clients) + load.sessions):
             client = Client(self._tools, gateway, f"c{number}")
             self.clients[client.name] = client
-            gateway.later(self._rng.uniform(0.01, load.spread), client.start)
+            gateway.later(self._rng.uniform(0.01, load.start_seconds), client.start)
 
     def _step(self) -> None:
         self.clock.step()
-        if self.clock.events > MOST_EVENTS:
-            raise Violation(f"{MOST_EVENTS} events and no end: the swarm runs in circles")
+        if self.clock.events > MAX_EVENTS:
+            raise Violation(f"{MAX_EVENTS} events and no end: sessions are rerouted for ever")
 
     def _summary(self) -> Outcome:
         out = self.outcome
@@ -189,47 +199,47 @@ class World:
         out.rows += sum(server.rows for server in self.servers.values())
         out.events, out.seconds = self.clock.events, self.clock.now
         out.lost, out.repeated = self.network.lost, self.network.repeated
-        out.adopted = sum(heir.adopted for heir in self._heirs.values())
-        out.faults = self.faults.struck
+        out.taken_over = sum(each.taken_over for each in self._resuming.values())
+        out.faults = self.faults.counts
         return out
 
     def _boot(self, name: str, span: Span, boot: int) -> None:
-        server = ServerProcess(self._tools, name, span, boot, check_go)
+        server = ServerProcess(self._tools, name, span, boot, check_start)
         if name in self.servers:
             self.outcome.rows += self.servers[name].rows
             self.trace.note(self.clock.now, name, "restarts", f"as boot {boot}")
         self.servers[name] = server
         self.network.join(server)
         server.tick()
-        late = self.scenario.layout.late if name in self._late else 0.0
-        self.clock.after(late + self._rng.uniform(0.0, 0.01), self._announce, server)
+        delay = self.scenario.layout.announce_seconds if name in self._unannounced else 0.0
+        self.clock.after(delay + self._rng.uniform(0.0, 0.01), self._announce, server)
 
     def _announce(self, server: ServerProcess) -> None:
-        self._late.discard(server.name)
+        self._unannounced.discard(server.name)
         for gateway in self.gateways.values():
             gateway.later(0.0, gateway.learn, server.address)
 
     def _deliver(self, gateway: GatewayProcess, effects: list[Effect]) -> None:
-        """Give each client its effects, as the gateway's doors would."""
+        """Give each client its effects, as the gateway's API would."""
         by_session: dict[str, list[Effect]] = {}
         for effect in effects:
-            self._see(gateway, effect)
+            self._observe(gateway, effect)
             if not isinstance(effect, Ejected | CloseLink):
                 by_session.setdefault(getattr(effect, "session", ""), []).append(effect)
         for session, each in by_session.items():
             client = self.clients[session]
             if client.gateway is not gateway:
-                continue  # said to a client that has left
-            heir = self._heirs.get(session)
-            looked = heir is not None and heir.looking
-            if heir is not None:
+                continue  # the client has moved to another gateway
+            resuming = self._resuming.get(session)
+            is_looking = resuming is not None and resuming.looking
+            if resuming is not None:
                 for effect in each:
-                    heir.sees(effect)
-            if not looked:  # a turn that it had left, and came back to, is read by nobody
-                client.sees(each)
+                    resuming.on_effect(effect)
+            if not is_looking:  # a client that came back ignores the turn that it had left
+                client.on_effects(each)
 
-    def _see(self, gateway: GatewayProcess, effect: Effect) -> None:
-        """What oracles and the outcome have to know of it."""
+    def _observe(self, gateway: GatewayProcess, effect: Effect) -> None:
+        """Count the effect and check its cause."""
         if self.trace.enabled:
             self.trace.note(self.clock.now, gateway.name, "=>", effect)
         match effect:
@@ -241,67 +251,69 @@ class World:
             case Refused():
                 self.outcome.refused += 1
             case MigrationEnded():
-                self.outcome.moves[effect.outcome] += 1
-                balanced = (
+                self.outcome.migrations[effect.outcome] += 1
+                rebalanced = (
                     effect.cause == REBALANCE_CAUSE
                     and effect.outcome == MigrationOutcome.MIGRATED.value
                 )
-                self.outcome.balanced += balanced
+                self.outcome.rebalanced += rebalanced
 
     def _check_cause(self, effect: Rerouted) -> None:
-        """The second oracle: what everybody is told of needs no deadline."""
+        """Check that no reported fault needs a deadline, and that drains and other sessions' failures go unnoticed."""
         self.outcome.causes[effect.cause] += 1
-        if self.scenario.planned:
-            raise Violation(f"a planned move was noticed: {effect}", effect.session)
-        if effect.cause in DEADLINES and not self.scenario.silent_faults:
-            raise Violation(f"only a deadline helped: {effect}", effect.session)
+        if self.scenario.has_only_drains:
+            raise Violation(f"a drain rerouted a session: {effect}", effect.session)
+        if effect.cause in DEADLINE_CAUSES and not self.scenario.has_silent_faults:
+            raise Violation(f"only a deadline ended it: {effect}", effect.session)
         load = self.scenario.load
-        if load.poisoned and not load.poisons(effect.session):
-            raise Violation(f"another one's failure was noticed: {effect}", effect.session)
+        if load.poisoned and not load.is_poisoned(effect.session):
+            raise Violation(f"another session's failure rerouted it: {effect}", effect.session)
 
     def _check_ejection(self, gateway: GatewayProcess, effect: Ejected) -> None:
-        """... nor does an answer to a Fence: who goes around a hop that owes one only hides that it was lost."""
-        if effect.cause in DEADLINES and not self.scenario.silent_faults:
-            raise Violation(f"only a deadline helped: {gateway.name} did without {effect}")
+        """Check that no hop was avoided for a missing FenceAck: that would hide a lost message."""
+        if effect.cause in DEADLINE_CAUSES and not self.scenario.has_silent_faults:
+            raise Violation(f"only a deadline ended it: {gateway.name} got {effect}")
 
     def _watch(self) -> None:
-        """With every server back, no session may stand still."""
+        """Check pages and retained rows, and that no session waits too long after the last fault."""
         now = self.clock.now
         for server in self.servers.values():
             if server.alive:
                 check_pages(server)
-                check_kept(server)
+                check_retained(server)
         for client in self.clients.values():
             if client.turn is not None:
-                waited = now - max(client.progress_at, self.faults.over)
+                waited = now - max(client.progress_at, self.faults.ends_at)
                 self.outcome.longest_wait = max(self.outcome.longest_wait, waited)
-                if waited > self.scenario.patience:
+                if waited > self.scenario.max_wait_seconds:
                     raise Violation(f"{client.name} has waited {waited:.1f} s", client.name)
-        self.clock.after(WATCH, self._watch)
+        self.clock.after(WATCH_SECONDS, self._watch)
 
 
 def simulate(seed: int, name: str = "mixed", cores: Cores | None = None) -> Outcome:
-    """Run a seed. A broken promise is told with the last events of the session that saw it."""
+    """Run a seed. A violation is raised with the last events of its session."""
     scenario = draw(seed, name)
     try:
         return World(scenario, cores).run()
     except Exception as error:
-        raise Violation(explain(scenario, cores, error)) from error
+        raise Violation(explain_violation(scenario, cores, error)) from error
 
 
-def explain(scenario: Scenario, cores: Cores | None, error: Exception, last: int = 60) -> str:
-    """The story of a failing seed: run once more, with the trace on."""
+def explain_violation(
+    scenario: Scenario, cores: Cores | None, error: Exception, last: int = 60
+) -> str:
+    """Run a failing seed again with the trace on; return the error, the replay command and the last events."""
     world = World(scenario, cores, trace=True)
     session = ""
     try:
         world.run()
-        story = ["(the second run did not fail: the world is not deterministic)"]
+        events = ["(the second run did not fail: the world is not deterministic)"]
     except Exception as again:
         session = again.session if isinstance(again, Violation) else ""
-        story = world.trace.lines(session, last)
+        events = world.trace.lines(session, last)
     head = f"seed {scenario.seed} of scenario {scenario.name}, at {world.clock.now:.5f} s"
     replay = (
         f"PYTHONPATH=tests python -m support.simulator --scenario {scenario.name} "
         f"--seed {scenario.seed} --trace"
     )
-    return "\n".join([f"{type(error).__name__}: {error}", head, replay, *story])
+    return "\n".join([f"{type(error).__name__}: {error}", head, replay, *events])

@@ -1,7 +1,7 @@
-"""A client of the simulated swarm: one session over its turns, and the oracle of exactness for what it sees.
+"""A client of the simulated swarm: one session with its turns, and the oracle for the tokens that it receives.
 
-It prompts, reads (perhaps slowly), stops, rewinds, appends and closes as its seed says, through the gateway core's own
-interface; every token must be the reference's, each position once and in order.
+It prompts, reads (perhaps slowly), stops, rewinds, appends and closes as its seed says, through the interface of the
+gateway core. Each token must equal the reference's, each position comes once and in order.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from modelswarm_gateway.core.interface.turn import TurnRequest
 
 @dataclass(slots=True)
 class Progress:
-    """The turn that runs."""
+    """The running turn."""
 
     request: TurnRequest
-    end: int  # the log's length at which LENGTH comes
-    stop_at: int | None  # a stop string matches when the log has so many entries
-    close_at: int | None
+    end: int  # length of the log at which the turn ends with LENGTH
+    stop_at: int | None  # length of the log at which a stop string matches
+    close_at: int | None  # length of the log at which the client closes the session
 
 
 class Client:
@@ -50,21 +50,21 @@ class Client:
         self.turns_left = self._rng.randint(1, self._load.turns)
         self.done = False
         self.tokens = 0
-        self.progress_at = 0.0  # when something last happened
+        self.progress_at = 0.0  # time of the last progress
         self._read = 0
         self._reading = False
         self._slow = self._rng.random() < self._load.slow_reader_chance
         self._reroutes = 0  # in this turn
-        self._began = False  # this turn, or the last one, has said something
-        self._had: list[int] = []  # the log when the turn before it ended
-        self._serial = 0  # raised by every turn: timers of older ones are void
+        self._has_token = False  # of this turn, or of the last one
+        self._previous_log: list[int] = []  # the log at the end of the turn before
+        self._serial = 0  # raised by every turn: timers of older turns are void
 
-    # -- what it does ----------------------------------------------------------------------
+    # -- actions ---------------------------------------------------------------------------
 
     def start(self) -> None:
         if self.done or self._serial:
             return
-        above = 0 if self._tools.scenario.adopts else None
+        above = 0 if self._tools.scenario.can_take_over else None
         self.gateway.core.open_session(self.name, MODEL, self._tools.clock.now, above)
         self._next_turn()
 
@@ -88,10 +88,10 @@ class Client:
             log = [rng.randrange(self._tools.scenario.vocab)]
         ahead = rng.randint(1, 4) if self._slow else rng.choice((1, 8, 64))
         room = self._tools.scenario.layout.max_length - len(log)
-        to_the_end = rng.random() < load.to_the_end_chance
+        has_no_limit = rng.random() < load.no_limit_chance
         return TurnRequest(
             tokens=tuple(log),
-            max_tokens=None if to_the_end else min(room, rng.randint(*load.max_tokens)),
+            max_tokens=None if has_no_limit else min(room, rng.randint(*load.max_tokens)),
             sampling=self._draw_sampling(),
             credit_ahead=ahead,
         )
@@ -125,46 +125,46 @@ class Client:
         if limit and rng.random() < load.close_chance:
             close = length + rng.randint(0, limit)
         self.turn = Progress(request, length + limit, stop, close)
-        self._had = self.told()
-        self.log, self._began = list(request.tokens), False
+        self._previous_log = self.received_log()
+        self.log, self._has_token = list(request.tokens), False
         self._read, self._reroutes = length, 0
         self._serial += 1
         self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
         first = self.gateway.core.start_turn(self.name, request, self._tools.clock.now)
-        self._expect(first == length, f"turn() said position {first} instead of {length}")
-        self._moved()
+        self._expect(first == length, f"start_turn() returned position {first} instead of {length}")
+        self._record_progress()
         self.gateway.pump()
         if close == length:
-            self.gateway.later(rng.uniform(0, 0.05), self._close_in, self._serial)
+            self.gateway.later(rng.uniform(0, 0.05), self._close_if_current, self._serial)
 
-    def _close_in(self, serial: int) -> None:
+    def _close_if_current(self, serial: int) -> None:
         if serial == self._serial and not self.done:
             self.close()
 
     def close(self) -> None:
         self._note("closes")
-        self.abandoned()
+        self.abandon()
         self.gateway.core.close_session(self.name, self._tools.clock.now)
         self.gateway.pump()
 
-    def abandoned(self) -> None:
-        """The gateway died, and the session with it."""
+    def abandon(self) -> None:
+        """End without closing, because the gateway was killed and the session is lost."""
         self.done = True
         self.turn = None
         self._serial += 1
 
-    def told(self) -> list[int]:
-        """The log as it was when the client last read of it: what an adopter may not lose."""
-        return list(self.log) if self._began else self._had
+    def received_log(self) -> list[int]:
+        """Return the log that the client has received: a takeover must not lose any of it."""
+        return list(self.log) if self._has_token else self._previous_log
 
-    def orphaned(self, gateway: GatewayProcess) -> None:
-        """Its gateway is gone: it goes on at this one."""
+    def move_to(self, gateway: GatewayProcess) -> None:
+        """Continue at this gateway, because the former one is gone."""
         self.gateway = gateway
         self.turn = None
         self._serial += 1
         self._reading = False
 
-    def go_on(self) -> None:
+    def schedule_next_turn(self) -> None:
         self._serial += 1
         self.gateway.later(0.0, self._next, self._serial)
 
@@ -173,12 +173,12 @@ class Client:
             self._next_turn()
 
     def _read_on(self, serial: int) -> None:
-        """A slow reader takes one more entry."""
+        """Read one more entry, as a slow reader."""
         if serial != self._serial or self.turn is None:
             self._reading = False
             return
         self._read += 1
-        self._moved()
+        self._record_progress()
         self.gateway.core.on_read(self.name, self._read, self._tools.clock.now)
         self._schedule_read()
         self.gateway.pump()
@@ -186,39 +186,39 @@ class Client:
     def _schedule_read(self) -> None:
         self._reading = self._read < len(self.log)
         if self._reading:
-            pause = self._rng.expovariate(1 / self._load.read_pause)
+            pause = self._rng.expovariate(1 / self._load.read_seconds)
             self.gateway.later(pause, self._read_on, self._serial)
 
-    # -- what it sees ----------------------------------------------------------------------
+    # -- effects ---------------------------------------------------------------------------
 
-    def sees(self, effects: list[Effect]) -> None:
-        """Effects of its session that came at once, in order; after a stop or a close the rest is not for it."""
+    def on_effects(self, effects: list[Effect]) -> None:
+        """Handle simultaneous effects of the session in order. After a stop or a close the rest is ignored."""
         for effect in effects:
             if isinstance(effect, Emitted):
-                if not self._sees_token(effect):
+                if not self._on_token(effect):
                     return
             elif isinstance(effect, Refused):
-                self._sees_refusal(effect)
+                self._on_refusal(effect)
             elif isinstance(effect, Rerouted | MigrationEnded):
                 self._reroutes += 1
             elif isinstance(effect, SessionLost):
-                self._sees_end(effect)
+                self._on_session_lost(effect)
 
-    def _sees_token(self, seen: Emitted) -> bool:
+    def _on_token(self, seen: Emitted) -> bool:
         turn = self.turn
         assert turn is not None or self._expect(False, f"{seen} while no turn runs")
         assert turn is not None
         self._expect(seen.position == len(self.log), f"{seen}, but the log has {len(self.log)}")
-        self._moved()
+        self._record_progress()
         if seen.token == -1:
             self._expect(turn.end == len(self.log), f"{seen}, but tokens were asked for")
             self._expect(seen.finish is Finish.LENGTH, f"{seen} does not finish")
-            self._finished()
+            self._end_turn()
             return True
         self._expect(seen.position < turn.end, f"{seen} is beyond the turn's end {turn.end}")
         self._check_token(seen, turn)
         self.log.append(seen.token)
-        self._began = True
+        self._has_token = True
         self.tokens += 1
         self._read_token()
         return self._act(seen, turn)
@@ -233,7 +233,9 @@ class Client:
         if seen.token in request.sampling.eos:
             finish = Finish.STOP
         self._expect(seen.finish is finish, f"{seen} should finish with {finish}")
-        credit = self._read + request.credit_ahead + self._reroutes  # each Go samples one (R7)
+        credit = (
+            self._read + request.credit_ahead + self._reroutes
+        )  # each StartEpoch samples one (R7, credit)
         self._expect(seen.position <= credit, f"{seen} is beyond the credit {credit}")
 
     def _read_token(self) -> None:
@@ -244,37 +246,37 @@ class Client:
             self._schedule_read()
 
     def _act(self, seen: Emitted, turn: Progress) -> bool:
-        """What the client does about a token; False when it wants no more of this turn."""
+        """Close, end the turn or stop it if this token says so. False if the rest of the turn is ignored."""
         if turn.close_at == len(self.log):
             self.close()
             return False
         if seen.finish is not Finish.NONE:
-            self._finished()
+            self._end_turn()
             return True
         if turn.stop_at == len(self.log):
             self._note("stops", f"at {len(self.log)}")
             self.gateway.core.truncate_turn(self.name, len(self.log), self._tools.clock.now)
-            self._finished()
+            self._end_turn()
             return False
         return True
 
-    def _finished(self) -> None:
+    def _end_turn(self) -> None:
         self._note("turn ends", f"{len(self.log)} entries")
         self.turn = None
         self._serial += 1
         self._reading = False
-        think = self._load.think
+        think = self._load.think_seconds
         pause = self._rng.expovariate(1 / think) if think else 0.0
         self.gateway.later(pause, self._next, self._serial)
 
-    def _sees_refusal(self, effect: Refused) -> None:
-        """429: try the same turn again later."""
+    def _on_refusal(self, effect: Refused) -> None:
+        """Retry the turn later, as after a 429, or close the session."""
         self._expect(self.turn is not None, f"{effect} while no turn runs")
         assert self.turn is not None
         request, turn = self.turn.request, self.turn
         self._expect(len(self.log) == len(request.tokens), f"{effect} after a token")
         self.turn = None
-        self._moved()
+        self._record_progress()
         if self._rng.random() < self._load.quit_chance:
             self.close()
             return
@@ -282,13 +284,13 @@ class Client:
             effect.retry_after * self._rng.uniform(0.1, 1.0), self._retry, turn, self._serial
         )
 
-    def _sees_end(self, effect: SessionLost) -> None:
-        """The honest end (I8): only for a model that fails again and again, or when no server comes back."""
+    def _on_session_lost(self, effect: SessionLost) -> None:
+        """Check that the session may end: after repeated model failures or the hold limit (I8, honest end)."""
         scenario = self._tools.scenario
-        expected = scenario.weather.failed_step_chance > 0 or scenario.hold_seconds < NEVER
-        expected |= scenario.load.poisons(self.name)
-        self._expect(expected, f"the session was given up: {effect.detail}")
-        self.abandoned()
+        expected = scenario.conditions.failed_step_chance > 0 or scenario.hold_limit_seconds < NEVER
+        expected |= scenario.load.is_poisoned(self.name)
+        self._expect(expected, f"the session was lost: {effect.detail}")
+        self.abandon()
 
     def _retry(self, turn: Progress, serial: int) -> None:
         if serial == self._serial and not self.done:
@@ -296,7 +298,7 @@ class Client:
 
     # -- oracles ---------------------------------------------------------------------------
 
-    def _moved(self) -> None:
+    def _record_progress(self) -> None:
         self.progress_at = self._tools.clock.now
 
     def _expect(self, holds: bool, text: str) -> bool:

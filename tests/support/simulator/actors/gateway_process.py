@@ -1,6 +1,6 @@
-"""The shell of a simulated gateway: what the real node does around the core, in virtual time.
+"""The shell of a simulated gateway: does in virtual time what the real node does around the core.
 
-Dials every server that it knows of, again and again; passes items in and effects out, and decides nothing else.
+Dials all known servers again and again, passes items in and effects out, and decides nothing else.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from modelswarm_gateway.core.migration.migration import involved_servers
 from modelswarm_gateway.core.sessions.session import SessionState
 
 TICK = 0.05
-READY = 0.01  # seconds in which a new gateway is told of all servers
-ORDERED = "ordered"  # why a server is left that an administrator named
+DISCOVERY_SECONDS = 0.01  # in which a new gateway discovers all servers
+DRAIN_CAUSE = "ordered"
 
 
 class GatewayProcess:
-    """The gateway: dials every living server it knows of, again and again."""
+    """One incarnation of a gateway."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class GatewayProcess:
         self._deliver = deliver
         self.name = name
         self.alive = True
-        self.wakes_at = 0.0
+        self.resumes_at = 0.0
         self.incarnation = incarnation
         self.address = Address(peer_id(name, incarnation, "boot"), "")
         self._rng = random.Random(f"gateway/{tools.scenario.seed}/{name}/{incarnation}")
         self._known: dict[PeerId, Address] = {}
-        self.ready_at = tools.clock.now + READY  # it knows who is there
-        self._fences_left: int | None = None  # until it dies
-        self._die: Callable[[], None] = lambda: None
+        self.discovered_at = tools.clock.now + DISCOVERY_SECONDS
+        self._fences_left: int | None = None  # until it is killed
+        self._kill: Callable[[], None] = lambda: None
         self._heartbeats = HeartbeatTimer.for_gateway()
         self.core = tools.cores.gateway(
             self._settings(), self.address.peer, incarnation, tools.draw
@@ -56,38 +56,38 @@ class GatewayProcess:
     def _settings(self) -> GatewaySettings:
         scenario = self._tools.scenario
         return GatewaySettings(
-            hold_limit_seconds=scenario.hold_seconds,
-            fence_timeout_seconds=scenario.fenced_seconds,
-            copy_attempts=scenario.copy_tries,
-            rebalance_after_seconds=scenario.rebalance_seconds,
-            fence_ack_seconds=scenario.answer_seconds,
-            suspect_after_seconds=scenario.silent_seconds,
-            token_timeout_seconds=scenario.overdue_seconds,
+            hold_limit_seconds=scenario.hold_limit_seconds,
+            fence_timeout_seconds=scenario.fence_timeout_seconds,
+            copy_attempts=scenario.copy_attempts,
+            rebalance_after_seconds=scenario.rebalance_after_seconds,
+            fence_ack_seconds=scenario.fence_ack_seconds,
+            suspect_after_seconds=scenario.suspect_after_seconds,
+            token_timeout_seconds=scenario.token_timeout_seconds,
             lease_seconds=max(scenario.layout.lease_seconds, 10 * TICK),
-            max_input_tokens=scenario.layout.input_tokens,
-            max_live_input_tokens=scenario.layout.short_input,
+            max_input_tokens=scenario.layout.max_input_tokens,
+            max_live_input_tokens=scenario.layout.max_live_input_tokens,
         )
 
     # -- the directory ---------------------------------------------------------------------
 
     def stop(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so long."""
-        self.wakes_at = max(self.wakes_at, self._tools.clock.now + seconds)
+        """SIGSTOP, and SIGCONT some seconds later."""
+        self.resumes_at = max(self.resumes_at, self._tools.clock.now + seconds)
 
-    def doom(self, fences: int, die: Callable[[], None]) -> None:
-        """It dies when it has sent so many more Fences: in the middle of them, if a route has more hops."""
-        self._fences_left, self._die = fences, die
+    def kill_after_fences(self, fences: int, kill: Callable[[], None]) -> None:
+        """Call `kill` after so many more Fences: between two of them, if a route has more hops."""
+        self._fences_left, self._kill = fences, kill
 
     def later(self, delay: float, action: Callable[..., None], *args: Any) -> None:
-        """What happens in this process, or is asked of it, happens when it is not stopped."""
+        """Run an action in this process after `delay`, or when it resumes if it is stopped then."""
         self._at(self._tools.clock.now + delay, action, *args)
 
     def _at(self, time: float, action: Callable[..., None], *args: Any) -> None:
-        self._tools.clock.at(time, self._awake, action, *args)
+        self._tools.clock.at(time, self._run_if_resumed, action, *args)
 
-    def _awake(self, action: Callable[..., None], *args: Any) -> None:
-        if self._tools.clock.now < self.wakes_at:
-            self._at(self.wakes_at, action, *args)
+    def _run_if_resumed(self, action: Callable[..., None], *args: Any) -> None:
+        if self._tools.clock.now < self.resumes_at:
+            self._at(self.resumes_at, action, *args)
         else:
             action(*args)
 
@@ -98,8 +98,8 @@ class GatewayProcess:
     def forget(self, peer: PeerId) -> None:
         self._known.pop(peer, None)
 
-    def cut_off(self) -> list[PeerId]:
-        """Servers that it knows of and has no link to: not yet, or not now."""
+    def disconnected_servers(self) -> list[PeerId]:
+        """Return the known servers without a link."""
         linked = {server.peer for server in self.core.server_views()}
         return [peer for peer in self._known if peer not in linked]
 
@@ -109,45 +109,46 @@ class GatewayProcess:
 
     # -- the network calls these -----------------------------------------------------------
 
-    def linked(self, other: Endpoint) -> None:
+    def on_link_up(self, other: Endpoint) -> None:
         assert isinstance(other, ServerProcess), "servers never dial gateways"
         self._heartbeats.on_peer_connected(other.address.peer)
         self.core.on_peer_connected(other.hello, self._tools.clock.now)
         self.pump()
 
-    def unlinked(self, peer: PeerId) -> None:
+    def on_link_down(self, peer: PeerId) -> None:
         self._heartbeats.on_peer_lost(peer)
         self.core.on_peer_lost(peer, self._tools.clock.now)
         self.later(self._rng.uniform(0.005, 0.1), self._dial, peer)
         self.pump()
 
-    def received(self, peer: PeerId, item: Item) -> None:
+    def on_item(self, peer: PeerId, item: Item) -> None:
         self.core.receive(peer, item, self._tools.clock.now)
         self.pump()
 
-    # -- what an administrator asks for ----------------------------------------------------
+    # -- drain requests --------------------------------------------------------------------
 
-    def leave(self, peer: PeerId) -> None:
+    def drain(self, peer: PeerId) -> None:
         if self.alive:
-            self.core.migrations.drain(peer, ORDERED, self._tools.clock.now)
+            self.core.migrations.drain(peer, DRAIN_CAUSE, self._tools.clock.now)
             self.pump()
 
-    def stay(self, peer: PeerId) -> None:
+    def undrain(self, peer: PeerId) -> None:
         if self.alive:
-            self.core.migrations.undrain(peer, ORDERED, self._tools.clock.now)
+            self.core.migrations.undrain(peer, DRAIN_CAUSE, self._tools.clock.now)
             self.pump()
 
-    # -- what faults look for ---------------------------------------------------------------
+    # -- views for faults ------------------------------------------------------------------
 
-    def in_turn(self) -> list[SessionView]:
-        """The sessions whose turn runs, or is mended."""
+    def views_in_turn(self) -> list[SessionView]:
+        """Return the sessions with a turn, running or in recovery."""
         parked = SessionState.PARKED.value
         return [view for view in self.core.session_views() if self.alive and view.state != parked]
 
-    def moves(self, peer: PeerId) -> bool:
-        """Whether a session is on its way from there, or to there."""
+    def is_migrating(self, peer: PeerId) -> bool:
+        """True if a session migrates from or to this server."""
         return any(
-            peer in involved_servers(move) for move in self.core.migrations._migrations.values()
+            peer in involved_servers(migration)
+            for migration in self.core.migrations._migrations.values()
         )
 
     # -- work ------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class GatewayProcess:
     def pump(self) -> None:
         effects = self.core.take_effects()
         for effect in effects:
-            if self._dies(effect):
+            if self._is_killed_by(effect):
                 return
             if isinstance(effect, Send):
                 self._tools.network.send(self.address.peer, effect)
@@ -165,14 +166,14 @@ class GatewayProcess:
         if effects:
             self._deliver(self, [each for each in effects if not isinstance(each, Send)])
 
-    def _dies(self, effect: Effect) -> bool:
-        """What it says from now on reaches nobody."""
+    def _is_killed_by(self, effect: Effect) -> bool:
+        """Count Fences; True if the gateway is killed before this effect is carried out."""
         if self._fences_left is None:
             return False
         if isinstance(effect, Send) and isinstance(effect.item, Fence):
             self._fences_left -= 1
             if self._fences_left == -1:
-                self._tools.clock.after(0.0, self._die)
+                self._tools.clock.after(0.0, self._kill)
         return self._fences_left < 0
 
     def tick(self) -> None:

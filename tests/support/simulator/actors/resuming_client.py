@@ -1,6 +1,6 @@
-"""A client whose gateway is gone goes on at another one, which adopts its session or opens it anew (R20).
+"""A client whose gateway is gone continues at another one, which takes over its session or opens a new one (R20).
 
-Does what the doors of a gateway do for a named session: ask where it is, wait for the lease, fetch the log, adopt.
+Does what the API of a gateway does for a named session: find it, wait for the lease, fetch the log, take it over.
 """
 
 from __future__ import annotations
@@ -17,78 +17,94 @@ from modelswarm_gateway.core.interface.session_search import FetchedLog, Session
 from modelswarm_gateway.core.sessions.session import SessionState
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
-PAUSE = 0.1
+RETRY_SECONDS = 0.1
 PARKED = SessionState.PARKED.value
-AWAKE = 0.5  # seconds until a gateway that woke has found out what is not its own any more ...
-TROUBLED = 3.0  # ... if links break and messages are late meanwhile
-MEETS = 0.8  # chance that a client's new gateway takes its session over just when the old one wakes
-REACH = 2.0  # latencies: so near
+# Seconds in which a resumed gateway must learn of the sessions that it has lost.
+RELINQUISH_SECONDS = 0.5
+# The same if links break and messages are late meanwhile.
+RELINQUISH_SECONDS_WITH_FAULTS = 3.0
+# Chance that a takeover happens just when the stalled gateway resumes ...
+COINCIDENCE_CHANCE = 0.8
+# ... within so many latencies.
+COINCIDENCE_LATENCIES = 2.0
 
 
-class Heir:
-    """One client on its way to another gateway."""
+class ResumingClient:
+    """One client that moves to another gateway."""
 
     def __init__(self, tools: Tools, client: Client, gateways: dict[str, GatewayProcess]) -> None:
         self._tools = tools
         self._client = client
         self._gateways = gateways
         self._where: SessionLocation | None = None
-        self._round = 0  # raised by every loss and by what ends it: timers of older ones are void
+        self._round = 0  # raised by every move and its end: timers of older rounds are void
         self.looking = False
-        self._told: list[
-            int
-        ] = []  # what the client has read, some of it of the turn that broke off
-        self._since = 0.0
-        self._sure = 0.0  # until then who was not heard is asked again
-        self._blind = False  # it went on once without them: there may be two of its name (R20)
-        self.adopted = 0
+        # The log that the client had received when it lost its gateway.
+        self._received: list[int] = []
+        self._lost_at = 0.0
+        self._ask_until = 0.0  # until then servers that did not answer are asked again
+        # It continued without servers that did not answer: there may be two sessions of its name (R20, takeover).
+        self._skipped_servers = False
+        self.taken_over = 0
+        # "heir" is a part of the seed, like the names of scenarios.
         self._rng = random.Random(f"heir/{tools.scenario.seed}/{client.name}")
-        self._asleep: GatewayProcess | None = None  # the gateway that the client came from
+        self._stalled: GatewayProcess | None = None  # the gateway that the client came from
 
-    def begin(self, gateway: GatewayProcess, delay: float) -> None:
-        """The client goes to this gateway."""
+    def start(self, gateway: GatewayProcess, delay: float) -> None:
+        """Move the client to this gateway."""
         if not self.looking:
-            self._told = self._client.told() if self._has_tail(self._client.gateway) else []
-            self._since = self._tools.clock.now
-        self._client.orphaned(gateway)
+            self._received = (
+                self._client.received_log() if self._has_tail(self._client.gateway) else []
+            )
+            self._lost_at = self._tools.clock.now
+        self._client.move_to(gateway)
         self._round += 1
         self.looking, self._where = True, None
-        self._sure = self._tools.clock.now + delay + UNREACHED_SECONDS
-        self._again(delay)
+        self._ask_until = self._tools.clock.now + delay + UNREACHED_SECONDS
+        self._look_later(delay)
 
-    def look_back(self, asleep: GatewayProcess) -> None:
-        """When it has been awake for a while. What rests there is swept, as by every gateway."""
-        self._asleep = asleep
-        delay = max(0.0, asleep.wakes_at - self._tools.clock.now)
-        delay += AWAKE if self._calm else TROUBLED
-        self._tools.clock.after(delay, self._sweep, asleep, self.adopted)
+    def watch_stalled(self, stalled: GatewayProcess) -> None:
+        """Check the stalled gateway some time after it resumes; a parked session is closed there."""
+        self._stalled = stalled
+        delay = max(0.0, stalled.resumes_at - self._tools.clock.now)
+        delay += RELINQUISH_SECONDS if self._has_calm_links else RELINQUISH_SECONDS_WITH_FAULTS
+        self._tools.clock.after(delay, self._check_stalled, stalled, self.taken_over)
 
-    def _sweep(self, gateway: GatewayProcess, adopted: int) -> None:
+    def _check_stalled(self, gateway: GatewayProcess, taken_over: int) -> None:
         name = self._client.name
         kept = gateway.core.find_view(name)
         if kept is None or not gateway.alive or self._client.gateway is gateway:
             return
-        if self._tools.clock.now < gateway.wakes_at:
-            self.look_back(gateway)
-        elif kept.state != PARKED and self.adopted > adopted and self._has(self._client.gateway):
-            raise Violation(f"{gateway.name} woke and goes on with what another one has", name)
+        if self._tools.clock.now < gateway.resumes_at:
+            self.watch_stalled(gateway)
+        elif (
+            kept.state != PARKED
+            and self.taken_over > taken_over
+            and self._has(self._client.gateway)
+        ):
+            raise Violation(
+                f"{gateway.name} resumed and serves a session that another gateway has", name
+            )
         else:
-            self._told = []  # where it was is told to close it
+            self._received = []  # the close is the client's own
             gateway.later(0.0, self._close, gateway)
 
     def _has(self, gateway: GatewayProcess) -> bool:
         return gateway.core.find_view(self._client.name) is not None
 
     def _has_tail(self, gateway: GatewayProcess) -> bool:
-        """A session that rests has none when that server was left (R13): its next turn brings all that it needs."""
+        """True if the session has a hop for the last block.
+
+        A parked session has none after a migration (R13): its next turn brings the whole log.
+        """
         view = gateway.core.find_view(self._client.name)
         blocks = self._tools.scenario.layout.n_blocks
         return view is None or view.state != PARKED or any(h.last == blocks for h in view.route)
 
     def _end(self) -> None:
         self._round += 1
-        self.looking, self._told = False, []
-        self._client.go_on()
+        self.looking, self._received = False, []
+        self._client.schedule_next_turn()
 
     def _look(self, number: int) -> None:
         client, now = self._client, self._tools.clock.now
@@ -99,15 +115,17 @@ class Heir:
             gateway.core.cancel_turn(client.name, now)
             self._end()
             gateway.pump()
-        elif now < gateway.ready_at:
-            self._again(gateway.ready_at - now)
+        elif now < gateway.discovered_at:
+            self._look_later(gateway.discovered_at - now)
         else:
-            gateway.core.find_session(client.name, MODEL, now, gateway.cut_off(), claims=True)
+            gateway.core.find_session(
+                client.name, MODEL, now, gateway.disconnected_servers(), claims=True
+            )
             gateway.pump()
 
-    def sees(self, effect: Effect) -> None:
+    def on_effect(self, effect: Effect) -> None:
         if isinstance(effect, OwnershipLost):
-            self.begin(self._client.gateway, PAUSE)
+            self.start(self._client.gateway, RETRY_SECONDS)
         elif self.looking and isinstance(effect, SessionLocation):
             self._found(effect)
         elif self.looking and isinstance(effect, FetchedLog):
@@ -116,78 +134,79 @@ class Heir:
     def _found(self, where: SessionLocation) -> None:
         client, now = self._client, self._tools.clock.now
         if where.is_owner_alive:
-            self._let_go(where.owner)
-            self._again(PAUSE)
-        elif where.claimant or (where.unanswered and now < self._sure):
-            self._again(PAUSE)
+            self._close_at_owner(where.owner)
+            self._look_later(RETRY_SECONDS)
+        elif where.claimant or (where.unanswered and now < self._ask_until):
+            self._look_later(RETRY_SECONDS)
         elif where.takeover_wait > 0:
-            self._again(where.takeover_wait + 0.01)
+            self._look_later(where.takeover_wait + 0.01)
         elif where.log_holders:
             self._where = where
-            self._blind |= bool(where.unanswered)
+            self._skipped_servers |= bool(where.unanswered)
             client.gateway.core.fetch_log(client.name, where.log_holders[0], now)
         else:
-            self._blind |= bool(where.unanswered)
-            # a turn that shares nothing with what was read has had all of it cut
-            kept = self._told[:1] == client.log[:1]
-            self._expect(not (self._told and kept), "nothing is left of what the client has read")
+            self._skipped_servers |= bool(where.unanswered)
+            # A turn that shares no prefix with the received log has truncated all of it.
+            has_common = self._received[:1] == client.log[:1]
+            self._expect(
+                not (self._received and has_common),
+                "nothing is left of the log that the client has received",
+            )
             client.gateway.core.open_session(client.name, MODEL, now, above=where.epoch.counter)
             self._end()
 
     def _fetched(self, log: FetchedLog) -> None:
         client = self._client
         if log.turn is None or not log.tokens or self._where is None:
-            self._again(PAUSE)
+            self._look_later(RETRY_SECONDS)
             return
-        left, asks = (
-            list(log.tokens),
-            client.log,
-        )  # of its next turn, as far as that came, or further
-        asked = left[: len(asks)] == asks[: len(left)]
+        # The log of the next turn counts too, as far as it was stored.
+        found, prompt = list(log.tokens), client.log
+        is_next_turn = found[: len(prompt)] == prompt[: len(found)]
         self._expect(
-            asked or list(log.tokens[: len(self._told)]) == self._told,
-            f"the log that is left has {len(log.tokens)} entries: not what the client has read",
+            is_next_turn or list(log.tokens[: len(self._received)]) == self._received,
+            f"the log that is left has {len(log.tokens)} entries and not those that the client has received",
         )
-        client.gateway.later(self._dawdle(), self._adopt, self._where, log, self._round)
+        client.gateway.later(self._takeover_delay(), self._take_over, self._where, log, self._round)
 
-    def _dawdle(self) -> float:
-        """Some take a session over just when the gateway that had it wakes."""
-        now, asleep = self._tools.clock.now, self._asleep
-        if asleep is None or asleep.wakes_at <= now or self._rng.random() >= MEETS:
+    def _takeover_delay(self) -> float:
+        """Return a delay that lets some takeovers happen just when the stalled gateway resumes."""
+        now, stalled = self._tools.clock.now, self._stalled
+        if stalled is None or stalled.resumes_at <= now or self._rng.random() >= COINCIDENCE_CHANCE:
             return 0.0
-        reach = REACH * self._tools.scenario.weather.latency
-        return max(0.0, asleep.wakes_at - now + self._rng.uniform(-reach, reach))
+        spread = COINCIDENCE_LATENCIES * self._tools.scenario.conditions.latency
+        return max(0.0, stalled.resumes_at - now + self._rng.uniform(-spread, spread))
 
-    def _adopt(self, where: SessionLocation, log: FetchedLog, number: int) -> None:
+    def _take_over(self, where: SessionLocation, log: FetchedLog, number: int) -> None:
         client = self._client
         if client.done or number != self._round or self._has(client.gateway):
             return
-        self.adopted += 1
+        self.taken_over += 1
         client.gateway.core.take_over(where, MODEL, log, self._tools.clock.now)
         self._end()
         client.gateway.pump()
 
     def _expect(self, holds: bool, text: str) -> None:
-        """Where nothing but gateways fails, all that was read is found, until leases have ended twice."""
+        """Check what holds until leases have expired twice, if only gateways fail."""
         scenario, clock = self._tools.scenario, self._tools.clock
-        early = clock.now - self._since < 1.5 * scenario.layout.lease_seconds
-        if not holds and self._calm and early and not self._blind:
+        early = clock.now - self._lost_at < 1.5 * scenario.layout.lease_seconds
+        if not holds and self._has_calm_links and early and not self._skipped_servers:
             raise Violation(f"{self._client.name}: {text}", self._client.name)
 
     @property
-    def _calm(self) -> bool:
-        """Nothing but gateways fails, and messages come in time."""
+    def _has_calm_links(self) -> bool:
+        """True if only gateways fail and no message is late."""
         scenario = self._tools.scenario
-        struck = {kind for kind, weight in scenario.faults.weights.items() if weight}
-        late = scenario.weather.spike_chance or scenario.weather.slow_step_chance
-        return not struck & {"kill", "drop", "order"} and not late
+        kinds = {kind for kind, weight in scenario.faults.weights.items() if weight}
+        late = scenario.conditions.spike_chance or scenario.conditions.slow_step_chance
+        return not kinds & {"kill", "drop_link", "drain_request"} and not late
 
-    def _let_go(self, owner: str) -> None:
-        """The owner lives: there it is closed, as by its client."""
-        self._told = []
+    def _close_at_owner(self, owner: str) -> None:
+        """Close the session at the gateway that owns it, as its client would."""
+        self._received = []
         for gateway in self._gateways.values():
-            awake = gateway.alive and gateway.wakes_at <= self._tools.clock.now
-            if awake and gateway.address.peer == owner:
+            is_running = gateway.alive and gateway.resumes_at <= self._tools.clock.now
+            if is_running and gateway.address.peer == owner:
                 gateway.later(0.0, self._close, gateway)
 
     def _close(self, gateway: GatewayProcess) -> None:
@@ -195,5 +214,5 @@ class Heir:
             gateway.core.close_session(self._client.name, self._tools.clock.now)
             gateway.pump()
 
-    def _again(self, seconds: float) -> None:
+    def _look_later(self, seconds: float) -> None:
         self._client.gateway.later(seconds, self._look, self._round)

@@ -1,7 +1,7 @@
-"""The shell of a simulated server: what the real node and engine do around the core, in virtual time.
+"""The shell of a simulated server: does in virtual time what the real node and engine do around the core.
 
 One boot of a server: its core, its hash model, one step at a time. Decides nothing about the protocol: items go in,
-effects go out. Also what all processes of a world share.
+effects go out. `Tools` is shared by all processes of a world.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Cores:
 
 @dataclass(slots=True)
 class Tools:
-    """What every process of one world shares."""
+    """The parts that all processes of a world share."""
 
     scenario: Scenario
     clock: Clock
@@ -78,14 +78,14 @@ class ServerProcess:
         name: str,
         span: tuple[int, int],
         boot: int,
-        sees_go: Callable[[ServerProcess, StartEpoch], None],
+        on_start_epoch: Callable[[ServerProcess, StartEpoch], None],
     ) -> None:
         self._tools = tools
         self.name = name
         self.span = span
         self.boot = boot
         self.alive = True
-        self.wakes_at = 0.0
+        self.resumes_at = 0.0
         nonce = f"boot{boot}" if tools.cores.new_peer_per_boot else "none"
         self.address = Address(peer_id(name, 1, nonce), f"{name}:1")
         layout = tools.scenario.layout
@@ -105,14 +105,14 @@ class ServerProcess:
             lease_seconds=layout.lease_seconds,
             token_budget=layout.token_budget,
             row_window=layout.row_window,
-            in_flight_bytes=layout.coming_bytes,
+            in_flight_bytes=layout.in_flight_bytes,
             replay_bytes=layout.replay_bytes,
         )
         self.core = tools.cores.server(settings, self.shape, tools.draw)
         self.model = HashModel(self.shape)
         self.rows = 0
-        self.evicted = False  # kept rows have been taken away by the simulator
-        self.sees_go = sees_go
+        self.evicted = False  # the simulator has dropped retained rows
+        self._on_start_epoch = on_start_epoch
         self._work: Sequence[Task] = ()
         self._frozen_until = 0.0
         self._heartbeats = HeartbeatTimer.for_server(lambda: self._rng.random())
@@ -141,28 +141,28 @@ class ServerProcess:
 
     # -- the network calls these -----------------------------------------------------------
 
-    def linked(self, other: Endpoint) -> None:
+    def on_link_up(self, other: Endpoint) -> None:
         role = Role.SERVER if other.address.target else Role.GATEWAY
         self.core.on_peer_connected(other.address.peer, role, self._tools.clock.now)
         if role is Role.GATEWAY:
             self._heartbeats.on_peer_connected(other.address.peer)
         self._pump()
 
-    def unlinked(self, peer: PeerId) -> None:
+    def on_link_down(self, peer: PeerId) -> None:
         self._heartbeats.on_peer_lost(peer)
         self.core.on_peer_lost(peer, self._tools.clock.now)
         self._pump()
 
-    def received(self, peer: PeerId, item: Item) -> None:
+    def on_item(self, peer: PeerId, item: Item) -> None:
         if isinstance(item, StartEpoch):
-            self.sees_go(self, item)
-        if isinstance(item, Rows) and item.kv_copy and self._bare(item):
+            self._on_start_epoch(self, item)
+        if isinstance(item, Rows) and item.kv_copy and self._lacks_retained_rows(item):
             self.evicted = True
         self.core.receive(peer, item, self._tools.clock.now)
         self._pump()
 
-    def _bare(self, rows: Rows) -> bool:
-        """A copy's part without kept rows: of a hop that ends at another boundary, or that has lost its own."""
+    def _lacks_retained_rows(self, rows: Rows) -> bool:
+        """True for a part of a copy from a hop that ends at another boundary, or that has evicted its rows."""
         hop = self.core._fencing.hops.get(rows.handle)
         blocks = 0 if hop is None else hop.last - hop.first
         return len(rows.payload) == rows.count * blocks * self.shape.kv_bytes
@@ -170,36 +170,36 @@ class ServerProcess:
     # -- the engine ------------------------------------------------------------------------
 
     def freeze(self, seconds: float) -> None:
-        """The engine does not get on for so long; links are read all the same."""
+        """Stop the engine for some seconds; links are still read."""
         self._frozen_until = self._tools.clock.now + seconds
 
     def evict(self) -> bool:
-        """The kept rows of some hop go, as when memory is short."""
-        kept = list(self.core._replay_log._runs)
-        if kept:
-            self._evict(self._rng.choice(kept))
-        return bool(kept)
+        """Drop the retained rows of a hop, as when memory is short."""
+        handles = list(self.core._replay_log._runs)
+        if handles:
+            self._evict(self._rng.choice(handles))
+        return bool(handles)
 
     def _evict(self, handle: Handle) -> None:
         self.evicted = True
         self.core._replay_log.drop(handle)
 
-    def retire(self) -> None:
-        """A graceful stop begins: no new hops."""
+    def start_draining(self) -> None:
+        """Begin a graceful stop: refuse new hops."""
         self.core.start_draining(self._tools.clock.now)
         self._pump()
 
     def stop(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so long."""
-        self.wakes_at = max(self.wakes_at, self._tools.clock.now + seconds)
+        """SIGSTOP, and SIGCONT some seconds later."""
+        self.resumes_at = max(self.resumes_at, self._tools.clock.now + seconds)
 
     def tick(self) -> None:
-        """As the node does."""
+        """Tick the core as often as the node does."""
         clock = self._tools.clock
         if not self.alive:
             return
-        if clock.now < self.wakes_at:
-            clock.at(self.wakes_at, self.tick)
+        if clock.now < self.resumes_at:
+            clock.at(self.resumes_at, self.tick)
             return
         self.core.tick(clock.now)
         self._pump()
@@ -222,7 +222,7 @@ class ServerProcess:
             self._work = core.plan_step(now)
             if self._work:
                 self._tools.clock.at(max(self._frozen_until, now + self._step_time()), self._finish)
-        chance = self._tools.scenario.weather.evict_chance
+        chance = self._tools.scenario.conditions.evict_chance
         for send in core.take_sends():
             if chance and isinstance(send.item, FenceAck) and self._rng.random() < chance:
                 self._evict(send.item.server_handle)
@@ -230,54 +230,56 @@ class ServerProcess:
             self._send(send)
 
     def _step_time(self) -> float:
-        weather = self._tools.scenario.weather
-        if weather.slow_step_chance and self._rng.random() < weather.slow_step_chance:
-            return weather.slow_step * self._rng.random()
-        rows = _rows(self._work) if weather.row else 0
-        return weather.step * (0.5 + self._rng.random()) + weather.row * rows
+        conditions = self._tools.scenario.conditions
+        if conditions.slow_step_chance and self._rng.random() < conditions.slow_step_chance:
+            return conditions.slow_step * self._rng.random()
+        rows = _count_rows(self._work) if conditions.row_seconds else 0
+        return conditions.step_seconds * (0.5 + self._rng.random()) + conditions.row_seconds * rows
 
     def _finish(self) -> None:
         clock = self._tools.clock
         if not self.alive:
             return
-        if clock.now < self.wakes_at:
-            clock.at(self.wakes_at, self._finish)
+        if clock.now < self.resumes_at:
+            clock.at(self.resumes_at, self._finish)
             return
         work, self._work = self._work, ()
         now = clock.now
         poisoned = self._poisoned()
-        chance = self._tools.scenario.weather.failed_step_chance
-        struck = chance and now < self._tools.scenario.faults.until and self._rng.random() < chance
-        if struck or poisoned:
+        chance = self._tools.scenario.conditions.failed_step_chance
+        is_faulty = (
+            chance and now < self._tools.scenario.faults.until and self._rng.random() < chance
+        )
+        if is_faulty or poisoned:
             self._fail(work, poisoned, now)
         else:
             self.core.finish_step(self.model.step(work), now)
-        self.rows += _rows(work)
+        self.rows += _count_rows(work)
         self._pump()
 
     def _poisoned(self) -> list[int]:
-        """Parts of the step that is out that fail, whatever else does, for what their sessions are."""
+        """Return the indexes of the step's tasks that fail because of their sessions."""
         load = self._tools.scenario.load
         if not load.poisoned:
             return []
         return [
             index
             for index, (hop, _) in enumerate(self.core._steps._running)
-            if load.poisons(hop.session) and self._rng.random() < load.poison_chance
+            if load.is_poisoned(hop.session) and self._rng.random() < load.poison_chance
         ]
 
     def _fail(self, work: Sequence[Task], poisoned: Sequence[int], now: float) -> None:
-        """The whole step raises, or some session's part of it fails."""
+        """Let the whole step raise, or some of its tasks fail."""
         self._tools.trace.note(now, self.name, "step fails")
         if self._rng.random() < 0.5:
-            self.core.fail_step("the step failed, says the simulator", now)
+            self.core.fail_step("injected failure of the step", now)
             return
         results = self.model.step(work)
         for index in poisoned or [self._rng.randrange(len(results))]:
-            results[index] = Result(error="failed, says the simulator")
+            results[index] = Result(error="injected failure of the task")
         self.core.finish_step(results, now)
 
 
-def _rows(tasks: Sequence[Task]) -> int:
-    """Those that are computed: copies of KV are not."""
+def _count_rows(tasks: Sequence[Task]) -> int:
+    """Return the number of computed rows; KV copies have none."""
     return sum(task.count for task in tasks if isinstance(task, BatchItem))

@@ -48,6 +48,7 @@ from support.simulator.planted.recovery import (
     NeverSuspects,
 )
 from support.simulator.planted.regressions import (
+    AlwaysRelinquishes,
     AsksLinkedServersOnly,
     AsksOnceAfterStall,
     AwaitsLostAnswers,
@@ -140,6 +141,19 @@ def in_ownership_check(bug: type, scenario: str, budget: int = 100) -> Plant:
     return in_gateway(gateway_with(lambda core: core._ownership_check, bug), scenario, budget)
 
 
+def in_hop_table(bug: type, scenario: str) -> Plant:
+    return in_gateway(gateway_with(lambda core: core._recovery.hops, bug), scenario)
+
+
+def in_planner(bug: type, scenario: str) -> Plant:
+    return in_gateway(gateway_with(lambda core: core._recovery._planner, bug), scenario)
+
+
+def at_seed(plant: Plant, seed: int) -> Regression:
+    """Return the regression of a bug that one seed finds; the budget does not count."""
+    return Regression(plant.cores, plant.scenario, seed)
+
+
 PLANTS: dict[str, Plant] = {
     "R1 accepts any epoch": in_server(AcceptsAnyEpoch, "late"),
     "R1 accepts rows twice": in_server(AcceptsRowsTwice, "duplicates"),
@@ -184,18 +198,6 @@ PLANTS: dict[str, Plant] = {
 }
 
 
-def at_seed(plant: Plant, seed: int) -> Regression:
-    return Regression(plant.cores, plant.scenario, seed)
-
-
-def in_hop_table(bug: type, scenario: str) -> Plant:
-    return in_gateway(gateway_with(lambda core: core._recovery.hops, bug), scenario)
-
-
-def in_planner(bug: type, scenario: str) -> Plant:
-    return in_gateway(gateway_with(lambda core: core._recovery._planner, bug), scenario)
-
-
 REGRESSIONS: dict[str, Regression] = {
     "keeps unreachable hops": at_seed(in_planner(KeepsUnreachableHops, "partition"), 30),
     "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 52),
@@ -203,6 +205,7 @@ REGRESSIONS: dict[str, Regression] = {
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 198),
     "takes old answers": at_seed(in_hop_table(TakesOldAnswers, "deadlines"), 692),
     "ignores detached hops": at_seed(in_recovery(IgnoresDetachedHops, "asleep"), 10_009),
+    "both relinquish": at_seed(in_recovery(AlwaysRelinquishes, "asleep"), 399),
     "contests without hops": at_seed(in_recovery(ContestsWithoutHops, "asleep"), 100_027),
     "asks once after a stall": at_seed(in_ownership_check(AsksOnceAfterStall, "asleep"), 10_014),
     "asks linked servers only": at_seed(

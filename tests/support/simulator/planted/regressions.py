@@ -117,6 +117,15 @@ class IgnoresDetachedHops(Recovery):
             self.hops.record_fence_ack(found[1], answer)
 
 
+class AlwaysRelinquishes(Recovery):
+    """R20 (takeover): of two gateways with some hops each both relinquish the session, so nothing is left of it."""
+
+    @override
+    def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
+        hop.forget(session.epoch)
+        self.relinquish(session)
+
+
 class ContestsWithoutHops(Recovery):
     """R20 (takeover): a gateway that has lost its only hop contests the session as if it had others."""
 

@@ -1,6 +1,7 @@
-"""From a seed to a scenario. A switch names the kind of trouble that is concentrated on.
+"""Draws scenarios from seeds. The name of a scenario is the kind of trouble that its worlds have more of.
 
-Used by tests and by the command line. Changing anything here changes what every seed means.
+Used by tests and by the command line. A new scenario is a function and a line in `SCENARIOS`. A change of the order of
+draws changes the worlds of all seeds, those of regression tests too.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from support.simulator.actors.server_process import ROW_BYTES
-from support.simulator.scenario import NEVER, Faults, Layout, Load, Scenario, Weather
-from support.simulator.scenarios import gateways, isolation, migration
+from support.simulator.scenario import NEVER, Conditions, Faults, Layout, Load, Scenario
+from support.simulator.scenarios import detection, gateways, isolation, migration
 
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
@@ -21,22 +22,35 @@ def draw(seed: int, name: str = "mixed") -> Scenario:
     """Return the world of a seed; the same for the same (seed, name)."""
     rng = random.Random(f"scenario/{name}/{seed}")
     scenario = Scenario(
-        seed, name, _draw_layout(rng), _draw_weather(rng), _draw_faults(rng), _draw_load(rng)
+        seed, name, _draw_layout(rng), _draw_conditions(rng), _draw_faults(rng), _draw_load(rng)
     )
-    return _narrow(_concentrate(scenario, rng))
+    return _limit_in_flight(_apply(scenario, rng))
 
 
-NARROW = ("kills", "tight", "prefill", "loop", "sparse", "rewinds", "long", "evictions", "storm")
+# Scenarios in which few rows may be in flight in some worlds.
+LIMITED_IN_FLIGHT = (
+    "kills",
+    "tight",
+    "prefill",
+    "loop",
+    "sparse",
+    "rewinds",
+    "long",
+    "evictions",
+    "storm",
+)
 
 
-def _narrow(scenario: Scenario) -> Scenario:
-    """In some worlds of some switches there is room for the rows of few sessions at a time, or of none. Not on a very
-    slow bulk lane: a row at a time would take longer there than any deadline."""
-    if scenario.name not in NARROW or scenario.weather.bulk_factor > 10:
+def _limit_in_flight(scenario: Scenario) -> Scenario:
+    """Let only the rows of few sessions, or of none, be in flight at a time.
+
+    Not with a very slow bulk lane, where one row at a time would take longer than any deadline.
+    """
+    if scenario.name not in LIMITED_IN_FLIGHT or scenario.conditions.bulk_factor > 10:
         return scenario
     rng = random.Random(f"narrow/{scenario.name}/{scenario.seed}")
     rows = rng.choice((4 << 20, 16, 0))
-    layout = replace(scenario.layout, coming_bytes=rows * ROW_BYTES)
+    layout = replace(scenario.layout, in_flight_bytes=rows * ROW_BYTES)
     return replace(scenario, layout=layout)
 
 
@@ -62,29 +76,29 @@ def _draw_layout(
         max_length=256,
         token_budget=rng.choice((3, 8, 16, 512)),
         row_window=rng.choice((4, 16, 1024)),
-        input_tokens=rng.choice((3, 16, 8192)),
-        short_input=rng.choice((0, 4, 256)),
+        max_input_tokens=rng.choice((3, 16, 8192)),
+        max_live_input_tokens=rng.choice((0, 4, 256)),
     )
 
 
-def _draw_weather(rng: random.Random) -> Weather:
-    return Weather(
+def _draw_conditions(rng: random.Random) -> Conditions:
+    return Conditions(
         latency=rng.choice((0.0002, 0.0005, 0.002)),
         bulk_factor=rng.choice((1.0, 1.0, 3.0, 10.0)),
         spike_chance=rng.choice((0.0, 0.0, 0.005)),
         duplicate_chance=rng.choice((0.0, 0.02)),
         slow_step_chance=rng.choice((0.0, 0.0, 0.002)),
-        late_notice_chance=rng.choice((0.0, 0.2, 0.5)),
+        slow_link_down_chance=rng.choice((0.0, 0.2, 0.5)),
     )
 
 
 def _draw_faults(rng: random.Random) -> Faults:
     return Faults(
         until=rng.uniform(0.3, 1.2),
-        gap=rng.choice((0.02, 0.05, 0.15)),
-        weights={"drop": 1.0, "kill": 0.5},
-        restart=rng.choice((0.01, 0.05, 0.3)),
-        never_back_chance=rng.choice((0.0, 0.3)),
+        mean_gap=rng.choice((0.02, 0.05, 0.15)),
+        weights={"drop_link": 1.0, "kill": 0.5},
+        restart_seconds=rng.choice((0.01, 0.05, 0.3)),
+        permanent_chance=rng.choice((0.0, 0.3)),
     )
 
 
@@ -92,55 +106,57 @@ def _draw_load(rng: random.Random) -> Load:
     return Load(sessions=rng.randint(2, 8), turns=rng.randint(1, 4))
 
 
-def _concentrate(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Turn the switch: more of one kind of trouble, less of the others."""
+def _apply(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Apply the scenario's function, and the limits that follow from the kinds of faults."""
     scenario = SCENARIOS[scenario.name](scenario, rng)
-    if not scenario.silent_faults:  # a stall is one that nothing else could have ended
-        scenario = replace(scenario, overdue_seconds=5.0, answer_seconds=1.0)
-    elif scenario.fenced_seconds == NEVER and rng.random() < 0.7:
-        scenario = replace(scenario, fenced_seconds=GatewaySettings().fence_timeout_seconds)
+    if not scenario.has_silent_faults:  # a session that needs a deadline has stalled
+        scenario = replace(scenario, token_timeout_seconds=5.0, fence_ack_seconds=1.0)
+    elif scenario.fence_timeout_seconds == NEVER and rng.random() < 0.7:
+        scenario = replace(scenario, fence_timeout_seconds=GatewaySettings().fence_timeout_seconds)
     layout = scenario.layout
-    if scenario.weather.duplicate_chance and layout.grant_seconds == NEVER:
-        # a repeated create may open a hop that nobody asked for; all others are closed, or freed by Live
+    if scenario.conditions.duplicate_chance and layout.grant_seconds == NEVER:
+        # A repeated create may open a hop that no gateway knows; only its grant frees it.
         return replace(scenario, layout=replace(layout, grant_seconds=5.0))
     return scenario
 
 
 def _mixed(scenario: Scenario, rng: random.Random) -> Scenario:
     """A little of everything."""
-    weights = {"drop": 1.0, "kill": 0.5, "freeze": 0.1, "drain": 0.1, "evict": 0.1}
+    weights = {"drop_link": 1.0, "kill": 0.5, "freeze": 0.1, "drain": 0.1, "evict": 0.1}
     return replace(scenario, faults=replace(scenario.faults, weights=weights))
 
 
 def _calm(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(
         scenario,
-        weather=Weather(latency=scenario.weather.latency),
+        conditions=Conditions(latency=scenario.conditions.latency),
         faults=Faults(),
         load=replace(scenario.load, close_chance=0.0),
     )
 
 
 def _drops(scenario: Scenario, rng: random.Random) -> Scenario:
-    return replace(scenario, faults=replace(scenario.faults, weights={"drop": 1.0}, gap=0.02))
+    return replace(
+        scenario, faults=replace(scenario.faults, weights={"drop_link": 1.0}, mean_gap=0.02)
+    )
 
 
 def _kills(scenario: Scenario, rng: random.Random) -> Scenario:
-    return replace(scenario, faults=replace(scenario.faults, weights={"kill": 1.0}, gap=0.04))
+    return replace(scenario, faults=replace(scenario.faults, weights={"kill": 1.0}, mean_gap=0.04))
 
 
 def _duplicates(scenario: Scenario, rng: random.Random) -> Scenario:
-    weather = replace(
-        scenario.weather,
+    conditions = replace(
+        scenario.conditions,
         duplicate_chance=rng.choice((0.05, 0.3)),
         duplicate_delay=rng.choice((0.001, 0.02, 0.1)),
     )
-    return replace(scenario, weather=weather, faults=replace(scenario.faults, gap=0.1))
+    return replace(scenario, conditions=conditions, faults=replace(scenario.faults, mean_gap=0.1))
 
 
 def _delays(scenario: Scenario, rng: random.Random) -> Scenario:
-    weather = replace(scenario.weather, spike_chance=0.02, spike=rng.choice((0.02, 0.1, 0.6)))
-    return replace(scenario, weather=weather)
+    conditions = replace(scenario.conditions, spike_chance=0.02, spike=rng.choice((0.02, 0.1, 0.6)))
+    return replace(scenario, conditions=conditions)
 
 
 def _tight(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -154,18 +170,22 @@ def _tight(scenario: Scenario, rng: random.Random) -> Scenario:
         load=replace(
             load,
             turns=rng.randint(1, 3),
-            think=rng.choice((0.02, 0.1)),
+            think_seconds=rng.choice((0.02, 0.1)),
             quit_chance=0.3,
-            to_the_end_chance=0.0,
+            no_limit_chance=0.0,
         ),
-        faults=replace(scenario.faults, weights={"drop": 1.0, "kill": 1.0}),
+        faults=replace(scenario.faults, weights={"drop_link": 1.0, "kill": 1.0}),
     )
 
 
 def _stalls(scenario: Scenario, rng: random.Random) -> Scenario:
-    weather = replace(scenario.weather, slow_step_chance=0.02, slow_step=rng.choice((0.05, 0.5)))
-    weights = {"drop": 1.0, "freeze": 1.0, "kill": 0.2}
-    return replace(scenario, weather=weather, faults=replace(scenario.faults, weights=weights))
+    conditions = replace(
+        scenario.conditions, slow_step_chance=0.02, slow_step=rng.choice((0.05, 0.5))
+    )
+    weights = {"drop_link": 1.0, "freeze": 1.0, "kill": 0.2}
+    return replace(
+        scenario, conditions=conditions, faults=replace(scenario.faults, weights=weights)
+    )
 
 
 def _prefill(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -173,51 +193,54 @@ def _prefill(scenario: Scenario, rng: random.Random) -> Scenario:
         scenario,
         layout=replace(scenario.layout, token_budget=rng.choice((2, 3, 5))),
         load=replace(scenario.load, prompt=(20, 60), max_tokens=(1, 6), rewind_chance=0.1),
-        faults=replace(scenario.faults, gap=0.02),
+        faults=replace(scenario.faults, mean_gap=0.02),
     )
 
 
 def _loop(scenario: Scenario, rng: random.Random) -> Scenario:
     faults = replace(
-        scenario.faults, gap=0.1, burst_chance=0.8, burst_gap=rng.choice((0.0005, 0.002, 0.005))
+        scenario.faults,
+        mean_gap=0.1,
+        burst_chance=0.8,
+        burst_gap=rng.choice((0.0005, 0.002, 0.005)),
     )
     return replace(scenario, faults=faults)
 
 
 def _sparse(scenario: Scenario, rng: random.Random) -> Scenario:
-    """A fault or two, and then none that could end by chance a stall which they caused."""
+    """Few faults, so that no later one ends by chance a stall that an earlier one caused."""
     faults = replace(
         scenario.faults,
-        most=rng.randint(1, 3),
-        gap=rng.uniform(0.01, 0.1),
+        max_count=rng.randint(1, 3),
+        mean_gap=rng.uniform(0.01, 0.1),
         burst_gap=rng.choice((0.0005, 0.002, 0.01)),
-        weights={"drop": 1.0, "kill": 0.4},
+        weights={"drop_link": 1.0, "kill": 0.4},
     )
-    load = replace(scenario.load, spread=0.05, max_tokens=(8, 30), turns=rng.randint(1, 3))
-    return replace(scenario, faults=faults, load=load, patience=4.0)
+    load = replace(scenario.load, start_seconds=0.05, max_tokens=(8, 30), turns=rng.randint(1, 3))
+    return replace(scenario, faults=faults, load=load, max_wait_seconds=4.0)
 
 
 def _late(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Turns follow each other faster than messages travel: much of what arrives is of an older epoch."""
-    weather = replace(
-        scenario.weather,
+    """Turns follow each other faster than messages travel, so many messages are of an older epoch."""
+    conditions = replace(
+        scenario.conditions,
         latency=rng.choice((0.002, 0.01)),
         bulk_factor=rng.choice((0.3, 1.0, 5.0)),
         spike_chance=0.03,
         spike=0.05,
-        step=0.0005,
+        step_seconds=0.0005,
     )
-    faults = replace(scenario.faults, gap=0.1, weights={"drop": 1.0}, until=1.0)
+    faults = replace(scenario.faults, mean_gap=0.1, weights={"drop_link": 1.0}, until=1.0)
     load = replace(
         scenario.load,
         turns=rng.randint(4, 8),
         rewind_chance=0.7,
         stop_chance=0.6,
-        think=rng.choice((0.0, 0.0, 0.05)),
+        think_seconds=rng.choice((0.0, 0.0, 0.05)),
         prompt=(1, 6),
         max_tokens=(1, 12),
     )
-    return replace(scenario, weather=weather, faults=faults, load=load)
+    return replace(scenario, conditions=conditions, faults=faults, load=load)
 
 
 def _rewinds(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -226,27 +249,27 @@ def _rewinds(scenario: Scenario, rng: random.Random) -> Scenario:
         turns=rng.randint(3, 6),
         rewind_chance=0.7,
         stop_chance=0.3,
-        think=rng.choice((0.0, 0.0, 0.02)),
+        think_seconds=rng.choice((0.0, 0.0, 0.02)),
         max_tokens=(0, 12),
     )
     return replace(scenario, load=load)
 
 
 def _slow_bulk(scenario: Scenario, rng: random.Random) -> Scenario:
-    weather = replace(scenario.weather, bulk_factor=rng.choice((30.0, 100.0)))
-    return replace(scenario, weather=weather, load=replace(scenario.load, prompt=(2, 30)))
+    conditions = replace(scenario.conditions, bulk_factor=rng.choice((30.0, 100.0)))
+    return replace(scenario, conditions=conditions, load=replace(scenario.load, prompt=(2, 30)))
 
 
 def _slow_readers(scenario: Scenario, rng: random.Random) -> Scenario:
-    load = replace(scenario.load, slow_reader_chance=1.0, read_pause=rng.choice((0.003, 0.02)))
+    load = replace(scenario.load, slow_reader_chance=1.0, read_seconds=rng.choice((0.003, 0.02)))
     return replace(scenario, load=load)
 
 
 def _failures(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(
         scenario,
-        weather=replace(scenario.weather, failed_step_chance=0.01),
-        faults=replace(scenario.faults, gap=0.2),
+        conditions=replace(scenario.conditions, failed_step_chance=0.01),
+        faults=replace(scenario.faults, mean_gap=0.2),
     )
 
 
@@ -255,36 +278,12 @@ def _ragged(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout)
 
 
-def _partition(scenario: Scenario, rng: random.Random) -> Scenario:
-    """One pair of servers can never talk again, while every block keeps a way around it."""
-    layout = scenario.layout
-    return replace(
-        scenario,
-        layout=replace(layout, spans=layout.spans + tuple(dict.fromkeys(layout.spans))),
-        faults=replace(scenario.faults, weights={"drop": 0.5, "kill": 0.2, "partition": 1.0}),
-        patience=30.0,
-    )
-
-
-def _deadlines(scenario: Scenario, rng: random.Random) -> Scenario:
-    """All patience is short: hops are given up while they live, grants and leases end too early."""
-    layout = replace(
-        scenario.layout,
-        grant_seconds=rng.choice((0.05, 0.3, 5.0)),
-        lease_seconds=rng.choice((0.02, 0.2, 5.0)),
-    )
-    faults = replace(scenario.faults, weights={"drop": 1.0, "freeze": 1.0, "kill": 0.3})
-    weather = replace(scenario.weather, spike_chance=0.01, spike=0.3, slow_step_chance=0.01)
-    fenced = rng.choice((0.02, 0.1, 0.5))
-    return replace(scenario, layout=layout, faults=faults, weather=weather, fenced_seconds=fenced)
-
-
 def _extinction(scenario: Scenario, rng: random.Random) -> Scenario:
-    """A block loses all its servers for good: sessions end honestly, new ones are refused."""
-    weights = {"drop": 1.0, "kill": 0.5, "extinction": 0.1}
+    """A block loses all its servers for good: sessions end with an error, new turns are refused."""
+    weights = {"drop_link": 1.0, "kill": 0.5, "kill_block": 0.1}
     load = replace(scenario.load, quit_chance=0.5)
     faults = replace(scenario.faults, weights=weights)
-    return replace(scenario, load=load, faults=faults, hold_seconds=rng.choice((0.3, 2.0)))
+    return replace(scenario, load=load, faults=faults, hold_limit_seconds=rng.choice((0.3, 2.0)))
 
 
 def _long(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -293,87 +292,16 @@ def _long(scenario: Scenario, rng: random.Random) -> Scenario:
 
 
 def _reshaped(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Killed servers come back with other blocks: boundaries change under the sessions."""
+    """Killed servers restart with other blocks, so boundaries change under the sessions."""
     layout = _draw_layout(rng, ragged=True, lengths=(1, 2, 3, 4, 5))
     faults = replace(
-        scenario.faults, weights={"kill": 1.0, "drop": 0.5}, reshape_chance=0.7, gap=0.05
+        scenario.faults, weights={"kill": 1.0, "drop_link": 0.5}, new_span_chance=0.7, mean_gap=0.05
     )
     return replace(scenario, layout=layout, faults=faults)
 
 
-def _cut_off(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Gateways and servers, and pairs of servers, that can never talk again."""
-    layout = scenario.layout
-    spans = layout.spans + tuple(dict.fromkeys(layout.spans))
-    layout = replace(layout, spans=spans, gateways=rng.choice((1, 2)))
-    weights = {"drop": 0.5, "kill": 0.2, "cut_off": 1.0, "partition": 0.5}
-    if layout.lease_seconds == NEVER:  # what a gateway left where it can never go again
-        layout = replace(layout, lease_seconds=rng.choice((0.3, 1.0)))
-    return replace(
-        scenario, layout=layout, faults=replace(scenario.faults, weights=weights), patience=30.0
-    )
-
-
-def _one_way(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Pairs of which one hears nothing of the other, and no link breaks for long: nobody is told. Of a single one
-    deadlines tell long before the link does; each further one in a session's way doubles them."""
-    scenario = _cut_off(scenario, rng)
-    quiet = replace(scenario.weather, spike_chance=0.0, slow_step_chance=0.0)
-    single = rng.random() < 0.5
-    faults = replace(
-        scenario.faults,
-        weights={"mute": 1.0},
-        lasting_chance=1.0,
-        gap=0.3,
-        until=1.5,
-        most=1 if single else 6,
-    )
-    load = replace(scenario.load, turns=rng.randint(2, 5), max_tokens=(20, 80))
-    return replace(
-        scenario,
-        weather=quiet if single else scenario.weather,
-        faults=faults,
-        load=load,
-        patience=5.0 if single else 30.0,
-        fenced_seconds=GatewaySettings().fence_timeout_seconds,
-    )
-
-
-def _stops(scenario: Scenario, rng: random.Random) -> Scenario:
-    """SIGSTOP of servers and of the gateway, and links that hold everything back for a while."""
-    weights = {"stop": 1.0, "stop_gateway": 0.3, "hush": 1.0, "drop": 0.3, "kill": 0.2}
-    return replace(
-        scenario, faults=replace(scenario.faults, gap=0.1, weights=weights), patience=20.0
-    )
-
-
-def _silence(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Servers that are stopped for long, and links that hold everything back: only silence tells."""
-    layout = scenario.layout
-    spans = layout.spans + tuple(dict.fromkeys(layout.spans))
-    weights = {"wedge": 1.0, "hush": 0.5, "stop_gateway": 0.1, "drop": 0.2, "kill": 0.2}
-    faults = replace(scenario.faults, gap=0.2, until=2.0, weights=weights)
-    load = replace(scenario.load, spread=1.5, turns=rng.randint(2, 5), think=0.1)
-    return replace(
-        scenario,
-        layout=replace(layout, spans=spans),
-        faults=faults,
-        load=load,
-        patience=20.0,
-        fenced_seconds=GatewaySettings().fence_timeout_seconds,
-    )
-
-
-def _frozen(scenario: Scenario, rng: random.Random) -> Scenario:
-    """One server is stopped for long, and others hold its blocks: nobody may wait for it."""
-    quiet = replace(scenario.weather, spike_chance=0.0, slow_step_chance=0.0)
-    scenario = replace(_silence(scenario, rng), weather=quiet)
-    faults = replace(scenario.faults, most=1, gap=0.5, weights={"wedge": 1.0})
-    return replace(scenario, faults=faults, patience=3.0)
-
-
 def _storm(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Everything at once, on routes of any length."""
+    """All kinds of faults at once, on routes of any length."""
     layout = _draw_layout(rng, lengths=(1, 2, 3, 4, 5))
     layout = replace(
         layout,
@@ -382,34 +310,36 @@ def _storm(scenario: Scenario, rng: random.Random) -> Scenario:
         lease_seconds=rng.choice((0.5, 2.0)),
         gateways=rng.choice((1, 1, 2)),
     )
-    weights = dict.fromkeys(("drop", "kill", "freeze", "stop", "stop_gateway", "hush"), 1.0)
-    weights["wedge"] = 1.0
+    weights = dict.fromkeys(
+        ("drop_link", "kill", "freeze", "stop", "stop_gateway", "delay_direction"), 1.0
+    )
+    weights["stop_long"] = 1.0
     weights |= {"partition": 0.3, "cut_off": 0.3, "drain": 0.5}
     faults = replace(
         scenario.faults,
         weights=weights,
-        reshape_chance=rng.choice((0.0, 0.5)),
-        gap=0.03,
+        new_span_chance=rng.choice((0.0, 0.5)),
+        mean_gap=0.03,
         burst_chance=0.5,
     )
-    load = replace(scenario.load, rewind_chance=0.4, to_the_end_chance=0.0, max_tokens=(0, 16))
-    return replace(scenario, layout=layout, faults=faults, load=load, patience=40.0)
+    load = replace(scenario.load, rewind_chance=0.4, no_limit_chance=0.0, max_tokens=(0, 16))
+    return replace(scenario, layout=layout, faults=faults, load=load, max_wait_seconds=40.0)
 
 
 def _evictions(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Kept rows go at any time, since there is memory for a few sessions' only, or for none."""
+    """Retained rows are evicted at any time, for there is memory for few sessions or for none."""
     rows = rng.choice((0, 20, 60, 200, 1000))
-    load = replace(scenario.load, sessions=rng.randint(4, 10), prompt=(5, 40), spread=0.1)
-    faults = replace(scenario.faults, gap=0.03, weights={"drop": 0.5, "kill": 1.0})
+    load = replace(scenario.load, sessions=rng.randint(4, 10), prompt=(5, 40), start_seconds=0.1)
+    faults = replace(scenario.faults, mean_gap=0.03, weights={"drop_link": 0.5, "kill": 1.0})
     if rng.random() < 0.5:
         scenario = replace(scenario, layout=_draw_layout(rng, lengths=(3, 4, 5)))
     layout = replace(scenario.layout, replay_bytes=rows * 60)
-    weather = scenario.weather
-    if rng.random() < 0.5:  # ... or right between what is said of them and what is planned with it
+    conditions = scenario.conditions
+    if rng.random() < 0.5:  # ... or right between the FenceAck that lists them and the plan
         layout = scenario.layout
-        weather = replace(weather, evict_chance=rng.choice((0.05, 0.3, 1.0)))
+        conditions = replace(conditions, evict_chance=rng.choice((0.05, 0.3, 1.0)))
         faults = replace(faults, weights={**faults.weights, "evict": rng.choice((0.5, 3.0))})
-    return replace(scenario, layout=layout, load=load, faults=faults, weather=weather)
+    return replace(scenario, layout=layout, load=load, faults=faults, conditions=conditions)
 
 
 SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
@@ -432,8 +362,8 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "poison": isolation.poison,
     "bursts": isolation.bursts,
     "ragged": _ragged,
-    "partition": _partition,
-    "deadlines": _deadlines,
+    "partition": detection.partition,
+    "deadlines": detection.deadlines,
     "drains": migration.drains,
     "moves": migration.moves,
     "orders": migration.orders,
@@ -446,11 +376,11 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "doomed": gateways.doomed,
     "long": _long,
     "reshaped": _reshaped,
-    "cut_off": _cut_off,
-    "one_way": _one_way,
-    "stops": _stops,
-    "silence": _silence,
-    "frozen": _frozen,
+    "cut_off": detection.cut_off,
+    "one_way": detection.one_way,
+    "stops": detection.stops,
+    "silence": detection.silence,
+    "frozen": detection.frozen,
     "storm": _storm,
     "evictions": _evictions,
 }
