@@ -160,7 +160,7 @@ class HealthMonitor:
 
     def _undrain(self, peers: Collection[PeerId], now: float) -> None:
         self._slow.difference_update(peers)
-        for peer in peers:
+        for peer in sorted(peers):
             self._migrations.undrain(peer, SLOW_CAUSE, now)
 
     # ---- acks of a Fence
@@ -176,7 +176,7 @@ class HealthMonitor:
             if not h.is_fenced and self._is_ack_overdue(h, session, now)
         }
         if missing and self._recovery.replan_without(session, missing, now):
-            for peer in missing:
+            for peer in sorted(missing):
                 self._registry.eject(peer, "silent", now)
 
     def _is_ack_overdue(self, hop: Hop, session: Session, now: float) -> bool:

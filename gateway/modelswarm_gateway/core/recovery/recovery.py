@@ -209,18 +209,26 @@ class Recovery:
         """Handle a session that two gateways claim, each of which may own some of its hops.
 
         If both relinquished it, nothing would be left. So only the gateway with the lower epoch or without any hop
-        does; the other one retries for `contest_seconds`.
+        does; the other one retries for `contest_seconds`. A hop whose create has no FenceAck yet may be granted.
         """
         hop.forget(session.epoch)
         if session.contested_since is None:
             session.contested_since = now
         lower = answer.owner_epoch is None or answer.owner_epoch > session.epoch
-        alone = all(each.server_handle == NO_HANDLE for each in session.hops)
-        if lower or alone or now - session.contested_since >= self._settings.contest_seconds:
+        if (
+            lower
+            or self._owns_no_hop(session)
+            or now - session.contested_since >= self._settings.contest_seconds
+        ):
             self.relinquish(session)
         elif session.state is SessionState.FENCING:
             session.refusal = RefusalReason.NO_SERVERS
             self.hold(session, now)
+
+    def _owns_no_hop(self, session: Session) -> bool:
+        return all(
+            hop.server_handle == NO_HANDLE and hop.create_epoch is None for hop in session.hops
+        )
 
     def _attribute_overdue(self, session: Session, now: float) -> None:
         """Attribute an overdue token once all hops are fenced, and plan without the faulty servers if possible."""

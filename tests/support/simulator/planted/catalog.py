@@ -54,6 +54,7 @@ from support.simulator.planted.regressions import (
     AwaitsLostAnswers,
     ContestsWithoutHops,
     CountsEachDirection,
+    CountsPendingHopsAsNone,
     IgnoresDetachedHops,
     KeepsRefusedHops,
     KeepsUnreachableHops,
@@ -206,6 +207,7 @@ REGRESSIONS: dict[str, Regression] = {
     "takes old answers": at_seed(in_hop_table(TakesOldAnswers, "deadlines"), 692),
     "ignores detached hops": at_seed(in_recovery(IgnoresDetachedHops, "asleep"), 10_009),
     "both relinquish": at_seed(in_recovery(AlwaysRelinquishes, "asleep"), 399),
+    "counts pending hops as none": at_seed(in_recovery(CountsPendingHopsAsNone, "asleep"), 377),
     "contests without hops": at_seed(in_recovery(ContestsWithoutHops, "asleep"), 100_027),
     "asks once after a stall": at_seed(in_ownership_check(AsksOnceAfterStall, "asleep"), 10_014),
     "asks linked servers only": at_seed(

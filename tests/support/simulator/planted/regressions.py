@@ -9,13 +9,12 @@ from typing_extensions import override
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
 from modelswarm.protocol.messages import FenceAck, StartEpoch
-from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_gateway.core.recovery.fault_attribution import HopEvidence, attribute
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.route_planner import Plan, RoutePlanner
 from modelswarm_gateway.core.servers.variant import ModelVariant
 from modelswarm_gateway.core.sessions.hop_table import HopTable
-from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
+from modelswarm_gateway.core.sessions.session import Hop, Session
 from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
 from modelswarm_serving.core.server import ServerCore
 
@@ -117,6 +116,14 @@ class IgnoresDetachedHops(Recovery):
             self.hops.record_fence_ack(found[1], answer)
 
 
+class CountsPendingHopsAsNone(Recovery):
+    """R20 (takeover): a hop whose create has no answer yet counts as none, so both gateways relinquish."""
+
+    @override
+    def _owns_no_hop(self, session: Session) -> bool:
+        return all(hop.server_handle == NO_HANDLE for hop in session.hops)
+
+
 class AlwaysRelinquishes(Recovery):
     """R20 (takeover): of two gateways with some hops each both relinquish the session, so nothing is left of it."""
 
@@ -130,16 +137,8 @@ class ContestsWithoutHops(Recovery):
     """R20 (takeover): a gateway that has lost its only hop contests the session as if it had others."""
 
     @override
-    def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
-        hop.forget(session.epoch)
-        if session.contested_since is None:
-            session.contested_since = now
-        lower = answer.owner_epoch is None or answer.owner_epoch > session.epoch
-        if lower or now - session.contested_since >= self._settings.contest_seconds:
-            self.relinquish(session)
-        elif session.state is SessionState.FENCING:
-            session.refusal = RefusalReason.NO_SERVERS
-            self.hold(session, now)
+    def _owns_no_hop(self, session: Session) -> bool:
+        return False
 
 
 class AsksOnceAfterStall(OwnershipCheck):
