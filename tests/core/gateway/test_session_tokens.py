@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from support.core.scripted_servers import Script
+from support.core.scripted_server import Script
 
 from modelswarm.protocol.identity import NO_HANDLE, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import FaultKind, Finish, Token
@@ -55,36 +55,35 @@ class Running:
     @property
     def emitted(self) -> list[tuple[int, int]]:
         """Positions and tokens that the client received since `start_session`."""
-        return [(e.position, e.token) for e in self.script.effects if isinstance(e, Emitted)]
+        return [(e.position, e.token) for e in self.script.gateway.all(Emitted)]
 
     @property
     def faults(self) -> list[tuple[str, PeerId]]:
-        return [(e.cause, e.peer) for e in self.script.effects if isinstance(e, Rerouted)]
+        return [(e.cause, e.peer) for e in self.script.gateway.all(Rerouted)]
 
 
 def start_session(state: str = "running") -> Running:
     """Start a session and bring it into `state`; all states but "running" raise the epoch by one."""
     script = Script()
     for name, first, last in (("a", 0, 2), ("b", 2, 4)):
-        script.serve(name, first, last)
+        script.add_server(name, first, last)
     script.ask(SESSION, PROMPT)
     script.token(SESSION, FIRST)
-    script.serve("c", 2, 4)
-    handles = {hop.peer: hop.reply for hop in script.hops.values()}
-    running = Running(script, script.epoch(SESSION), handles)
+    script.add_server("c", 2, 4)
+    handles = {peer: script.hop(peer).reply for peer in (HEAD, TAIL)}
+    running = Running(script, script.gateway.view(SESSION).epoch, handles)
     if state == "fencing":
-        script.silent |= {HEAD, TAIL}
+        for peer in (HEAD, TAIL):
+            script.server(peer).silent = True
         script.reports(SESSION, TAIL, FaultKind.GAP)
     elif state == "held":
-        script.core.on_peer_lost(HEAD, script.now)
-        script.run()
+        script.kill(HEAD)
     elif state == "parked":
         script.core.cancel_turn(SESSION, script.now)
         script.run()
-    view = script.core.find_view(SESSION)
-    assert view is not None
+    view = script.gateway.view(SESSION)
     assert (view.state, view.length) == (state, END)
-    script.sent.clear()
+    script.record.clear()
     script.effects.clear()
     return running
 
@@ -134,7 +133,7 @@ STALE = {
 @pytest.mark.parametrize("stale", STALE.values(), ids=STALE)
 def test_stale_token_changes_nothing(stale: Stale) -> None:
     running = start_session(stale.state)
-    epoch = running.script.epoch(SESSION)
+    epoch = running.script.gateway.view(SESSION).epoch
     running.receive(
         stale.offset,
         sender=stale.sender,
@@ -144,8 +143,8 @@ def test_stale_token_changes_nothing(stale: Stale) -> None:
     )
     assert running.log == [*PROMPT, FIRST]
     assert running.script.effects == []
-    assert running.script.sent == []
-    assert running.script.epoch(SESSION) == epoch
+    assert running.script.record == []
+    assert running.script.gateway.view(SESSION).epoch == epoch
 
 
 def test_token_at_log_end_is_appended() -> None:
@@ -172,7 +171,7 @@ def test_token_beyond_log_end_is_a_gap(offset: int) -> None:
     assert running.log == [*PROMPT, FIRST]
     assert running.emitted == []
     assert running.faults == [("gap", TAIL)]
-    assert running.script.epoch(SESSION).counter == running.epoch.counter + 1
+    assert running.script.gateway.view(SESSION).epoch.counter == running.epoch.counter + 1
 
 
 def test_token_after_gap_needs_the_new_epoch() -> None:

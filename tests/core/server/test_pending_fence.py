@@ -2,52 +2,45 @@
 
 from __future__ import annotations
 
-from support.core.network import GATEWAY, Client, Pump, Server, prompt
-
-from modelswarm.protocol.messages import Role
+from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, prompt
+from support.core.server import Server
 
 LEASE = 30.0  # seconds
 OTHER_GATEWAY = "other/1/a"
 PAGES, PAGES_OF_HOP, PAGES_OF_OTHER = 8, 5, 2
 
 
-def fence_during_step() -> tuple[Pump, Server]:
+def fence_during_step() -> tuple[ServerNetwork, Server]:
     """A hop is in a step when its gateway asks for a turn of 7 pages; then the link breaks for more than a lease."""
-    pump = Pump()
-    server = pump.serve(0, 6, pages=PAGES, page_size=4, lease_seconds=LEASE)
-    server.core.on_peer_connected(OTHER_GATEWAY, Role.GATEWAY, pump.now)
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=PAGES, page_size=4, lease_seconds=LEASE)
+    network.add_gateway(OTHER_GATEWAY)
     route = [(server, 0, 6)]
-    other = Client(pump, route, prompt(4), "b", gateway=OTHER_GATEWAY, base=200)
+    other = Client(network, route, prompt(4), "b", gateway=OTHER_GATEWAY, base=200)
     other.start(5)
     other.finish()
-    client = Client(pump, route, prompt(12))
+    client = Client(network, route, prompt(12))
     client.start(8)
-    deliver_all(pump)
-    assert pump.free_pages == [PAGES - PAGES_OF_HOP - PAGES_OF_OTHER]
-    assert server.plan(pump.now)
+    network.deliver_all()
+    assert network.free_pages == [PAGES - PAGES_OF_HOP - PAGES_OF_OTHER]
+    assert server.begin_step(network.now)
     client.fence(16)
-    deliver_all(pump)
-    pump.cut_link(GATEWAY, server.address.peer)
-    return pump, server
-
-
-def deliver_all(pump: Pump) -> None:
-    for key, items in list(pump.lanes.items()):
-        while items:
-            pump.deliver(key)
+    network.deliver_all()
+    network.cut_link(GATEWAY, server.peer)
+    return network, server
 
 
 def test_hop_is_not_freed_to_make_room_for_its_own_turn() -> None:
-    pump, server = fence_during_step()
-    pump.tick(1.2 * LEASE)
-    server.retire(pump.now)
+    network, server = fence_during_step()
+    network.tick(1.2 * LEASE)
+    server.end_step(network.now)
     assert server.core.stats.sessions == 2
-    assert pump.free_pages == [PAGES - PAGES_OF_HOP - PAGES_OF_OTHER]
+    assert network.free_pages == [PAGES - PAGES_OF_HOP - PAGES_OF_OTHER]
 
 
 def test_pages_of_refused_turn_are_freed_with_its_hop() -> None:
-    pump, server = fence_during_step()
-    pump.tick(1.2 * LEASE)
-    server.retire(pump.now)
-    pump.tick(LEASE)
-    assert pump.free_pages == [PAGES - PAGES_OF_OTHER]
+    network, server = fence_during_step()
+    network.tick(1.2 * LEASE)
+    server.end_step(network.now)
+    network.tick(LEASE)
+    assert network.free_pages == [PAGES - PAGES_OF_OTHER]

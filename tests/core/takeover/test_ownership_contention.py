@@ -9,12 +9,13 @@ import random
 from dataclasses import dataclass
 
 import pytest
-from support.core.gateways import LEASE, Gateway, Gateways
-from support.core.review_swarm import MODEL, expected
-from support.core.scripted_servers import Script
+from support.core.gateway import LEASE, Gateway, add_gateway, takeover_network
+from support.core.network import Network
+from support.core.scripted_server import Script
+from support.core.server import MODEL, expected
 
 from modelswarm.protocol.identity import NO_HANDLE, Epoch
-from modelswarm.protocol.messages import Close, FaultKind, Fence, FenceAck, Refusal, Role
+from modelswarm.protocol.messages import Close, FaultKind, Fence, FenceAck, Refusal
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
@@ -33,9 +34,13 @@ class Contender:
 
     script: Script
 
+    def set_silent(self, silent: bool) -> None:
+        for peer in (HEAD, TAIL):
+            self.script.server(peer).silent = silent
+
     def refuse(self, *owner: int) -> None:
         """Refuse the last Fence at TAIL. `owner`: the other epoch's distance from ours; empty: it is not told."""
-        mine = self.script.epoch(SESSION)
+        mine = self.script.gateway.view(SESSION).epoch
         other = Epoch(mine.counter + owner[0], mine.gateway + owner[1]) if owner else None
         fence = self.script.told(TAIL, Fence)[-1]
         refusal = Refusal.STALE_EPOCH
@@ -62,7 +67,7 @@ class Contender:
 
     @property
     def losses(self) -> int:
-        return sum(isinstance(effect, OwnershipLost) for effect in self.script.effects)
+        return len(self.script.gateway.all(OwnershipLost))
 
     @property
     def closes(self) -> int:
@@ -72,16 +77,18 @@ class Contender:
 
 def start_contender(*, owns_head: bool = True) -> Contender:
     """Begin a turn at time 0. HEAD grants its hop if `owns_head`; TAIL has not answered."""
-    script = Script(
-        GatewaySettings(contest_seconds=CONTEST, retry_seconds=TICK, retry_limit_seconds=TICK)
+    settings = GatewaySettings(
+        contest_seconds=CONTEST, retry_seconds=TICK, retry_limit_seconds=TICK
     )
-    script.serve("a", 0, 2)
-    script.serve("b", 2, 4)
-    script.silent |= {HEAD, TAIL}
+    script = Script(settings=settings)
+    script.add_server("a", 0, 2)
+    script.add_server("b", 2, 4)
+    contender = Contender(script)
+    contender.set_silent(True)
     script.ask(SESSION, PROMPT)
     if owns_head:
         script.grant(HEAD)
-    return Contender(script)
+    return contender
 
 
 @pytest.mark.parametrize("owner", [(1, 0), (1, -1), (0, 1), ()], ids=str)
@@ -123,7 +130,7 @@ def test_higher_epoch_runs_once_the_other_one_is_gone() -> None:
     contender = start_contender()
     contender.refuse(-1, 0)
     contender.contend_until(CONTEST - TICK)
-    contender.script.silent.clear()
+    contender.set_silent(False)
     contender.script.wait(2 * TICK, TICK)
     assert (contender.state, contender.losses) == ("running", 0)
 
@@ -132,10 +139,10 @@ def test_token_ends_the_contention() -> None:
     contender = start_contender()
     contender.refuse(-1, 0)
     contender.contend_until(CONTEST - TICK)
-    contender.script.silent.clear()
+    contender.set_silent(False)
     contender.script.wait(2 * TICK, TICK)
     contender.script.token(SESSION)
-    contender.script.silent |= {HEAD, TAIL}
+    contender.set_silent(True)
     contender.script.reports(SESSION, HEAD, FaultKind.GAP)
     contender.script.grant(HEAD)
     contender.refuse(-1, 0)
@@ -147,14 +154,14 @@ def test_token_ends_the_contention() -> None:
 class Split:
     """A named session between two turns: `low` owns the hop at the head, `high` took over the one at the tail."""
 
-    swarm: Gateways
+    swarm: Network
     low: Gateway
     high: Gateway
     log: list[int]
 
     def continue_at(self, gateway: Gateway) -> None:
         rest = len(WHOLE) - len(self.log)
-        self.swarm.turn(gateway, SESSION, self.log, rest, ahead=1 << 40)
+        gateway.begin(SESSION, self.log, rest)
 
     def answer(self, gateway: Gateway) -> list[int]:
         """The log after the turns that ran at `gateway`, with the answer that `low` gave before."""
@@ -164,7 +171,7 @@ class Split:
     @property
     def losers(self) -> list[str]:
         gateways = (self.low, self.high)
-        return [g.name for g in gateways if any(isinstance(e, OwnershipLost) for e in g.effects)]
+        return [g.peer for g in gateways if g.all(OwnershipLost)]
 
     @property
     def owners(self) -> list[str]:
@@ -174,27 +181,23 @@ class Split:
 
 def split_session(seed: int | None = None) -> Split:
     """Make the tail miss a lease of heartbeats, and let `high` search while it has no link to the head."""
-    swarm = Gateways(seed)
-    tail = swarm.serve(2, 4)
-    high = swarm.gateway(2)
-    head = swarm.serve(0, 2)
-    low = swarm.gateway(1)
-    swarm.open(low, SESSION, PROMPT, NEW, ahead=8)
-    swarm.run()
+    swarm = takeover_network(seed)
+    head, tail = swarm.serve(0, 2), swarm.serve(2, 4)
+    low, high = add_gateway(swarm, 1), add_gateway(swarm, 2)
+    swarm.cut_link(high.peer, head.peer)
+    low.start(SESSION, PROMPT, NEW, ahead=8, above=0)
     low.core.cancel_turn(SESSION, swarm.now)
     swarm.run()
-    swarm.frozen.add(tail.peer)
+    swarm.drop(low.peer, tail.peer)
     swarm.wait(LEASE + 0.2)
-    swarm.lanes[low.name, tail.peer].clear()
-    swarm.frozen.clear()
-    where = swarm.find(high, SESSION)
-    log = swarm.fetch(high, where)
-    head.core.on_peer_connected(high.name, Role.GATEWAY, swarm.now, f"{high.name}:8000", LEASE)
-    high.core.on_peer_connected(head.hello, swarm.now)
+    swarm.dropped.clear()
+    where = high.find(SESSION)
+    log = high.fetch(where)
+    swarm.link(high.peer, head.peer)
     high.core.take_over(where, MODEL, log, swarm.now)
     swarm.run()
     split = Split(swarm, low, high, list(log.tokens))
-    assert split.owners == [high.name, low.name]
+    assert split.owners == [low.peer, high.peer]
     assert split.losers == []
     return split
 
@@ -207,9 +210,9 @@ def test_of_two_that_continue_only_the_higher_stays(seed: int, delay: float) -> 
     split.swarm.wait(delay)
     split.continue_at(split.low)
     split.swarm.wait(3.0)
-    assert split.losers == [split.low.name]
+    assert split.losers == [split.low.peer]
     assert split.answer(split.high) == WHOLE
-    assert split.owners == [split.high.name] * 2
+    assert split.owners == [split.high.peer] * 2
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -219,8 +222,8 @@ def test_against_an_idle_owner_only_the_higher_goes(seed: int) -> None:
     split.swarm.wait(0.3)
     assert split.losers == []
     split.swarm.wait(3.0)
-    assert split.losers == [split.high.name]
+    assert split.losers == [split.high.peer]
     split.continue_at(split.low)
     split.swarm.run()
     assert split.answer(split.low) == WHOLE
-    assert split.owners == [split.low.name] * 2
+    assert split.owners == [split.low.peer] * 2
