@@ -2,47 +2,98 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from support.core.gateway import Swarm
 from support.core.scripted_server import Script
 from support.core.server import MODEL, expected
 
+from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import FaultKind, Sampling
 from modelswarm_gateway.core.interface.effects import Refused, SessionLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
 
-
-def seconds_held(hold_ms: int, *, both: bool = True, asleep: float = 0.0) -> float:
-    """Return the seconds until a session is given up whose tail died in mid-answer and has no replica."""
-    swarm = Swarm(settings=GatewaySettings(hold_limit_seconds=3.0))
-    for first, last in ((0, 2), (2, 4)):
-        said = hold_ms if both or first == 0 else 0
-        server = swarm.serve(first, last, {"hold_ms": said})
-    swarm.gateway.start("a", [5, 6, 7], 50, ahead=2)
-    swarm.kill(server.peer)
-    died = swarm.now
-    swarm.wait(0.5)
-    swarm.now += asleep
-    while not swarm.gateway.all(SessionLost):
-        assert swarm.now - died < 100_000
-        swarm.wait(0.5)
-    return swarm.now - died
+SESSION = "s"
+HEAD, TAIL, SECOND_TAIL = "a/1/0", "b/1/0", "c/1/0"
+TICK = 0.0625  # seconds; its multiples are exact, so that a limit can be met exactly
 
 
-@pytest.mark.parametrize(("hold_ms", "seconds"), [(0, 3.0), (8_000, 8.0), (1_000, 1.0)])
-def test_servers_announce_hold_limit_of_their_model(hold_ms: int, seconds: float) -> None:
-    assert seconds_held(hold_ms) == pytest.approx(seconds, abs=2.5)
-    assert seconds_held(hold_ms) >= seconds
+@dataclass
+class Held:
+    """A session whose server at TAIL died, after both have run it, and has no replica."""
+
+    script: Script
+    begun: float  # time of that death
+
+    @property
+    def state(self) -> str:
+        view = self.script.core.find_view(SESSION)
+        return "lost" if view is None else view.state
+
+    @property
+    def route(self) -> list[PeerId]:
+        return self.script.gateway.route(SESSION)
+
+    def seconds_held(self) -> float:
+        """Wait until the session is lost. Return the seconds since the death of TAIL."""
+        while self.state != "lost":
+            assert self.script.now < self.begun + 1000.0
+            self.script.wait(TICK, TICK)
+        assert self.script.gateway.all(SessionLost)
+        return self.script.now - self.begun
+
+
+def hold_session(limit: float, head_ms: int = 0, tail_ms: int = 0) -> Held:
+    """`limit`: the gateway's setting, in seconds. `head_ms`, `tail_ms`: what the servers announce."""
+    script = Script(settings=GatewaySettings(hold_limit_seconds=limit))
+    script.add_server("a", 0, 2, head_ms)
+    script.add_server("b", 2, 4, tail_ms)
+    script.ask(SESSION, (5, 6, 7))
+    script.token(SESSION)
+    script.wait(TICK, TICK)
+    held = Held(script, script.now)
+    assert (held.state, held.route) == ("running", [HEAD, TAIL])
+    script.kill(TAIL)
+    return held
+
+
+@pytest.mark.parametrize("limit", [0.125, 0.5, 1.0, 3.0, 8.0, 9.5, 61.0])
+def test_held_session_ends_exactly_at_hold_limit(limit: float) -> None:
+    """Pauses of 0.1 s to 2 s add up to none of these limits."""
+    assert hold_session(limit).seconds_held() == limit
+
+
+@pytest.mark.parametrize("limit", [0.5, 3.0, 8.0, 9.5])
+@pytest.mark.parametrize("announced_by", ["both", "head", "tail"])
+def test_held_session_ends_at_announced_hold_limit(limit: float, announced_by: str) -> None:
+    """A server that announces none does not change what the other one announces."""
+    for setting in (1.0, 60.0):
+        ms = round(1000 * limit)
+        head_ms, tail_ms = (ms if announced_by in ("both", end) else 0 for end in ("head", "tail"))
+        assert hold_session(setting, head_ms, tail_ms).seconds_held() == limit
+
+
+def test_session_without_hold_limit_ends_at_once() -> None:
+    assert hold_session(0.0).state == "lost"
+
+
+@pytest.mark.parametrize("limit", [3.0, 8.0])
+def test_server_that_connects_in_last_pause_saves_it(limit: float) -> None:
+    held = hold_session(limit)
+    held.script.wait(limit - TICK, TICK)
+    assert held.state == "held"
+    held.script.add_server("c", 2, 4)
+    assert (held.state, held.route) == ("running", [HEAD, SECOND_TAIL])
 
 
 @pytest.mark.parametrize("asleep", [5.0, 20.0], ids=["within its lease", "for longer"])
 def test_gateway_stall_does_not_count_towards_hold_limit(asleep: float) -> None:
-    assert seconds_held(0, asleep=asleep) >= asleep + 2.4
-
-
-def test_server_without_hold_limit_keeps_announced_limit() -> None:
-    assert seconds_held(8_000, both=False) >= 8.0
+    held = hold_session(3.0)
+    held.script.wait(0.5, TICK)
+    held.script.now += asleep
+    assert asleep + 2.4 <= held.seconds_held() <= asleep + 3.0 + 2 * TICK
 
 
 def test_announced_hold_limit_outlives_its_servers() -> None:

@@ -305,3 +305,21 @@ def test_oversized_rows_before_start_epoch_are_not_kept() -> None:
     assert not hop.early.rows
     expected = client.expected(client.log, 5)
     assert [token.token for token in client.resume()] == expected
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_early_rows_are_kept_up_to_the_row_window(count: int) -> None:
+    """The window bounds the rows of all messages together. Their sender is not the predecessor: none is run."""
+    network = ServerNetwork()
+    client = Client(network, route(network, 2, row_window=8), prompt(12))
+    other, tail = network.serve(0, 3), client.hops[1][0]
+    client.refence(5)
+    for first in range(0, 64, count):
+        rows = Rows(client.own[1], client.epoch, first, count, bytes(8 * count))
+        network.put(other.peer, tail.peer, rows)
+    network.run()
+    [hop] = tail.core._fencing.hops
+    assert sum(rows.count for _, rows in hop.early.rows) == 8 // count * count
+    expected = client.expected(client.log, 5)
+    assert [token.token for token in client.resume()] == expected
+    assert not client.reports

@@ -76,13 +76,15 @@ def test_prompt_rows_go_on_bulk_and_later_rows_on_live() -> None:
     client = Client(network, route(network, 2), prompt(20))
     client.start(5)
     client.finish()
-    for send in network.sent(Rows):
-        rows = send.item
-        assert isinstance(rows, Rows)
-        if send.lane is Lane.BULK:
-            assert rows.first + rows.count <= 19 and not rows.sample
-        else:
-            assert rows.first >= 19 and rows.count == 1 and rows.sample
+    rows = [(send.lane, send.item) for send in network.sent(Rows) if isinstance(send.item, Rows)]
+    bulk = [item for lane, item in rows if lane is Lane.BULK]
+    live = [item for lane, item in rows if lane is Lane.LIVE]
+    assert [at for each in bulk for at in range(each.first, each.first + each.count)] == [
+        *range(19)
+    ]
+    assert not any(each.sample for each in bulk)
+    assert [(each.first, each.count) for each in live] == [(at, 1) for at in range(19, 24)]
+    assert all(each.sample for each in live)
 
 
 def test_bulk_row_groups_are_at_most_256_kib() -> None:

@@ -161,6 +161,7 @@ def test_surviving_hop_retains_its_rows_for_second_loss() -> None:
     lose(network, client, 2)
     ran = repair(network, client)
     done = len(client.tokens)
+    assert done > 0
     assert [token.token for token in client.tokens] == rest[len(rest) - done :]
     assert ran == [done, done, done + context]
 

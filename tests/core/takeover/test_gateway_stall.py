@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from core.takeover.test_takeover import (
+    NEW,
     PROMPT,
     SESSION,
     WHOLE,
     adopt,
-    go_on,
     half_way,
     owners,
     swarm,
 )
-from support.core.gateway import LEASE, Gateway, add_gateway
+from support.core.gateway import LEASE, Gateway, add_gateway, takeover_network
 from support.core.network import Network
+from support.core.server import expected
 
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 
@@ -64,14 +67,21 @@ def test_waking_gateway_releases_session_on_other_servers(number: int) -> None:
 
 @pytest.mark.parametrize(("seed", "number"), [(seed, 1 + 2 * (seed % 2)) for seed in range(30)])
 def test_one_of_waking_gateway_and_new_owner_continues(seed: int, number: int) -> None:
-    """`number`: of the waking gateway; the higher one wins when both have reached the same epoch."""
-    made = swarm(seed)
+    """The first gateway wakes at some moment of the takeover.
+
+    `number`: of the waking gateway; the higher one wins when both have reached the same epoch.
+    """
+    made = takeover_network(seed)
+    for first_block, last_block in ((0, 1), (1, 3), (3, 4)):
+        made.serve(first_block, last_block)
     first, second = half_way(made, number), add_gateway(made, 2)
+    read = [*PROMPT, *first.tokens(SESSION)]
     first.frozen = True
     made.wait(LEASE + 0.2)
     where = second.find(SESSION)
-    log = second.adopt(where)
-    go_on(made, second, log)
+    second.adopt(where)
+    second.begin(SESSION, read, NEW)
+    made.run(events=random.Random(seed).randrange(40))
     first.frozen = False
     first.core.tick(made.now)
     first.read(SESSION, len(WHOLE))
@@ -80,6 +90,6 @@ def test_one_of_waking_gateway_and_new_owner_continues(seed: int, number: int) -
     assert len(left) == 1
     assert first.core.find_view(SESSION) is None or second.core.find_view(SESSION) is None
     if left == [first]:
-        assert [*log, *second.tokens(SESSION)] == WHOLE
+        assert second.tokens(SESSION) == expected(read, NEW)
     else:
         assert [*PROMPT, *first.tokens(SESSION)] == WHOLE

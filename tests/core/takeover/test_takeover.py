@@ -352,19 +352,6 @@ def test_lease_fault_names_both_different_leases() -> None:
     assert lease_fault(2.5, replace(hello, lease_ms=0)) is None, "a peer that declares no lease"
 
 
-def test_stalled_gateway_fences_before_it_continues() -> None:
-    made = swarm()
-    gateway = half_way(made)
-    before = core_epoch(gateway.core)
-    gateway.frozen = True
-    made.now += LEASE * 0.6
-    gateway.frozen = False
-    gateway.core.tick(made.now)
-    assert core_epoch(gateway.core) > before
-    gateway.read(SESSION, len(WHOLE))
-    assert [*PROMPT, *gateway.tokens(SESSION)] == WHOLE
-
-
 def test_search_ends_without_answers_of_servers() -> None:
     made = swarm()
     gateway = add_gateway(made, 1)
@@ -409,14 +396,7 @@ def test_takeover_completes_session_wherever_owner_died(seed: int) -> None:
         gateway.core.cancel_turn(SESSION, made.now)
         prompt = [*PROMPT[: rng.randrange(1, 12)], *(rng.randrange(97) for _ in range(20))]
         gateway.begin(SESSION, prompt, NEW)
-    events = rng.randrange(200)
-
-    def struck() -> bool:
-        nonlocal events
-        events -= 1
-        return events < 0
-
-    made.run(until=struck)
+    made.run(events=rng.randrange(200))
     told = gateway.tokens(SESSION)
     made.kill(gateway.peer)
     made.wait(LEASE + 0.2)
@@ -427,9 +407,9 @@ def test_takeover_completes_session_wherever_owner_died(seed: int) -> None:
         log = adopt(made, second)
         while common < min(len(log), len(whole)) and log[common] == whole[common]:
             common += 1
-        assert common == len(log) or len(log) <= len(PROMPT) + NEW, "a log of the previous turn"
+        assert log in (whole[: len(log)], WHOLE[: len(log)]), "a log of this turn or of the first"
     else:
-        assert not told or where.log_holders
+        assert not told, "a token was read, and no server has the log"
         second.core.open_session(SESSION, MODEL, made.now, above=where.epoch.counter)
     log_now = whole[: max(len(prompt), min(common, len(whole) - 1))]
     second.start(SESSION, log_now, len(whole) - len(log_now))

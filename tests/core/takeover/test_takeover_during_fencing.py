@@ -12,12 +12,13 @@ from support.core.server import expected
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Fence, Input, Item, StartEpoch
-from modelswarm_gateway.core.interface.effects import OwnershipLost
 
 PROMPT = [random.Random(at).randrange(97) for at in range(12)]
-OTHER = [*PROMPT[:5], *(random.Random(at).randrange(97) for at in range(50, 70))]
+COMMON = 5  # entries with which both prompts begin
+OTHER = [*PROMPT[:COMMON], *(random.Random(at).randrange(97) for at in range(50, 70))]
 NEW = 40
 WHOLE = [*PROMPT, *expected(PROMPT, NEW)]
+OTHER_WHOLE = [*OTHER, *expected(OTHER, NEW)]
 SESSION = "named"
 SUBSETS = [kept for size in range(4) for kept in itertools.combinations(range(3), size)]
 
@@ -107,7 +108,9 @@ def test_takeover_after_partial_rewind_gives_expected_tokens(
         reached = {Fence: {names[number] for number in fenced}}
     dies_saying(made, first, reached)
     made.wait(LEASE + 0.2)
-    goes_on(made, add_gateway(made, 2), OTHER)
+    log = goes_on(made, add_gateway(made, 2), OTHER)
+    assert len(log) >= COMMON
+    assert log in (WHOLE[: len(log)], OTHER_WHOLE[: len(log)])
 
 
 @pytest.mark.parametrize("reached", SUBSETS)
@@ -149,34 +152,3 @@ def test_outdated_log_of_disconnected_tail_is_not_used() -> None:
     log = goes_on(made, second, told)
     assert log == told[: len(log)]
     assert len(told) - len(log) <= 1, "a head is not told the token that waits for the reader"
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_one_of_waking_owner_and_new_owner_continues(seed: int) -> None:
-    made = takeover_network(seed)
-    first = half_way(made)
-    told = [*PROMPT, *first.tokens(SESSION)]
-    first.frozen = True
-    made.wait(LEASE + 0.2)
-    second = add_gateway(made, 2)
-    where = second.find(SESSION)
-    second.adopt(where)
-    second.begin(SESSION, told, NEW)
-    steps = random.Random(seed).randrange(40)
-
-    def struck() -> bool:
-        nonlocal steps
-        steps -= 1
-        return steps < 0
-
-    made.run(until=struck)
-    first.frozen = False
-    first.core.tick(made.now)
-    first.read(SESSION, len(WHOLE))
-    made.wait(1.0)
-    left = [g for g in (first, second) if g.all(OwnershipLost)]
-    assert len(left) == 1
-    if left == [first]:
-        assert second.tokens(SESSION) == expected(told, NEW)
-    else:
-        assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
