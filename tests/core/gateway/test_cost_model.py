@@ -162,7 +162,7 @@ CHANGES: dict[str, tuple[Change, Change | None]] = {
     "slow": (lambda f: f.set_slowness(A.peer, 20.0), lambda f: f.set_slowness(A.peer, 1.0)),
     "served": (tried, lambda f: f.on_token([A.peer], 1.0)),
     "rests": (tried, lambda f: f.set_idle_hops({A.peer: 1})),
-    "blamed": (lambda f: f.eject(A.peer, "overdue", 1.0), None),
+    "ejected": (lambda f: f.eject(A.peer, "overdue", 1.0), None),
     "far": (lambda f: f.record_round_trip(A.peer, 0.5), None),
 }
 

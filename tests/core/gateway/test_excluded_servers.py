@@ -17,7 +17,7 @@ def start_session() -> Script:
     script = Script()
     script.add_server("a", 0, 2)
     script.add_server("b", 2, 4)
-    script.ask(SESSION, (5, 6, 7))
+    script.start_turn(SESSION, (5, 6, 7))
     script.token(SESSION)
     assert running_route(script) == ["a", "b"]
     return script
@@ -34,12 +34,12 @@ def exclude_one_of_two(script: Script, way: str) -> tuple[PeerId, PeerId]:
     for peer in spares:
         script.server(peer).silent = True
     script.kill(TAIL)
-    [first] = [peer for peer in spares if script.told(peer, Fence)]
+    [first] = [peer for peer in spares if script.sent_to(peer, Fence)]
     [other] = spares - {first}
     if way == "refuses":
-        fence = script.told(first, Fence)[-1]
+        fence = script.sent_to(first, Fence)[-1]
         no_pages = Refusal.NO_PAGES
-        script.says(first, FenceAck(fence.gateway_handle, NO_HANDLE, fence.epoch, refusal=no_pages))
+        script.send(first, FenceAck(fence.gateway_handle, NO_HANDLE, fence.epoch, refusal=no_pages))
     else:
         script.wait(3.0)  # it sends heartbeats, but no FenceAck
     script.grant(other)

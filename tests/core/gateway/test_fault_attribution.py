@@ -168,8 +168,8 @@ def test_server_busy_with_other_sessions_is_not_ejected(place: int) -> None:
         swarm.now += 0.1
         for server in swarm.servers.values():
             beat = server.core.heartbeat()
-            told = replace(beat, steps=beat.steps + number if server is busy else beat.steps)
-            swarm.core.receive(server.peer, told, swarm.now)
+            raised = replace(beat, steps=beat.steps + number if server is busy else beat.steps)
+            swarm.core.receive(server.peer, raised, swarm.now)
         swarm.core.tick(swarm.now)
         swarm.run()
     assert causes(swarm) == {"overdue"} and ejected(swarm) == set()

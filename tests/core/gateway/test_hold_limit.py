@@ -50,7 +50,7 @@ def hold_session(limit: float, head_ms: int = 0, tail_ms: int = 0) -> Held:
     script = Script(settings=GatewaySettings(hold_limit_seconds=limit))
     script.add_server("a", 0, 2, head_ms)
     script.add_server("b", 2, 4, tail_ms)
-    script.ask(SESSION, (5, 6, 7))
+    script.start_turn(SESSION, (5, 6, 7))
     script.token(SESSION)
     script.wait(TICK, TICK)
     held = Held(script, script.now)
@@ -170,7 +170,7 @@ def test_fence_wait_is_bounded_by_hold_limit(hold_ms: int, fence: float, hold: f
     script = Script(settings=GatewaySettings(hold_limit_seconds=8.0))
     script.add_server("a", 0, 2, hold_ms)
     b = script.add_server("b", 2, 4, hold_ms)
-    script.ask("s", (5, 6, 7))
+    script.start_turn("s", (5, 6, 7))
     script.token("s")
     script.server(b).silent = True
     script.reports("s", "a/1/0", FaultKind.LINK_DOWN, b)

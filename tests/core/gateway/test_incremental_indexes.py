@@ -52,7 +52,7 @@ CHANGES = st.one_of(
     st.tuples(st.just("join"), HELLOS),
     st.tuples(st.just("leave"), NAMES),
     st.tuples(st.just("beat"), st.tuples(NAMES, st.integers(0, 6), st.integers(0, 40))),
-    st.tuples(st.just("blame"), NAMES),
+    st.tuples(st.just("eject"), NAMES),
     st.tuples(st.just("far"), NAMES),
     st.tuples(st.just("choose"), st.none()),
 )
@@ -68,8 +68,8 @@ def peer(name: int) -> PeerId:
     return f"s{name}/1/b"
 
 
-def change(registry: ServerRegistry, draws: Draws, what: str, told: object, now: float) -> None:
-    match what, told:
+def change(registry: ServerRegistry, draws: Draws, what: str, argument: object, now: float) -> None:
+    match what, argument:
         case "join", Hello() as came:
             registry.register(came, now)
         case "leave", int(name):
@@ -77,7 +77,7 @@ def change(registry: ServerRegistry, draws: Draws, what: str, told: object, now:
         case "beat", (int(name), int(running), int(free)):
             said = replace(IDLE, steps=int(10 * now), step_ms=5.0 + name, running=running)
             registry.on_heartbeat(peer(name), replace(said, free_pages=free), now)
-        case "blame", int(name):
+        case "eject", int(name):
             registry.eject(peer(name), "failed", now)
         case "far", int(name):
             registry.record_round_trip(peer(name), 0.001 * (1 + name))
@@ -129,9 +129,9 @@ def test_incremental_costs_equal_recomputed_costs(changes: Sequence[tuple[str, o
     for number in range(4):
         registry.register(server(number, number % 3, number % 3, 2, 0), now)
     choices(registry.costs, draws, now)
-    for what, told in changes:
+    for what, argument in changes:
         now += 0.01
-        change(registry, draws, what, told, now)
+        change(registry, draws, what, argument, now)
     anew = CostModel(registry.servers_of, registry.health_status, draws, 30.0)
     anew.zones = registry.costs.zones
     for _ in range(3):  # a new median block time counts from the next choice on
@@ -224,8 +224,8 @@ def test_incremental_coverage_equals_recomputed_coverage(
 ) -> None:
     registry = ServerRegistry(30.0, lambda: 0, lambda _: None)
     without = frozenset(peer(name) for name in out)
-    for what, told in changes:
-        change(registry, Draws(), what, told, 1.0)
+    for what, argument in changes:
+        change(registry, Draws(), what, argument, 1.0)
         kinds = {variant_of(each.hello) for each in registry}
         leading = registry.active_variant(MODEL)
         assert (leading in kinds) if kinds else leading is None
@@ -264,10 +264,10 @@ TIMES = st.dictionaries(st.integers(0, 3), SECONDS, max_size=4)
 @given(st.lists(st.tuples(NAMES, TIMES), min_size=1, max_size=30), st.frozensets(NAMES))
 @settings(max_examples=300, deadline=None)
 def test_group_comparison_equals_one_by_one_comparison(
-    told: Sequence[tuple[int, SecondsBySize]], gone: frozenset[int]
+    times_by_name: Sequence[tuple[int, SecondsBySize]], gone: frozenset[int]
 ) -> None:
     group, known = PeerGroup(), dict[str, SecondsBySize]()
-    for name, times in told:
+    for name, times in times_by_name:
         if peer(name) not in known:
             group.add_peer(peer(name))
         group.set_times(peer(name), times, 0.0)

@@ -22,7 +22,7 @@ def test_route_never_mixes_variants(variant: str) -> None:
     new = {swarm.serve(first, first + 2, **VARIANTS[variant]).peer for first in (0, 2)}
     for number in range(16):
         name = f"a{number}"
-        swarm.gateway.ask(name, PROMPT, 3)
+        swarm.gateway.clear_and_start(name, PROMPT, 3)
         assert not swarm.gateway.troubles(name)
         assert swarm.gateway.tokens(name) == expected(PROMPT, 3)
         assert set(swarm.gateway.route(name)) in (old, new)
@@ -32,7 +32,7 @@ def test_server_of_another_depth_does_not_break_the_model() -> None:
     swarm = Swarm()
     swarm.serve(0, 2, n_blocks=2)  # first, so that the registry asks it for the depth
     swarm.serve(0, 2), swarm.serve(2, 4)
-    swarm.gateway.ask("a", PROMPT, 3)
+    swarm.gateway.clear_and_start("a", PROMPT, 3)
     assert swarm.gateway.tokens("a") == expected(PROMPT, 3)
 
 
@@ -49,7 +49,7 @@ def test_invalid_hello_does_not_break_the_model() -> None:
         swarm = Swarm()
         swarm.serve(0, 4, lie)
         swarm.serve(0, 2), swarm.serve(2, 4)
-        swarm.gateway.ask("a", PROMPT, 3)
+        swarm.gateway.clear_and_start("a", PROMPT, 3)
         assert swarm.gateway.tokens("a") == expected(PROMPT, 3), lie
 
 
@@ -60,7 +60,7 @@ def test_small_server_does_not_limit_session_length() -> None:
     assert swarm.core.max_length(MODEL) > 20
     swarm.core.open_session("a", MODEL, swarm.now)
     long = [1 + i % 50 for i in range(40)]
-    swarm.gateway.ask("a", long, 3)
+    swarm.gateway.clear_and_start("a", long, 3)
     assert swarm.gateway.tokens("a") == expected(long, 3)
 
 
@@ -72,7 +72,7 @@ def test_server_whose_steps_fail_costs_no_session() -> None:
     swarm.serve(2, 4)
     for number in range(12):
         name = f"b{number}"
-        swarm.gateway.ask(name, PROMPT, 3)
+        swarm.gateway.clear_and_start(name, PROMPT, 3)
         swarm.wait(1.0)
         assert not swarm.gateway.troubles(name)
         assert swarm.gateway.tokens(name) == expected(PROMPT, 3)
@@ -84,15 +84,15 @@ def test_session_changes_revision_as_a_whole_between_turns() -> None:
     swarm = Swarm()
     swarm.serve(0, 2)
     tail = swarm.serve(2, 4)
-    swarm.gateway.ask("a", PROMPT, 3)
+    swarm.gateway.clear_and_start("a", PROMPT, 3)
     swarm.kill(tail.peer)
     swarm.serve(2, 4, revision="r2")
-    swarm.gateway.ask("a", PROMPT, 3)
+    swarm.gateway.clear_and_start("a", PROMPT, 3)
     [refused] = swarm.gateway.troubles("a")
     assert "no server holds block" in refused.detail
     swarm.serve(0, 2, revision="r2")
     assert swarm.core.active_revision(MODEL) == "r2"
-    swarm.gateway.ask("a", PROMPT, 3)
+    swarm.gateway.clear_and_start("a", PROMPT, 3)
     assert swarm.gateway.tokens("a") == expected(PROMPT, 3)
     [view] = swarm.core.session_views()
     revisions = {swarm.servers[hop.peer].hello.revision for hop in view.route}
@@ -103,7 +103,7 @@ def test_session_ends_with_error_of_its_only_failing_server() -> None:
     swarm = Swarm()
     swarm.serve(0, 2)
     swarm.serve(2, 4).broken = True
-    swarm.gateway.ask("a", PROMPT, 3)
+    swarm.gateway.clear_and_start("a", PROMPT, 3)
     swarm.wait(3.0)
     [broken] = swarm.gateway.troubles("a")
     assert "CUDA" in broken.detail

@@ -37,7 +37,7 @@ def hops(swarm: Swarm, place: int) -> list[str]:
     return [view.route[place].peer for view in swarm.core.session_views()]
 
 
-def ask(swarm: Swarm, log: Sequence[int]) -> None:
+def start_turn(swarm: Swarm, log: Sequence[int]) -> None:
     """Start a turn whose reader is never more than four tokens behind."""
     swarm.gateway.begin("a0", log, TOKENS, ahead=4)
 
@@ -135,7 +135,7 @@ def test_server_with_one_way_gateway_link_is_ejected(place: int, deaf: bool) -> 
     """
     swarm = paced_swarm()
     swarm.core.open_session("a0", MODEL, swarm.now)
-    ask(swarm, (*PROMPT, 0))
+    start_turn(swarm, (*PROMPT, 0))
     swarm.wait(0.5, STEP)
     before = route(swarm)
     bad = before[place]
@@ -147,7 +147,7 @@ def test_server_with_one_way_gateway_link_is_ejected(place: int, deaf: bool) -> 
     if deaf and place == 0:
         assert route(swarm) == before and not ejected(swarm)
         swarm.effects.clear()
-        ask(swarm, [*log, 3])
+        start_turn(swarm, [*log, 3])
         read(swarm, 20.0)
         assert swarm.gateway.tokens("a0") == expected([*log, 3], TOKENS)
     assert {peer for peer, _ in ejected(swarm)} == {bad}

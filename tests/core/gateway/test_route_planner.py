@@ -23,14 +23,14 @@ PROMPT = [5, 6, 7, 8, 9]
 
 
 def start(swarm: Swarm, session: str, new: int | None = 3) -> list[PeerId]:
-    swarm.gateway.ask(session, PROMPT, new)
+    swarm.gateway.clear_and_start(session, PROMPT, new)
     return swarm.gateway.route(session)
 
 
-def beat(swarm: Swarm, server: Server, **said: object) -> None:
+def beat(swarm: Swarm, server: Server, **fields: object) -> None:
     """Send a heartbeat of the server in which the given fields are replaced."""
-    told = replace(server.core.heartbeat(), **said)  # type: ignore[arg-type]
-    swarm.core.receive(server.peer, told, swarm.now)
+    heartbeat = replace(server.core.heartbeat(), **fields)  # type: ignore[arg-type]
+    swarm.core.receive(server.peer, heartbeat, swarm.now)
 
 
 def test_replicas_share_sessions_evenly() -> None:
@@ -93,7 +93,7 @@ def test_session_keeps_healthy_route_between_turns() -> None:
     log = [*PROMPT, *swarm.gateway.tokens("a")]
     for n in range(4):
         start(swarm, f"b{n}")
-        swarm.gateway.ask("a", [*log, 3], 3)
+        swarm.gateway.clear_and_start("a", [*log, 3], 3)
         log = [*log, 3, *swarm.gateway.tokens("a")]
         assert swarm.gateway.route("a") == kept
 
@@ -105,7 +105,7 @@ def test_new_turn_leaves_server_without_free_pages() -> None:
     log = [*PROMPT, *swarm.gateway.tokens("a"), 3]
     full, free = (one, other) if kept == one.peer else (other, one)
     beat(swarm, full, free_pages=0)
-    swarm.gateway.ask("a", log, 60)
+    swarm.gateway.clear_and_start("a", log, 60)
     assert swarm.gateway.route("a") == [free.peer]
     assert swarm.gateway.tokens("a") == expected(log, 60)
 
@@ -117,7 +117,7 @@ def test_new_turn_stays_if_no_replica_has_free_pages() -> None:
     log = [*PROMPT, *swarm.gateway.tokens("a"), 3]
     for server in (one, other):
         beat(swarm, server, free_pages=0)
-    swarm.gateway.ask("a", log, 60)
+    swarm.gateway.clear_and_start("a", log, 60)
     assert swarm.gateway.route("a") == [kept]
 
 
@@ -183,8 +183,8 @@ def test_invalid_heartbeat_values_spoil_no_other_route(field: str, value: float)
     for now in (1.0, 2.0, 3.0):
         for each in (sane, only):
             registry.on_heartbeat(each.peer, replace(well, steps=int(5 * now)), now)
-        told = replace(well, steps=int(5 * now), running=1 << 63)
-        registry.on_heartbeat(mad.peer, replace(told, **{field: value}), now)  # type: ignore[arg-type]
+        heartbeat = replace(well, steps=int(5 * now), running=1 << 63)
+        registry.on_heartbeat(mad.peer, replace(heartbeat, **{field: value}), now)  # type: ignore[arg-type]
     for _ in range(20):
         legs = cover(registry, sane, 3.0)
         assert [leg.peer for leg in legs] == [sane.peer, only.peer]
@@ -247,7 +247,7 @@ def test_fence_ack_after_new_plan_does_not_shorten_round_trip() -> None:
     first.core.start_draining(swarm.now)  # it refuses creates, without a heartbeat so far
     for server in (first, tail):
         server.frozen = True
-    swarm.gateway.ask("a", PROMPT, 3)
+    swarm.gateway.clear_and_start("a", PROMPT, 3)
     swarm.now += 0.1
     first.frozen = False
     swarm.run()

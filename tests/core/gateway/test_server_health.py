@@ -116,18 +116,18 @@ def test_reconnected_server_needs_canary_and_keeps_its_errors() -> None:
     assert not health.status("b", 0.0, hops=5).ejected, "a new server needs no canary"
 
 
-def lived(health: HealthTable, boots: list[float], *, as_said: bool = False) -> str:
+def restart_server(health: HealthTable, boots: list[float], *, announced: bool = False) -> str:
     """Start processes under one name at these times, end all but the last, and return the peer of the last one."""
     for number, now in enumerate(boots):
         if number:
-            health.remove_server(f"s0/1/{number - 1}", announced=as_said)
+            health.remove_server(f"s0/1/{number - 1}", announced=announced)
         health.add_server(f"s0/1/{number}", now)
     return f"s0/1/{len(boots) - 1}"
 
 
 def test_server_that_crashed_twice_has_low_score_and_canary() -> None:
     health = HealthTable()
-    peer = lived(health, [0.0, 20.0, 40.0])
+    peer = restart_server(health, [0.0, 20.0, 40.0])
     standing = health.status(peer, 40.0, hops=0)
     assert standing.score < 0.5 and standing.canary and not standing.ejected
     assert health.status(peer, 40.0, hops=1).ejected, (
@@ -140,14 +140,14 @@ def test_server_that_crashed_twice_has_low_score_and_canary() -> None:
 
 
 @pytest.mark.parametrize(
-    ("boots", "as_said"),
+    ("boots", "announced"),
     [([0.0, 20.0], False), ([0.0, 100.0, 300.0], False), ([0.0, 5.0, 10.0, 15.0], True)],
 )
 def test_rare_or_announced_restarts_do_not_lower_the_score(
-    boots: list[float], as_said: bool
+    boots: list[float], announced: bool
 ) -> None:
     health = HealthTable()
-    peer = lived(health, boots, as_said=as_said)
+    peer = restart_server(health, boots, announced=announced)
     standing = health.status(peer, boots[-1], hops=0)
     assert standing.score == 1.0 and not standing.canary
 
@@ -195,7 +195,7 @@ def test_low_score_recovers_without_traffic(what: str) -> None:
 # ---- step times
 
 
-def beaten(step: float, rows: int = 1, steps: int = 40) -> StepTimes:
+def measured_times(step: float, rows: int = 1, steps: int = 40) -> StepTimes:
     """Return the step times of a server that runs steps of `rows` rows, each in `step` seconds."""
     pace = StepTimes()
     for number in range(steps + 1):
@@ -207,18 +207,18 @@ def beaten(step: float, rows: int = 1, steps: int = 40) -> StepTimes:
 
 
 def test_step_time_is_kept_per_block_and_step_size() -> None:
-    assert beaten(0.02, rows=4).per_block(2, 1.0) == {2: pytest.approx(0.01)}
-    assert beaten(0.5, rows=100).prefill_seconds_per_row == pytest.approx(0.005)
+    assert measured_times(0.02, rows=4).per_block(2, 1.0) == {2: pytest.approx(0.01)}
+    assert measured_times(0.5, rows=100).prefill_seconds_per_row == pytest.approx(0.005)
 
 
 def test_few_or_old_steps_give_no_step_time() -> None:
-    assert beaten(0.02, steps=MIN_STEPS - 1).per_block(1, 1.0) == {}
-    assert beaten(0.02).per_block(1, 1.0 + MAX_AGE + 1.0) == {}
+    assert measured_times(0.02, steps=MIN_STEPS - 1).per_block(1, 1.0) == {}
+    assert measured_times(0.02).per_block(1, 1.0 + MAX_AGE + 1.0) == {}
 
 
 def test_server_twenty_times_slower_than_replicas_is_slow() -> None:
-    like = [beaten(0.01 + 0.001 * number).per_block(2, 1.0) for number in range(4)]
-    compared = compare(beaten(0.2).per_block(2, 1.0), like)
+    like = [measured_times(0.01 + 0.001 * number).per_block(2, 1.0) for number in range(4)]
+    compared = compare(measured_times(0.2).per_block(2, 1.0), like)
     assert compared is not None and slow(compared) and compared.ratio > 15
 
 
@@ -238,7 +238,7 @@ def test_cold_start_steps_do_not_count() -> None:
     for number, busy in enumerate((0.0, 900.0, 920.0, 940.0, 960.0)):
         beat = Heartbeat(steps=10 * number, rows=10 * number, busy_ms=busy)
         cold.record_heartbeat(beat, 0.1 * number)
-    compared = compare(cold.per_block(2, 0.5), [beaten(0.002).per_block(2, 0.5)])
+    compared = compare(cold.per_block(2, 0.5), [measured_times(0.002).per_block(2, 0.5)])
     assert compared is not None and compared.ratio == pytest.approx(1.0)
 
 
@@ -389,7 +389,7 @@ def test_parked_sessions_do_not_block_the_canary() -> None:
     swarm.serve(0, 4)
     for number in range(3):
         swarm.core.open_session(f"old{number}", MODEL, swarm.now)
-        swarm.gateway.ask(f"old{number}", [5, 6, 7], 3)
+        swarm.gateway.clear_and_start(f"old{number}", [5, 6, 7], 3)
     [server] = swarm.servers.values()
     swarm.core._registry.eject(server.peer, "overdue", swarm.now)
     beat_all(swarm, {}, 2 * BASE_EJECTION_TIME)

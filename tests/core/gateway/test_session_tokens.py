@@ -44,7 +44,7 @@ class Running:
         """
         epoch = Epoch(self.epoch.counter + counter, self.epoch.gateway + gateway)
         handle = self.handles.get(hop, NO_HANDLE)
-        self.script.says(sender, Token(handle, epoch, END + offset, token, finish=finish))
+        self.script.send(sender, Token(handle, epoch, END + offset, token, finish=finish))
 
     @property
     def log(self) -> list[int]:
@@ -67,7 +67,7 @@ def start_session(state: str = "running") -> Running:
     script = Script()
     for name, first, last in (("a", 0, 2), ("b", 2, 4)):
         script.add_server(name, first, last)
-    script.ask(SESSION, PROMPT)
+    script.start_turn(SESSION, PROMPT)
     script.token(SESSION, FIRST)
     script.add_server("c", 2, 4)
     handles = {peer: script.hop(peer).reply for peer in (HEAD, TAIL)}

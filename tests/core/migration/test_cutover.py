@@ -69,7 +69,7 @@ def three_that_leave(
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
     for name in ("s0", "s1", "s2"):
-        script.ask(name, PROMPT, ahead=ahead)
+        script.start_turn(name, PROMPT, ahead=ahead)
         for _ in range(4):
             script.token(name)
     new = script.add_server("c", 2, 4)

@@ -20,7 +20,7 @@ def run_to(swarm: Swarm, session: str, count: int) -> None:
     swarm.wait(0.1)
 
 
-def ask(swarm: Swarm, session: str) -> None:
+def start_turn(swarm: Swarm, session: str) -> None:
     swarm.gateway.start(session, PROMPT, NEW, ahead=5)
 
 
@@ -37,7 +37,7 @@ def three_spans(swarm: Swarm, replay_bytes: int = 1 << 20) -> dict[str, Server]:
 def test_hop_migrates_in_the_middle_of_an_answer(place: int) -> None:
     swarm = Swarm()
     three_spans(swarm)
-    ask(swarm, "a")
+    start_turn(swarm, "a")
     run_to(swarm, "a", 10)
     old = swarm.gateway.route("a")[place]
     hello = swarm.servers[old].hello
@@ -57,7 +57,7 @@ def test_hop_migrates_in_the_middle_of_an_answer(place: int) -> None:
 def test_only_hop_of_a_route_migrates() -> None:
     swarm = Swarm()
     old = swarm.serve(0, 4)
-    ask(swarm, "a")
+    start_turn(swarm, "a")
     run_to(swarm, "a", 10)
     new = swarm.serve(0, 4)
     swarm.core.migrations.drain(old.peer, "drain", swarm.now)
@@ -73,7 +73,7 @@ def test_all_servers_are_drained_in_turn_under_many_sessions() -> None:
     old = three_spans(swarm)
     names = [f"s{number}" for number in range(6)]
     for name in names:
-        ask(swarm, name)
+        start_turn(swarm, name)
         run_to(swarm, name, 3)
     three_spans(swarm)
     done = 3
@@ -93,7 +93,7 @@ def test_all_servers_are_drained_in_turn_under_many_sessions() -> None:
 def test_ending_server_is_drained_before_it_exits() -> None:
     swarm = Swarm()
     three_spans(swarm)
-    ask(swarm, "a")
+    start_turn(swarm, "a")
     run_to(swarm, "a", 5)
     old = swarm.servers[swarm.gateway.route("a")[1]]
     swarm.serve(2, 3)
@@ -112,7 +112,7 @@ def test_ending_server_is_drained_before_it_exits() -> None:
 def test_session_without_retained_rows_migrates() -> None:
     swarm = Swarm()
     three_spans(swarm, replay_bytes=0)
-    ask(swarm, "a")
+    start_turn(swarm, "a")
     run_to(swarm, "a", 10)
     old = swarm.servers[swarm.gateway.route("a")[1]]
     swarm.serve(2, 3, replay_bytes=0)
@@ -130,7 +130,7 @@ def test_kills_during_migrations_do_not_change_tokens(seed: int) -> None:
     swarm = Swarm()
     three_spans(swarm)
     three_spans(swarm)
-    ask(swarm, "a")
+    start_turn(swarm, "a")
     run_to(swarm, "a", 5)
     for count in range(5, NEW + 1):
         if rng.random() < 0.2:

@@ -14,13 +14,13 @@ def test_irreplaceable_hop_does_not_block_other_migration() -> None:
     script = Script()
     only = script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
-    script.ask("s", PROMPT)
+    script.start_turn("s", PROMPT)
     script.token("s")
     new = script.add_server("c", 2, 4)
     script.core.migrations.drain(only, "shutdown", script.now)
     script.core.migrations.drain(old, "shutdown", script.now)
     script.wait(0.2)
-    assert [go.standby for go in script.told(new, StartEpoch)] == [True]
+    assert [go.standby for go in script.sent_to(new, StartEpoch)] == [True]
 
 
 def test_hop_opened_after_last_token_does_not_restart_turn() -> None:
@@ -29,27 +29,27 @@ def test_hop_opened_after_last_token_does_not_restart_turn() -> None:
     )  # migrated without a copy once it is open
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
-    script.ask("s", PROMPT)
+    script.start_turn("s", PROMPT)
     script.token("s")
     new = script.add_server("c", 2, 4)
     script.server(new).silent = True
     script.core.migrations.drain(old, "drain", script.now)
     script.run()
     tail, length = script.hop(old), script.length("s")
-    script.says(old, Token(tail.reply, script.gateway.view("s").epoch, length, 9, 0.0, Finish.STOP))
+    script.send(old, Token(tail.reply, script.gateway.view("s").epoch, length, 9, 0.0, Finish.STOP))
     script.server(new).silent = False
     script.grant(new)
     assert script.gateway.view("s").state == "parked"
-    assert not script.told(new, StartEpoch)
+    assert not script.sent_to(new, StartEpoch)
     script.wait(0.1)
-    assert outcomes(script) == ["superseded"] and len(script.told(new, Close)) == 1
+    assert outcomes(script) == ["superseded"] and len(script.sent_to(new, Close)) == 1
 
 
 def test_superseded_copies_do_not_count_as_failures() -> None:
     script = Script(settings=GatewaySettings(migration_retry_seconds=0.1))
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
-    script.ask("s", PROMPT)
+    script.start_turn("s", PROMPT)
     script.token("s")
     new = script.add_server("c", 2, 4)
     for _ in range(4):
@@ -57,11 +57,11 @@ def test_superseded_copies_do_not_count_as_failures() -> None:
         script.wait(0.2)
         script.core.migrations.undrain(old, "drain", script.now)
         script.wait(0.2)
-    begun = len(script.told(new, StartEpoch))
+    begun = len(script.sent_to(new, StartEpoch))
     script.core.migrations.drain(old, "drain", script.now)
     script.wait(0.2)
     assert outcomes(script) == ["superseded"] * 4
-    gos = script.told(new, StartEpoch)
+    gos = script.sent_to(new, StartEpoch)
     assert len(gos) == begun + 1, "a fifth copy"
     assert all(go.standby for go in gos), "without a copy, the reader would notice the migration"
 
@@ -72,7 +72,7 @@ def test_new_tail_avoids_failing_link_to_the_head() -> None:
         head = script.add_server("a", 0, 2)
         script.add_server("b", 2, 3)
         tail = script.add_server("c", 3, 4)
-        script.ask("s", PROMPT)
+        script.start_turn("s", PROMPT)
         script.token("s")
         bad = script.add_server("d", 3, 4)
         good = script.add_server("e", 3, 4)
@@ -82,14 +82,14 @@ def test_new_tail_avoids_failing_link_to_the_head() -> None:
             script.core._registry.add_hop(good, number, 2000)  # so that the other one is cheaper
         script.core.migrations.drain(tail, "drain", script.now)
         script.run()
-        assert script.told(good, StartEpoch) and not script.told(bad, StartEpoch)
+        assert script.sent_to(good, StartEpoch) and not script.sent_to(bad, StartEpoch)
 
 
 def test_held_recovery_keeps_kv_when_servers_are_draining() -> None:
     script = Script()
     script.add_server("a", 0, 2)
     dies = script.add_server("b", 2, 4)
-    script.ask("s", PROMPT)
+    script.start_turn("s", PROMPT)
     script.token("s")
     stops = script.add_server("c", 2, 4)
     script.server(stops).refusing = Refusal.DRAINING
@@ -98,7 +98,7 @@ def test_held_recovery_keeps_kv_when_servers_are_draining() -> None:
     view = script.gateway.view("s")
     assert view.state == "held"
     assert "stop" in view.hold_reason and "KV" not in view.hold_reason
-    assert not script.told("a/1/0", Close), "the session keeps its KV at the other hop"
+    assert not script.sent_to("a/1/0", Close), "the session keeps its KV at the other hop"
     script.add_server("d", 2, 4)
     assert script.names("s") == ["a", "d"]
 
@@ -106,7 +106,7 @@ def test_held_recovery_keeps_kv_when_servers_are_draining() -> None:
 def test_turn_refusal_names_draining_servers() -> None:
     script = Script()
     script.server(script.add_server("a", 0, 4)).refusing = Refusal.DRAINING
-    script.ask("s", PROMPT)
+    script.start_turn("s", PROMPT)
     [refused] = script.gateway.all(Refused)
     assert refused.detail == f"the servers of {MODEL} for blocks 0:4 are about to stop"
     assert not script.gateway.all(SessionLost)
@@ -118,7 +118,7 @@ def test_failed_copy_to_server_on_route_causes_no_rerouting() -> None:
     old = script.add_server("b", 1, 2)
     wide = script.add_server("c", 2, 3)
     script.add_server("d", 3, 4)
-    script.ask("s", PROMPT)
+    script.start_turn("s", PROMPT)
     script.token("s")
     script.core.on_peer_lost(wide, script.now)
     script.add_server("c", 1, 3)  # it holds the blocks of b as well, and serves 2:3

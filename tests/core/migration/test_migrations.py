@@ -33,23 +33,23 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 def test_tail_serves_during_kv_copy_and_is_then_replaced() -> None:
     script, old, new = two_spans()
     leave(script, old)
-    [create] = script.told(new, Fence)
+    [create] = script.sent_to(new, Fence)
     assert create.create is not None and create.create.for_recovery
     assert create.epoch == script.gateway.view("s").epoch, (
         "the copy stands in the session's own epoch"
     )
-    [warm] = script.told(new, StartEpoch)
+    [warm] = script.sent_to(new, StartEpoch)
     assert warm.standby and warm.successor is None and warm.ring is None and warm.credit == 0
     assert warm.predecessor is not None and warm.predecessor.address.peer == old
-    [copy] = script.told(old, CopyKv)
+    [copy] = script.sent_to(old, CopyKv)
     assert copy.to is not None and copy.to.handle == script.hop(new).own
     assert (copy.start, copy.first, copy.last) == (0, 2, 4)
-    assert [len(each.tokens) for each in script.told(new, Input)] == [21]
+    assert [len(each.tokens) for each in script.sent_to(new, Input)] == [21]
 
     script.token("s")
     script.token("s")
     assert script.names("s") == ["a", "b"], "the old hop serves while the copy is behind"
-    assert len(script.told(new, Input)) == 3
+    assert len(script.sent_to(new, Input)) == 3
     script.copied("s", new, 20)
     script.record.clear()
     script.copied("s", new, 22)
@@ -59,9 +59,9 @@ def test_tail_serves_during_kv_copy_and_is_then_replaced() -> None:
     assert script.names("s") == ["a", "b"], "the copy of the last position is in flight"
     script.copied("s", new, 23)
     assert script.names("s") == ["a", "c"]
-    assert [fence.create for fence in script.told(new, Fence)] == [None]
-    assert len(script.told(old, Close)) == 1 and not script.told(old, Fence)
-    [go] = script.told(new, StartEpoch)
+    assert [fence.create for fence in script.sent_to(new, Fence)] == [None]
+    assert len(script.sent_to(old, Close)) == 1 and not script.sent_to(old, Fence)
+    [go] = script.sent_to(new, StartEpoch)
     assert not go.standby and go.start == 23 and go.length == 24
     assert outcomes(script) == ["migrated"] and not reroutes(script)
     before = script.length("s")
@@ -78,17 +78,17 @@ def test_undrained_session_gets_its_credit_back() -> None:
     script.record.clear()
     script.core.on_read("s", 22, script.now)
     script.run()
-    assert not script.told(old, Window), "the session is to become quiescent"
+    assert not script.sent_to(old, Window), "the session is to become quiescent"
     script.core.migrations.undrain(old, "drain", script.now)
     script.run()
-    assert [window.limit for window in script.told(old, Window)] == [25]
+    assert [window.limit for window in script.sent_to(old, Window)] == [25]
 
 
 def test_aborted_rebalancing_leaves_session_its_credit() -> None:
     script = Script()
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
-    script.ask("s", PROMPT, ahead=64)
+    script.start_turn("s", PROMPT, ahead=64)
     new = script.add_server("c", 2, 4)
     session = script.core._sessions["s"]
     assert script.core.migrations.migrate(session, session.hops[1], new, script.now)
@@ -101,22 +101,22 @@ def test_aborted_rebalancing_leaves_session_its_credit() -> None:
         script.token("s")
     script.core.on_read("s", 80, script.now)
     script.run()
-    assert [window.limit for window in script.told(old, Window)] == [80 + 64]
+    assert [window.limit for window in script.sent_to(old, Window)] == [80 + 64]
 
 
 def test_new_head_gets_its_log_from_the_gateway() -> None:
     script = Script()
     old = script.add_server("a", 0, 2)
     script.add_server("b", 2, 4)
-    script.ask("s", PROMPT, ahead=AHEAD)
+    script.start_turn("s", PROMPT, ahead=AHEAD)
     script.token("s")
     new = script.add_server("c", 0, 2)
     leave(script, old)
-    [warm] = script.told(new, StartEpoch)
-    assert warm.standby and len(script.told(old, CopyKv)) == 1
-    assert not script.told("b/1/0", CopyKv)
+    [warm] = script.sent_to(new, StartEpoch)
+    assert warm.standby and len(script.sent_to(old, CopyKv)) == 1
+    assert not script.sent_to("b/1/0", CopyKv)
     script.token("s")
-    assert [(each.start, len(each.tokens)) for each in script.told(new, Input)] == [
+    assert [(each.start, len(each.tokens)) for each in script.sent_to(new, Input)] == [
         (0, 21),
         (21, 1),
     ]
@@ -133,7 +133,7 @@ def test_copies_per_server_are_limited() -> None:
     old = script.add_server("b", 2, 4)
     names = [f"s{number}" for number in range(5)]
     for name in names:
-        script.ask(name, PROMPT)
+        script.start_turn(name, PROMPT)
         script.token(name)
     script.add_server("c", 2, 4)
     script.wait(1.0)
@@ -150,11 +150,11 @@ def test_stalled_copy_is_aborted_and_retried() -> None:
     leave(script, old)
     script.wait(1.2)
     assert outcomes(script) == ["aborted"]
-    assert len(script.told(new, Close)) == 1
-    assert [copy.to for copy in script.told(old, CopyKv)][-1] is None
+    assert len(script.sent_to(new, Close)) == 1
+    assert [copy.to for copy in script.sent_to(old, CopyKv)][-1] is None
     assert script.names("s") == ["a", "b"] and not reroutes(script)
     script.wait(0.5)
-    assert len(script.told(new, StartEpoch)) == 2
+    assert len(script.sent_to(new, StartEpoch)) == 2
 
 
 def test_session_is_recomputed_after_repeated_copy_failures() -> None:
@@ -197,7 +197,7 @@ def test_refused_migration_is_retried() -> None:
     assert script.names("s") == ["a", "b"]
     script.server(new).refusing = None
     script.wait(0.7)
-    assert script.told(new, StartEpoch)
+    assert script.sent_to(new, StartEpoch)
 
 
 def test_another_target_is_tried_after_refusal() -> None:
@@ -206,7 +206,7 @@ def test_another_target_is_tried_after_refusal() -> None:
     leave(script, old)
     other = script.add_server("d", 2, 4)
     script.wait(0.3)
-    assert script.told(other, StartEpoch)
+    assert script.sent_to(other, StartEpoch)
 
 
 def test_recovery_supersedes_copy_and_uses_its_hop() -> None:
@@ -217,9 +217,9 @@ def test_recovery_supersedes_copy_and_uses_its_hop() -> None:
     script.kill(old)
     assert reroutes(script) == ["link_down"]
     assert script.names("s") == ["a", "c"]
-    [fence] = script.told(new, Fence)
+    [fence] = script.sent_to(new, Fence)
     assert fence.create is None, "the copied KV is used"
-    assert not script.told(new, Close)
+    assert not script.sent_to(new, Close)
     script.token("s")
     script.wait(0.1)
     assert outcomes(script) == ["superseded"]
@@ -230,14 +230,14 @@ def test_copy_restarts_after_recovery_from_another_fault() -> None:
     leave(script, old)
     script.reports("s", old, FaultKind.GAP, "a/1/0")
     assert reroutes(script) == ["gap"]
-    assert len(script.told(new, Close)) == 1
+    assert len(script.sent_to(new, Close)) == 1
     script.wait(0.5)
-    assert len([go for go in script.told(new, StartEpoch) if go.standby]) == 1, (
+    assert len([go for go in script.sent_to(new, StartEpoch) if go.standby]) == 1, (
         "recovery comes before migration"
     )
     script.token("s")
     script.wait(0.5)
-    assert len([go for go in script.told(new, StartEpoch) if go.standby]) == 2
+    assert len([go for go in script.sent_to(new, StartEpoch) if go.standby]) == 2
 
 
 def test_turn_end_ends_copy_and_next_turn_uses_new_server() -> None:
@@ -245,20 +245,20 @@ def test_turn_end_ends_copy_and_next_turn_uses_new_server() -> None:
     leave(script, old)
     tail = script.hop(old)
     length = script.length("s")
-    script.says(old, Token(tail.reply, script.gateway.view("s").epoch, length, 9, 0.0, Finish.STOP))
+    script.send(old, Token(tail.reply, script.gateway.view("s").epoch, length, 9, 0.0, Finish.STOP))
     script.wait(0.1)
     assert outcomes(script) == ["superseded"]
-    assert script.told(new, Close) and script.told(old, Close)
+    assert script.sent_to(new, Close) and script.sent_to(old, Close)
     assert script.names("s") == ["a"], "its KV at the drained server is freed"
-    script.ask("s", (*PROMPT, 7, 9, 5))
+    script.start_turn("s", (*PROMPT, 7, 9, 5))
     assert script.names("s") == ["a", "c"]
 
 
 def test_draining_heartbeat_starts_migration() -> None:
     script, old, new = two_spans()
-    script.says(old, Heartbeat(draining=True))
+    script.send(old, Heartbeat(draining=True))
     script.wait(0.1)
-    assert script.told(new, StartEpoch)
+    assert script.sent_to(new, StartEpoch)
     assert [view.drain_cause for view in script.core.server_views()] == ["", "shutdown", ""]
 
 
@@ -266,14 +266,14 @@ def test_draining_report_starts_migration_without_rerouting() -> None:
     script, old, new = two_spans()
     script.reports("s", old, FaultKind.DRAINING)
     script.wait(0.1)
-    assert script.told(new, StartEpoch) and not reroutes(script)
+    assert script.sent_to(new, StartEpoch) and not reroutes(script)
 
 
 def test_drain_of_sole_blocks_waits_for_a_replica() -> None:
     script = Script()
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
-    script.ask("s", PROMPT)
+    script.start_turn("s", PROMPT)
     script.token("s")
     view = script.core.migrations.drain_progress(old)
     assert view is not None and view.sole_blocks == (2, 3)
@@ -282,14 +282,14 @@ def test_drain_of_sole_blocks_waits_for_a_replica() -> None:
     assert script.names("s") == ["a", "b"] and not outcomes(script)
     new = script.add_server("c", 2, 4)
     script.wait(1.0)
-    assert script.told(new, StartEpoch)
+    assert script.sent_to(new, StartEpoch)
 
 
 def test_new_sessions_avoid_draining_server() -> None:
     script, old, _ = two_spans()
     leave(script, old)
     for number in range(6):
-        script.ask(f"n{number}", PROMPT)
+        script.start_turn(f"n{number}", PROMPT)
         assert script.names(f"n{number}") == ["a", "c"]
 
 
@@ -299,7 +299,7 @@ def test_undrain_ends_copies() -> None:
     script.core.migrations.undrain(old, "drain", script.now)
     script.run()
     assert outcomes(script) == ["superseded"]
-    assert len(script.told(new, Close)) == 1
+    assert len(script.sent_to(new, Close)) == 1
     assert script.names("s") == ["a", "b"]
     assert [view.drain_cause for view in script.core.server_views()] == ["", "", ""]
 
@@ -308,13 +308,13 @@ def test_hop_is_replaced_by_chain_when_all_parts_are_copied() -> None:
     script = Script()
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
-    script.ask("s", PROMPT, ahead=AHEAD)
+    script.start_turn("s", PROMPT, ahead=AHEAD)
     script.token("s")
     first, second = script.add_server("c", 2, 3), script.add_server("d", 3, 4)
     leave(script, old)
     script.wait(0.1)
-    assert [(c.first, c.last) for c in script.told(old, CopyKv)] == [(2, 3), (3, 4)]
-    assert not script.told(first, Input) and len(script.told(second, Input)) == 1
+    assert [(c.first, c.last) for c in script.sent_to(old, CopyKv)] == [(2, 3), (3, 4)]
+    assert not script.sent_to(first, Input) and len(script.sent_to(second, Input)) == 1
     for _ in range(3):
         script.token("s")
     script.copied("s", first, 23)
@@ -331,7 +331,7 @@ def test_closed_session_ends_its_copy() -> None:
     leave(script, old)
     script.core.close_session("s", script.now)
     script.wait(0.1)
-    assert len(script.told(new, Close)) == 1
+    assert len(script.sent_to(new, Close)) == 1
     assert not script.core._recovery.hops_by_handle and not script.core._registry.hops.total()
 
 
@@ -342,10 +342,10 @@ def test_late_answer_for_aborted_copy_closes_its_hop() -> None:
     script.wait(0.6)
     assert outcomes(script) == ["aborted"]
     assert script.core._recovery.hops.closing
-    [create] = script.told(new, Fence)
+    [create] = script.sent_to(new, Fence)
     script.server(new).silent = False
-    script.says(new, script.server(new).answer(create))
-    assert len(script.told(new, Close)) == 1
+    script.send(new, script.server(new).answer(create))
+    assert len(script.sent_to(new, Close)) == 1
     assert not script.core._recovery.hops.closing
 
 

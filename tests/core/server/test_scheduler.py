@@ -212,27 +212,27 @@ def test_small_loop_delays_are_not_counted_as_stalls() -> None:
     assert stalls.slowdown == 1.0
 
 
-def told_beside(copies: bool) -> float:
+def step_time_beside_stalls(copies: bool) -> float:
     """Return the reported time of a 10 ms step while the process stalls for 70 of every 100 ms between such steps.
 
     `copies`: the stall hits a copy step, otherwise it hits no step.
     """
-    stalls, now, told = StallEstimator(), 0.0, 0.0
+    stalls, now, reported = StallEstimator(), 0.0, 0.0
     for _ in range(60):
         stalls.sample(now, 0.0, SAMPLE_SECONDS)
-        told = stalls.scaled(0.01)
+        reported = stalls.scaled(0.01)
         now += SAMPLE_SECONDS
         stalls.sample(now, 0.0, SAMPLE_SECONDS)
         now += SAMPLE_SECONDS + 0.05
         if copies:  # it has ended when the loop samples
             stalls.discard_step()
         stalls.sample(now, 0.0, SAMPLE_SECONDS)
-    return told
+    return reported
 
 
 def test_stall_during_copy_step_lengthens_reported_steps() -> None:
-    alone = told_beside(copies=False)
-    assert alone > 0.02 and told_beside(copies=True) == pytest.approx(alone)
+    alone = step_time_beside_stalls(copies=False)
+    assert alone > 0.02 and step_time_beside_stalls(copies=True) == pytest.approx(alone)
 
 
 class Throttled:
@@ -257,21 +257,21 @@ class Throttled:
         return at + work
 
 
-def told(alive: float, work: float, pause: float) -> float:
+def slowdown_factor(alive: float, work: float, pause: float) -> float:
     """Return the factor by which reported steps are longer than on a process that never stalls."""
     seconds, process, stalls = 60.0, Throttled(alive, 60.0), StallEstimator()
-    began = ready = sum_told = 0.0
+    began = ready = sum_reported = 0.0
     ends, pulse, steps = process.done(0.0, work), SAMPLE_SECONDS, 0
     while ready < seconds:
         if pulse < ends:
             stalls.sample(pulse, max(0.0, pulse - began), SAMPLE_SECONDS)
             pulse = process.done(pulse + SAMPLE_SECONDS)
         else:
-            sum_told, steps = sum_told + stalls.scaled(ends - began), steps + 1
+            sum_reported, steps = sum_reported + stalls.scaled(ends - began), steps + 1
             ready = ends + pause
             began = process.done(ready)
             ends = process.done(began, work)
-    return sum_told / steps / work
+    return sum_reported / steps / work
 
 
 @pytest.mark.parametrize("alive", [0.05, 0.3, 0.5, 0.8])
@@ -282,7 +282,7 @@ def test_reported_step_time_grows_with_stalled_share(
     alive: float, work: float, pause: float
 ) -> None:
     """Holds for any number of steps, with stalls mostly in steps or mostly between them. No stall counts twice."""
-    assert 0.5 < alive * told(alive, work, pause) < 1.7
+    assert 0.5 < alive * slowdown_factor(alive, work, pause) < 1.7
 
 
 def test_single_long_outage_barely_raises_slowdown() -> None:

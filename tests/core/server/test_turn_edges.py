@@ -33,7 +33,7 @@ def same_server_twice(**settings: Any) -> Swarm:
     swarm = Swarm()
     swarm.serve(0, 4, **settings)
     middle = swarm.serve(1, 3, **settings)
-    swarm.gateway.ask("a", [9, 9], 1)
+    swarm.gateway.clear_and_start("a", [9, 9], 1)
     swarm.kill(middle.peer)
     return swarm
 
@@ -56,7 +56,7 @@ def test_turns_with_any_common_prefix_give_expected_tokens(make: Callable[..., S
         ([9, 1, 1, 1], 5),
     ]
     for prompt, new in turns:
-        swarm.gateway.ask("a", prompt, new)
+        swarm.gateway.clear_and_start("a", prompt, new)
         assert not swarm.gateway.troubles("a")
         assert swarm.gateway.tokens("a") == (expected(prompt, new) if new else [-1]), (prompt, new)
     swarm.core.close_session("a", swarm.now)
@@ -68,29 +68,29 @@ def test_turns_with_any_common_prefix_give_expected_tokens(make: Callable[..., S
 def test_prompt_may_fill_context_but_not_exceed_it(make: Callable[..., Swarm]) -> None:
     swarm = make(max_length=16)
     full = list(range(1, 17))
-    swarm.gateway.ask("a", full, 0)
+    swarm.gateway.clear_and_start("a", full, 0)
     assert swarm.gateway.tokens("a") == [-1]
     with pytest.raises(PromptTooLong):
-        swarm.gateway.ask("a", full, 1)
+        swarm.gateway.clear_and_start("a", full, 1)
     with pytest.raises(PromptTooLong):
-        swarm.gateway.ask("a", [*full, 17], 0)
-    swarm.gateway.ask("a", full[:15], 5)
+        swarm.gateway.clear_and_start("a", [*full, 17], 0)
+    swarm.gateway.clear_and_start("a", full[:15], 5)
     assert swarm.gateway.tokens("a") == expected(full[:15], 1)
 
 
 def test_refused_turn_changes_nothing_for_next_turn() -> None:
     swarm = three_hops(total_pages=10)
     swarm.core.open_session("b", MODEL, swarm.now)
-    swarm.gateway.ask("a", [1, 2, 3], 2)
-    swarm.gateway.ask("b", list(range(1, 20)), 1)
+    swarm.gateway.clear_and_start("a", [1, 2, 3], 2)
+    swarm.gateway.clear_and_start("b", list(range(1, 20)), 1)
     assert swarm.gateway.tokens("b") == expected(list(range(1, 20)), 1)
-    swarm.gateway.ask("a", [1, 2, 3, *range(4, 24)], 2)
+    swarm.gateway.clear_and_start("a", [1, 2, 3, *range(4, 24)], 2)
     assert [type(t).__name__ for t in swarm.gateway.troubles("a")] == ["Refused"]
-    swarm.gateway.ask("a", [1, 2, 4], 2)
+    swarm.gateway.clear_and_start("a", [1, 2, 4], 2)
     assert swarm.gateway.tokens("a") == expected([1, 2, 4], 2)
     swarm.core.close_session("b", swarm.now)
     swarm.run()
-    swarm.gateway.ask("a", [1, 2, 3, *range(4, 24)], 2)
+    swarm.gateway.clear_and_start("a", [1, 2, 3, *range(4, 24)], 2)
     assert swarm.gateway.tokens("a") == expected([1, 2, 3, *range(4, 24)], 2)
 
 
@@ -106,7 +106,7 @@ def test_second_turn_during_turn_raises_session_busy() -> None:
         swarm.core.truncate_turn("a", 0, swarm.now)
     swarm.core.truncate_turn("a", 3, swarm.now)
     swarm.run()
-    swarm.gateway.ask("a", [1, 2], 4)
+    swarm.gateway.clear_and_start("a", [1, 2], 4)
     assert swarm.gateway.tokens("a") == expected([1, 2], 4)
 
 
@@ -126,7 +126,7 @@ def test_refusal_for_silent_server_says_it_does_not_answer() -> None:
     swarm = three_hops()
     tail = list(swarm.servers.values())[-1]
     swarm.remove(tail.peer)  # stopped: it reads nothing, and its link stays up
-    swarm.gateway.ask("a", [1, 2], 2)
+    swarm.gateway.clear_and_start("a", [1, 2], 2)
     swarm.wait(12.0)
     [refused] = swarm.gateway.troubles("a")
     assert "do not answer" in refused.detail

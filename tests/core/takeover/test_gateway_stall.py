@@ -11,8 +11,8 @@ from core.takeover.test_takeover import (
     SESSION,
     WHOLE,
     adopt,
-    half_way,
     owners,
+    start_partial_turn,
     swarm,
 )
 from support.core.gateway import LEASE, Gateway, add_gateway, takeover_network
@@ -29,7 +29,7 @@ def lose(made: Network, server: str, *gateways: Gateway) -> None:
         actor.disconnect(server, made.now)
 
 
-def moved_while_asleep(made: Network, first: Gateway, second: Gateway) -> None:
+def move_during_stall(made: Network, first: Gateway, second: Gateway) -> None:
     """Let the second gateway take the session over while the first one stalls, and remove all servers that had it."""
     old = list(made.servers)
     for first_block in (0, 2, 0, 2):
@@ -52,8 +52,8 @@ def moved_while_asleep(made: Network, first: Gateway, second: Gateway) -> None:
 def test_waking_gateway_releases_session_on_other_servers(number: int) -> None:
     """`number`: of the stalled gateway; each draws other routes."""
     made = swarm()
-    first, second = half_way(made, number), add_gateway(made, 2)
-    moved_while_asleep(made, first, second)
+    first, second = start_partial_turn(made, number), add_gateway(made, 2)
+    move_during_stall(made, first, second)
     made.wait(2.0)
     assert isinstance(first.last(OwnershipLost), OwnershipLost)
     assert first.core.find_view(SESSION) is None
@@ -74,7 +74,7 @@ def test_one_of_waking_gateway_and_new_owner_continues(seed: int, number: int) -
     made = takeover_network(seed)
     for first_block, last_block in ((0, 1), (1, 3), (3, 4)):
         made.serve(first_block, last_block)
-    first, second = half_way(made, number), add_gateway(made, 2)
+    first, second = start_partial_turn(made, number), add_gateway(made, 2)
     read = [*PROMPT, *first.tokens(SESSION)]
     first.frozen = True
     made.wait(LEASE + 0.2)

@@ -39,12 +39,12 @@ class Contender:
             self.script.server(peer).silent = silent
 
     def refuse(self, *owner: int) -> None:
-        """Refuse the last Fence at TAIL. `owner`: the other epoch's distance from ours; empty: it is not told."""
+        """Refuse the last Fence at TAIL. `owner`: the other epoch's distance from ours; empty: unknown."""
         mine = self.script.gateway.view(SESSION).epoch
         other = Epoch(mine.counter + owner[0], mine.gateway + owner[1]) if owner else None
-        fence = self.script.told(TAIL, Fence)[-1]
+        fence = self.script.sent_to(TAIL, Fence)[-1]
         refusal = Refusal.STALE_EPOCH
-        self.script.says(
+        self.script.send(
             TAIL,
             FenceAck(
                 fence.gateway_handle, NO_HANDLE, fence.epoch, refusal=refusal, owner_epoch=other
@@ -54,9 +54,9 @@ class Contender:
     def contend_until(self, seconds: float) -> None:
         """Answer all Fences until then: HEAD grants its hop, TAIL belongs to a lower epoch."""
         while self.script.now < seconds:
-            fences = len(self.script.told(TAIL, Fence))
+            fences = len(self.script.sent_to(TAIL, Fence))
             self.script.wait(TICK, TICK)
-            if len(self.script.told(TAIL, Fence)) > fences:
+            if len(self.script.sent_to(TAIL, Fence)) > fences:
                 self.script.grant(HEAD)
                 self.refuse(-1, 0)
 
@@ -72,7 +72,7 @@ class Contender:
     @property
     def closes(self) -> int:
         """Hops closed at HEAD."""
-        return len(self.script.told(HEAD, Close))
+        return len(self.script.sent_to(HEAD, Close))
 
 
 def start_contender(*, owns_head: bool = True) -> Contender:
@@ -85,7 +85,7 @@ def start_contender(*, owns_head: bool = True) -> Contender:
     script.add_server("b", 2, 4)
     contender = Contender(script)
     contender.set_silent(True)
-    script.ask(SESSION, PROMPT)
+    script.start_turn(SESSION, PROMPT)
     if owns_head:
         script.grant(HEAD)
     return contender

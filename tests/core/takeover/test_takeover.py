@@ -32,7 +32,7 @@ def swarm(seed: int | None = None) -> Network:
     return made
 
 
-def half_way(made: Network, number: int = 1) -> Gateway:
+def start_partial_turn(made: Network, number: int = 1) -> Gateway:
     """Return a gateway whose session has generated some of its tokens and waits for its reader."""
     gateway = add_gateway(made, number)
     gateway.start(SESSION, PROMPT, NEW, ahead=8, above=0)
@@ -47,7 +47,7 @@ def adopt(made: Network, gateway: Gateway) -> list[int]:
     return gateway.adopt(where)
 
 
-def go_on(made: Network, gateway: Gateway, log: list[int]) -> None:
+def continue_session(made: Network, gateway: Gateway, log: list[int]) -> None:
     gateway.begin(SESSION, log, len(WHOLE) - len(log))
 
 
@@ -63,7 +63,7 @@ def test_unknown_session_has_no_owner() -> None:
 
 def test_search_finds_running_owner_and_its_address() -> None:
     made = swarm()
-    first = half_way(made)
+    first = start_partial_turn(made)
     where = add_gateway(made, 2).find(SESSION)
     assert (where.owner, where.is_owner_alive) == (first.peer, True)
     assert where.owner_target == f"{first.peer}:8000"
@@ -71,7 +71,7 @@ def test_search_finds_running_owner_and_its_address() -> None:
 
 def test_takeover_waits_for_lease_of_lost_gateway() -> None:
     made = swarm()
-    first, second = half_way(made), add_gateway(made, 2)
+    first, second = start_partial_turn(made), add_gateway(made, 2)
     made.kill(first.peer)
     made.wait(LEASE / 2)
     where = second.find(SESSION)
@@ -83,14 +83,14 @@ def test_takeover_waits_for_lease_of_lost_gateway() -> None:
 
 def test_takeover_continues_tail_log_and_reuses_kv() -> None:
     made = swarm()
-    first, second = half_way(made), add_gateway(made, 2)
+    first, second = start_partial_turn(made), add_gateway(made, 2)
     seen = first.tokens(SESSION)
     made.kill(first.peer)
     made.wait(LEASE + 0.2)
     rows = [server.core.stats.rows for server in made.servers.values()]
     log = adopt(made, second)
     assert log[: len(PROMPT) + len(seen)] == [*PROMPT, *seen], "the log has at least what was read"
-    go_on(made, second, log)
+    continue_session(made, second, log)
     made.run()
     assert [*log, *second.tokens(SESSION)] == WHOLE
     run = [
@@ -102,26 +102,26 @@ def test_takeover_continues_tail_log_and_reuses_kv() -> None:
 
 def test_takeover_rebuilds_hop_of_lost_server() -> None:
     made = swarm()
-    first = half_way(made)
+    first = start_partial_turn(made)
     made.serve(0, 2)
     second = add_gateway(made, 2)
     made.kill(first.peer)
     made.wait(LEASE + 0.2)
     made.kill(next(iter(made.servers)))
     log = adopt(made, second)
-    go_on(made, second, log)
+    continue_session(made, second, log)
     made.run()
     assert [*log, *second.tokens(SESSION)] == WHOLE
 
 
 def test_fence_of_another_gateway_is_refused_while_owner_runs() -> None:
     made = swarm()
-    first, second = half_way(made), add_gateway(made, 2)
+    first, second = start_partial_turn(made), add_gateway(made, 2)
     made.wait(3 * LEASE)  # its heartbeats renew the lease
     where = second.find(SESSION)
     second.find("else")
     second.core.open_session(SESSION, MODEL, made.now, above=100)
-    go_on(made, second, PROMPT)
+    continue_session(made, second, PROMPT)
     made.run()
     assert isinstance(second.last(OwnershipLost), OwnershipLost)
     assert second.core.find_view(SESSION) is None
@@ -134,13 +134,13 @@ def test_fence_of_another_gateway_is_refused_while_owner_runs() -> None:
 def test_server_stall_does_not_expire_the_lease_of_the_owner(still: float) -> None:
     """The owner's heartbeats wait to be read, and the requests of the other gateway are read first."""
     made = swarm()
-    first, second = half_way(made), add_gateway(made, 2)
+    first, second = start_partial_turn(made), add_gateway(made, 2)
     made.wait(1.0)
     made.now += still
     where = second.find(SESSION)
     assert (where.owner, where.is_owner_alive) == (first.peer, True)
     second.core.open_session(SESSION, MODEL, made.now, above=100)
-    go_on(made, second, PROMPT)
+    continue_session(made, second, PROMPT)
     made.run()
     assert isinstance(second.last(OwnershipLost), OwnershipLost)
     assert owners(made) == {first.peer}
@@ -154,7 +154,7 @@ def test_server_stall_does_not_expire_the_lease_of_the_owner(still: float) -> No
 
 def test_lease_after_lost_link_excludes_server_stall() -> None:
     made = swarm()
-    first, second = half_way(made), add_gateway(made, 2)
+    first, second = start_partial_turn(made), add_gateway(made, 2)
     made.kill(first.peer)
     made.wait(LEASE / 2)
     made.now += 3 * LEASE
@@ -179,11 +179,11 @@ def test_lease_expires_even_if_every_tick_is_late() -> None:
 
 def test_returning_gateway_releases_session_taken_over() -> None:
     made = swarm()
-    first, second = half_way(made), add_gateway(made, 2)
+    first, second = start_partial_turn(made), add_gateway(made, 2)
     first.frozen = True
     made.wait(LEASE + 0.2)
     log = adopt(made, second)
-    go_on(made, second, log)
+    continue_session(made, second, log)
     made.run()
     first.frozen = False
     first.core.on_read(SESSION, len(WHOLE), made.now)
@@ -198,14 +198,14 @@ def test_returning_gateway_releases_session_taken_over() -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_one_of_two_simultaneous_takeovers_succeeds(seed: int) -> None:
     made = swarm(seed)
-    first, second, third = half_way(made), add_gateway(made, 2), add_gateway(made, 3)
+    first, second, third = start_partial_turn(made), add_gateway(made, 2), add_gateway(made, 3)
     made.kill(first.peer)
     made.wait(LEASE + 0.2)
     both = [(gateway, gateway.find(SESSION)) for gateway in (second, third)]
     logs = [(gateway, where, gateway.fetch(where)) for gateway, where in both]
     for gateway, where, log in logs:
         gateway.core.take_over(where, MODEL, log, made.now)
-        go_on(made, gateway, list(log.tokens))
+        continue_session(made, gateway, list(log.tokens))
     made.run()
     made.wait(12.0)
     done = [g for g, _, log in logs if [*log.tokens, *g.tokens(SESSION)] == WHOLE]
@@ -231,7 +231,7 @@ def test_one_of_two_simultaneous_opens_succeeds(seed: int) -> None:
 
 def test_hop_frozen_during_takeover_and_rewind_drops_old_kv() -> None:
     made = swarm()
-    first = half_way(made)
+    first = start_partial_turn(made)
     slow = list(made.servers.values())[1]
     twin = made.serve(2, 4).peer
     made.kill(first.peer)
@@ -242,7 +242,7 @@ def test_hop_frozen_during_takeover_and_rewind_drops_old_kv() -> None:
     log = list(found.tokens)
     slow.frozen = True
     second.core.take_over(where, MODEL, found, made.now)
-    go_on(made, second, log)
+    continue_session(made, second, log)
     made.wait(6.0)
     assert [*log, *second.tokens(SESSION)] == WHOLE
     other = [*PROMPT[:5], *(token + 1 if token < 96 else 0 for token in PROMPT[5:])]
@@ -274,7 +274,7 @@ def test_new_session_ignores_older_session_of_same_name() -> None:
 
 def test_reopened_name_begins_above_its_earlier_epochs() -> None:
     made = swarm()
-    gateway = half_way(made)
+    gateway = start_partial_turn(made)
     before = core_epoch(gateway.core)
     gateway.core.close_session(SESSION, made.now)
     gateway.core.open_session(SESSION, MODEL, made.now, above=0)
@@ -297,7 +297,7 @@ def test_ending_gateway_hands_over_named_sessions_at_once(ahead: int) -> None:
     first, second = add_gateway(made, 1), add_gateway(made, 2)
     first.begin(SESSION, PROMPT, NEW, ahead, above=0)
     first.start("nameless", PROMPT, NEW, ahead=8)
-    told = [*PROMPT, *first.tokens(SESSION)]
+    read = [*PROMPT, *first.tokens(SESSION)]
     assert second.find(SESSION).is_owner_alive
     first.core.relinquish_sessions(made.now)
     made.run()
@@ -307,7 +307,7 @@ def test_ending_gateway_hands_over_named_sessions_at_once(ahead: int) -> None:
     made.kill(first.peer)
     rows = sum(server.core.stats.rows for server in made.servers.values())
     log = adopt(made, second)
-    assert log[: len(told)] == told
+    assert log[: len(read)] == read
     second.start(SESSION, log, 3)
     assert second.tokens(SESSION) == expected(log, 3)
     assert sum(server.core.stats.rows for server in made.servers.values()) - rows <= 2 * 4
@@ -315,7 +315,7 @@ def test_ending_gateway_hands_over_named_sessions_at_once(ahead: int) -> None:
 
 def test_unclaimed_sessions_are_freed_at_twice_the_lease() -> None:
     made = swarm()
-    first = half_way(made)
+    first = start_partial_turn(made)
     first.core.relinquish_sessions(made.now)
     made.kill(first.peer)
     made.wait(2 * LEASE - 0.5)
@@ -337,7 +337,7 @@ def test_longer_lease_of_gateway_and_server_counts(lease: float) -> None:
     made.wait(0.4)
     assert not second.find(SESSION).is_owner_alive
     log = adopt(made, second)
-    go_on(made, second, log)
+    continue_session(made, second, log)
     made.run()
     assert [*log, *second.tokens(SESSION)] == WHOLE
 
@@ -366,7 +366,7 @@ def test_search_ends_without_answers_of_servers() -> None:
 
 def test_search_names_servers_that_did_not_answer() -> None:
     made = swarm()
-    half_way(made)
+    start_partial_turn(made)
     other, (head, tail) = add_gateway(made, 2), sorted(made.servers)
     assert other.find(SESSION).unanswered == ()
     other.core.find_session(SESSION, MODEL, made.now)
@@ -397,7 +397,7 @@ def test_takeover_completes_session_wherever_owner_died(seed: int) -> None:
         prompt = [*PROMPT[: rng.randrange(1, 12)], *(rng.randrange(97) for _ in range(20))]
         gateway.begin(SESSION, prompt, NEW)
     made.run(events=rng.randrange(200))
-    told = gateway.tokens(SESSION)
+    read = gateway.tokens(SESSION)
     made.kill(gateway.peer)
     made.wait(LEASE + 0.2)
     where = second.find(SESSION)
@@ -409,7 +409,7 @@ def test_takeover_completes_session_wherever_owner_died(seed: int) -> None:
             common += 1
         assert log in (whole[: len(log)], WHOLE[: len(log)]), "a log of this turn or of the first"
     else:
-        assert not told, "a token was read, and no server has the log"
+        assert not read, "a token was read, and no server has the log"
         second.core.open_session(SESSION, MODEL, made.now, above=where.epoch.counter)
     log_now = whole[: max(len(prompt), min(common, len(whole) - 1))]
     second.start(SESSION, log_now, len(whole) - len(log_now))

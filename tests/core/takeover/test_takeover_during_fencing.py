@@ -23,7 +23,7 @@ SESSION = "named"
 SUBSETS = [kept for size in range(4) for kept in itertools.combinations(range(3), size)]
 
 
-def half_way(made: Network) -> Gateway:
+def start_partial_turn(made: Network) -> Gateway:
     """Return a gateway whose session has three hops and some of its tokens, and waits for its reader."""
     for first, last in ((0, 1), (1, 3), (3, 4)):
         made.serve(first, last)
@@ -33,7 +33,9 @@ def half_way(made: Network) -> Gateway:
     return gateway
 
 
-def dies_saying(made: Network, gateway: Gateway, reached: dict[type[Item], set[PeerId]]) -> None:
+def kill_after_sending(
+    made: Network, gateway: Gateway, reached: dict[type[Item], set[PeerId]]
+) -> None:
     """Kill the gateway. Of its unsent messages, only those of the given kinds reach the given servers."""
     made.collect()
     for (sender, to, _), lane in made.lanes.items():
@@ -46,19 +48,19 @@ def dies_saying(made: Network, gateway: Gateway, reached: dict[type[Item], set[P
     made.kill(gateway.peer)
 
 
-def dies_in_its_fences(made: Network, reached: tuple[int, ...]) -> list[int]:
+def kill_while_fencing(made: Network, reached: tuple[int, ...]) -> list[int]:
     """Kill a stalled gateway when only some hops have its Fences. Return the log that its client has read."""
-    first = half_way(made)
-    told = [*PROMPT, *first.tokens(SESSION)]
+    first = start_partial_turn(made)
+    read = [*PROMPT, *first.tokens(SESSION)]
     names = list(made.servers)
     made.now += LEASE * 0.6
     first.core.tick(made.now)
-    dies_saying(made, first, {Fence: {names[number] for number in reached}})
+    kill_after_sending(made, first, {Fence: {names[number] for number in reached}})
     made.wait(LEASE + 0.2)
-    return told
+    return read
 
 
-def goes_on(made: Network, gateway: Gateway, prompt: list[int]) -> list[int]:
+def complete_takeover(made: Network, gateway: Gateway, prompt: list[int]) -> list[int]:
     """Take the session over, run a right turn from `prompt`, and close it without leftovers. Return the log found."""
     where = gateway.find(SESSION)
     assert (where.is_owner_alive, where.takeover_wait) == (False, 0.0)
@@ -77,9 +79,9 @@ def goes_on(made: Network, gateway: Gateway, prompt: list[int]) -> list[int]:
 @pytest.mark.parametrize("reached", SUBSETS)
 def test_takeover_finds_all_read_tokens_after_partial_fences(reached: tuple[int, ...]) -> None:
     made = takeover_network()
-    told = dies_in_its_fences(made, reached)
-    log = goes_on(made, add_gateway(made, 2), told)
-    assert log[: len(told)] == told
+    read = kill_while_fencing(made, reached)
+    log = complete_takeover(made, add_gateway(made, 2), read)
+    assert log[: len(read)] == read
 
 
 @pytest.mark.parametrize("fenced", SUBSETS)
@@ -91,7 +93,7 @@ def test_takeover_after_partial_rewind_gives_expected_tokens(
 ) -> None:
     """The client has read nothing of that turn. The log may be of either turn, and no KV may be of the other one."""
     made = takeover_network()
-    first = half_way(made)
+    first = start_partial_turn(made)
     names = list(made.servers)
     first.core.cancel_turn(SESSION, made.now)
     made.run()
@@ -106,9 +108,9 @@ def test_takeover_after_partial_rewind_gives_expected_tokens(
         reached = {kind: {names[number] for number in fenced} for kind in kinds}
     else:
         reached = {Fence: {names[number] for number in fenced}}
-    dies_saying(made, first, reached)
+    kill_after_sending(made, first, reached)
     made.wait(LEASE + 0.2)
-    log = goes_on(made, add_gateway(made, 2), OTHER)
+    log = complete_takeover(made, add_gateway(made, 2), OTHER)
     assert len(log) >= COMMON
     assert log in (WHOLE[: len(log)], OTHER_WHOLE[: len(log)])
 
@@ -116,16 +118,16 @@ def test_takeover_after_partial_rewind_gives_expected_tokens(
 @pytest.mark.parametrize("reached", SUBSETS)
 def test_second_takeover_succeeds_after_first_one_dies(reached: tuple[int, ...]) -> None:
     made = takeover_network()
-    told = dies_in_its_fences(made, (1,))  # only a hop without a log has the Fence
+    read = kill_while_fencing(made, (1,))  # only a hop without a log has the Fence
     names = list(made.servers)
     second = add_gateway(made, 2)
     where = second.find(SESSION)
     second.adopt(where)
-    second.begin(SESSION, told, NEW)
-    dies_saying(made, second, {Fence: {names[number] for number in reached}})
+    second.begin(SESSION, read, NEW)
+    kill_after_sending(made, second, {Fence: {names[number] for number in reached}})
     made.wait(LEASE + 0.2)
-    log = goes_on(made, add_gateway(made, 3), told)
-    assert log[: len(told)] == told
+    log = complete_takeover(made, add_gateway(made, 3), read)
+    assert log[: len(read)] == read
 
 
 def test_outdated_log_of_disconnected_tail_is_not_used() -> None:
@@ -140,15 +142,15 @@ def test_outdated_log_of_disconnected_tail_is_not_used() -> None:
     new = next(name for name in names[1:] if name != old)
     made.cut_link(first.peer, old)
     first.read(SESSION, len(PROMPT) + 12)
-    told = [*PROMPT, *first.tokens(SESSION)]
+    read = [*PROMPT, *first.tokens(SESSION)]
     made.now += LEASE * 0.6
     first.core.tick(made.now)  # the head has a newer epoch than the one that ran last
-    dies_saying(made, first, {Fence: {names[0]}})
+    kill_after_sending(made, first, {Fence: {names[0]}})
     made.kill(new)
     made.wait(LEASE + 0.2)
     second = add_gateway(made, 2)
     where = second.find(SESSION)
     assert {holder.peer for holder in where.log_holders} == {names[0]}
-    log = goes_on(made, second, told)
-    assert log == told[: len(log)]
-    assert len(told) - len(log) <= 1, "a head is not told the token that waits for the reader"
+    log = complete_takeover(made, second, read)
+    assert log == read[: len(log)]
+    assert len(read) - len(log) <= 1, "a head does not get the token that waits for the reader"

@@ -94,7 +94,7 @@ class Gateway(Actor):
         self.begin(session, log, new, ahead, above)
         self.network.run()
 
-    def ask(self, session: str, log: Iterable[int], new: int | None) -> None:
+    def clear_and_start(self, session: str, log: Iterable[int], new: int | None) -> None:
         """Forget all effects, and start a turn."""
         self.effects.clear()
         self.start(session, log, new)

@@ -38,8 +38,8 @@ class Spare:
     fed: int = 0
 
     @property
-    def told(self) -> list[int]:
-        """KV that it said it has."""
+    def received(self) -> list[int]:
+        """KV positions that it reported."""
         return [
             item.received
             for _, item in self.client.network.answers
@@ -56,7 +56,7 @@ class Spare:
 
     @property
     def kv(self) -> int:
-        return max(self.told, default=0)
+        return max(self.received, default=0)
 
     def feed(self) -> None:
         """A new head and a new tail store the log."""

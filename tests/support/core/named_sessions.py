@@ -75,12 +75,12 @@ class Desk:
 
     def bring(self, prompt: Sequence[int]) -> int:
         """Acquire the session. Raises OwnedElsewhere if another gateway owns it."""
-        ask = GenerationRequest(
+        request = GenerationRequest(
             MODEL, TokenPrompt(tuple(prompt)), "prompt", SamplingOptions(), session_id=KEY[1]
         )
 
         async def run() -> int:
-            task = asyncio.ensure_future(self.finder.acquire(ask, KEY))
+            task = asyncio.ensure_future(self.finder.acquire(request, KEY))
             while not task.done():
                 await asyncio.sleep(0.01)
                 self.gateway.network.wait(0.1)

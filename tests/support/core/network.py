@@ -145,7 +145,7 @@ class Network:
             if isinstance(send.item, kind) and sender in (None, name)
         ]
 
-    def told(self, peer: PeerId, kind: type[T]) -> list[T]:
+    def sent_to(self, peer: PeerId, kind: type[T]) -> list[T]:
         """Items of a kind that were sent to one process."""
         return [
             send.item

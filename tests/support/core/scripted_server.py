@@ -136,14 +136,14 @@ class Script(Swarm):
         [found] = [hop for hop in self.server(peer).hops if session in (None, hop.session)]
         return found
 
-    def says(self, peer: PeerId, item: Item) -> None:
+    def send(self, peer: PeerId, item: Item) -> None:
         self.put(peer, self.gateway.peer, item)
         self.run()
 
     def grant(self, peer: PeerId) -> None:
         """It answers the last Fence now that it was silent to."""
-        [*_, fence] = self.told(peer, Fence)
-        self.says(peer, self.server(peer).answer(fence))
+        [*_, fence] = self.sent_to(peer, Fence)
+        self.send(peer, self.server(peer).answer(fence))
 
     def token(self, session: str, token: int = 7) -> None:
         """The tail of the route has sampled a token; all hops have run all positions before it."""
@@ -156,21 +156,21 @@ class Script(Swarm):
                 if (hop.session, hop.first, hop.last) == span
             ]
             hop.kv = view.length
-        self.says(leg.peer, Token(hop.reply, view.epoch, view.length, token))
+        self.send(leg.peer, Token(hop.reply, view.epoch, view.length, token))
 
     def copied(self, session: str, peer: PeerId, kv: int) -> None:
         """The standby hop there has so many positions."""
         hop = self.hop(peer, session)
         hop.kv = kv
-        self.says(peer, Window(hop.reply, self.gateway.view(session).epoch, kv, 0))
+        self.send(peer, Window(hop.reply, self.gateway.view(session).epoch, kv, 0))
 
     def reports(self, session: str, peer: PeerId, trouble: FaultKind, other: PeerId = "") -> None:
         epoch = self.gateway.view(session).epoch
-        self.says(peer, FaultReport(self.hop(peer).reply, epoch, trouble, other))
+        self.send(peer, FaultReport(self.hop(peer).reply, epoch, trouble, other))
 
     # ---- a client's part, and what there is
 
-    def ask(self, session: str, prompt: Sequence[int], ahead: int = 64) -> None:
+    def start_turn(self, session: str, prompt: Sequence[int], ahead: int = 64) -> None:
         self.gateway.start(session, prompt, 1000, ahead)
 
     def length(self, session: str) -> int:
@@ -186,7 +186,7 @@ def two_spans(settings: GatewaySettings | None = None) -> tuple[Script, PeerId, 
     script = Script(settings=settings or GatewaySettings())
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
-    script.ask("s", PROMPT, AHEAD)
+    script.start_turn("s", PROMPT, AHEAD)
     script.token("s")
     new = script.add_server("c", 2, 4)
     assert script.names("s") == ["a", "b"]

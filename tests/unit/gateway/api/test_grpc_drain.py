@@ -25,7 +25,7 @@ def make_two_tails(is_running: Callable[[PeerId], bool] = lambda _: False) -> tu
     script = Script()
     script.add_server("a", 0, 2)
     script.add_server("b", 2, 4)
-    script.ask("s", PROMPT)
+    script.start_turn("s", PROMPT)
     script.token("s")
     script.server(script.add_server("c", 2, 4)).silent = True
     return script, Drains(CoreDriver(script.core, lambda: script.now, script.run), is_running)
@@ -65,21 +65,21 @@ async def test_drain_is_done_when_the_server_reports_no_sessions() -> None:
     script, drains = make_two_tails()
     c = "c/1/0"
     states = run_drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
-    script.says(c, Heartbeat(drain=DrainState.SERVE))
+    script.send(c, Heartbeat(drain=DrainState.SERVE))
     assert not (await anext(states)).done, "its state is older than the drain request"
-    assert [heartbeat.drain for heartbeat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
-    script.says(c, Heartbeat(drain=DrainState.SERVE))
+    assert [heartbeat.drain for heartbeat in script.sent_to(c, Heartbeat)] == [DrainState.DRAIN]
+    script.send(c, Heartbeat(drain=DrainState.SERVE))
     assert drains.view_server(c).draining and not drains.is_empty(c)  # type: ignore[union-attr]
-    script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=2))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN, sessions=2))
     second = await anext(states)
     assert (second.own_sessions, second.other_sessions, second.done) == (0, 2, False)
-    script.says(c, Heartbeat(drain=DrainState.DRAIN))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN))
     assert not (await anext(states)).done
-    script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     late = await anext(states)
     # This session was opened while the drain request was on its way.
     assert (late.other_sessions, late.done) == (1, False)
-    script.says(c, Heartbeat(drain=DrainState.DRAIN))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN))
     assert [state.done for state in [s async for s in states]] == [False, True]
 
 
@@ -98,8 +98,8 @@ async def test_drain_undone_at_another_gateway_ends_here_too() -> None:
     script, drains = make_two_tails()
     states = run_drain(drains, api_pb2.DrainRequest(server="b"), lambda: True)
     await anext(states)
-    script.says("b/1/0", Heartbeat(drain=DrainState.DRAIN, sessions=1))
-    script.says("b/1/0", Heartbeat(drain=DrainState.SERVE, sessions=1))
+    script.send("b/1/0", Heartbeat(drain=DrainState.DRAIN, sessions=1))
+    script.send("b/1/0", Heartbeat(drain=DrainState.SERVE, sessions=1))
     with pytest.raises(ApiError) as raised:
         async with asyncio.timeout(SECONDS):
             async for _ in states:
@@ -110,7 +110,7 @@ async def test_drain_undone_at_another_gateway_ends_here_too() -> None:
 async def test_drain_state_reported_by_a_server_is_adopted() -> None:
     script, _ = make_two_tails()
     for drain, cause in ((DrainState.DRAIN, "drain"), (None, "drain"), (DrainState.SERVE, "")):
-        script.says("b/1/0", Heartbeat(drain=drain, sessions=1))
+        script.send("b/1/0", Heartbeat(drain=drain, sessions=1))
         assert {v.peer: v.drain_cause for v in script.core.server_views()}["b/1/0"] == cause
 
 
@@ -126,28 +126,28 @@ async def test_drain_request_lost_with_the_link_is_sent_again() -> None:
     drains.drain_server(c)
     reconnect(script, c)
     script.record.clear()
-    script.says(c, Heartbeat())
-    assert [heartbeat.drain for heartbeat in script.told(c, Heartbeat)] == [DrainState.DRAIN]
-    script.says(c, Heartbeat())
+    script.send(c, Heartbeat())
+    assert [heartbeat.drain for heartbeat in script.sent_to(c, Heartbeat)] == [DrainState.DRAIN]
+    script.send(c, Heartbeat())
     assert not drains.is_empty(c), "other gateways do not know of an unconfirmed drain"
-    script.says(c, Heartbeat(drain=DrainState.DRAIN))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.is_empty(c)
 
 
 async def test_undo_lost_with_the_link_is_sent_again() -> None:
     script, drains = make_two_tails()
     c = "c/1/0"
-    script.says(c, Heartbeat(drain=DrainState.DRAIN))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN))
     drains.undrain_server(c)
     reconnect(script, c)
     script.record.clear()
-    script.says(c, Heartbeat(drain=DrainState.DRAIN))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.is_cancelled(c)
-    assert [heartbeat.drain for heartbeat in script.told(c, Heartbeat)] == [DrainState.SERVE]
-    script.says(c, Heartbeat(drain=DrainState.DRAIN))
+    assert [heartbeat.drain for heartbeat in script.sent_to(c, Heartbeat)] == [DrainState.SERVE]
+    script.send(c, Heartbeat(drain=DrainState.DRAIN))
     assert drains.is_cancelled(c), "its state is older than the undo"
-    script.says(c, Heartbeat(drain=DrainState.SERVE))
-    script.says(c, Heartbeat(drain=DrainState.DRAIN))
+    script.send(c, Heartbeat(drain=DrainState.SERVE))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN))
     assert not drains.is_cancelled(c)
 
 
@@ -160,9 +160,9 @@ async def test_drain_state_changed_during_link_loss_is_adopted(
     drains.drain_server(c)
     reconnect(script, c)
     script.record.clear()
-    script.says(c, Heartbeat(drain=drain))
+    script.send(c, Heartbeat(drain=drain))
     assert drains.is_cancelled(c) is (drain is DrainState.SERVE)
-    assert not script.told(c, Heartbeat)
+    assert not script.sent_to(c, Heartbeat)
 
 
 async def test_server_without_link_is_not_gone_while_it_may_run() -> None:
@@ -170,13 +170,13 @@ async def test_server_without_link_is_not_gone_while_it_may_run() -> None:
     script, drains = make_two_tails(running.__contains__)
     c = "c/1/0"
     states = run_drain(drains, api_pb2.DrainRequest(server="c"), lambda: True)
-    script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     assert (await anext(states)).other_sessions == 1
     script.core.on_peer_lost(c, script.now)
     broken = await anext(states)
     assert not broken.done and not broken.gone
     script.add_server("c", 2, 4)
-    script.says(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
+    script.send(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     again = await anext(states)
     assert again.other_sessions == 1 and not again.done
     script.core.on_peer_lost(c, script.now)
