@@ -6,6 +6,8 @@ import pytest
 from support.core.gateway import Swarm
 from support.core.server import MODEL, Options, expected
 
+from modelswarm_gateway.core.interface.effects import Rerouted
+
 PROMPT = [5, 6, 7, 8, 9]
 VARIANTS: dict[str, Options] = {
     "revision": {"revision": "r2"},
@@ -24,6 +26,7 @@ def test_route_never_mixes_variants(variant: str) -> None:
         name = f"a{number}"
         swarm.gateway.clear_and_start(name, PROMPT, 3)
         assert not swarm.gateway.troubles(name)
+        assert not swarm.gateway.all(Rerouted), "a mixed route was tried, and failed"
         assert swarm.gateway.tokens(name) == expected(PROMPT, 3)
         assert set(swarm.gateway.route(name)) in (old, new)
 
