@@ -10,6 +10,7 @@ from typing import TypeVar, Unpack
 from support.core.actor import Actor
 from support.core.network import Network
 from support.core.server import MODEL, Options, Server
+from typing_extensions import override
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import (
@@ -42,23 +43,29 @@ class Gateway(Actor):
     effects: list[Effect] = field(default_factory=list)  # all but what it sent
     opened: set[str] = field(default_factory=set)  # sessions; one that was lost is not opened again
 
+    @override
     def connect(self, hello: Hello, now: float) -> None:
         self.core.on_peer_connected(hello, now)
 
+    @override
     def disconnect(self, peer: PeerId, now: float) -> None:
         self.core.on_peer_lost(peer, now)
 
+    @override
     def receive(self, sender: PeerId, item: Item, now: float) -> None:
         self.core.receive(sender, item, now)
 
+    @override
     def take_sends(self) -> list[Send]:
         new = self.core.take_effects()
         self.effects += [effect for effect in new if not isinstance(effect, Send)]
         return [effect for effect in new if isinstance(effect, Send)]
 
+    @override
     def tick(self, now: float) -> None:
         self.core.tick(now)
 
+    @override
     def heartbeat(self) -> Heartbeat:
         return Heartbeat()
 
@@ -183,6 +190,7 @@ class Swarm(Network):
     settings: GatewaySettings = field(default_factory=GatewaySettings, kw_only=True)
     draw: Callable[[], int] | None = field(default=None, kw_only=True)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         self.gateway = add_gateway(self, 1, self.settings, self.draw)
@@ -195,6 +203,7 @@ class Swarm(Network):
     def effects(self) -> list[Effect]:
         return self.gateway.effects
 
+    @override
     def serve(
         self,
         first: int,
@@ -206,6 +215,7 @@ class Swarm(Network):
         self.run()
         return server
 
+    @override
     def kill(self, peer: PeerId) -> None:
         super().kill(peer)
         self.run()

@@ -14,6 +14,7 @@ from typing import Unpack
 from support.core.actor import Actor
 from support.core.network import Network
 from support.core.server import VOCABULARY, Options, Server, expected
+from typing_extensions import override
 
 from modelswarm.protocol.identity import NO_HANDLE, Epoch, PeerId
 from modelswarm.protocol.messages import (
@@ -45,6 +46,7 @@ FOREVER = 1 << 40
 class ScriptedGateway(Actor):
     answers: list[tuple[PeerId, Item]]  # (server, what it said)
 
+    @override
     def receive(self, sender: PeerId, item: Item, now: float) -> None:
         self.answers.append((sender, item))
 
@@ -56,6 +58,7 @@ class ServerNetwork(Network):
     options: Options = field(default_factory=lambda: Options(n_blocks=6, total_pages=64))
     answers: list[tuple[PeerId, Item]] = field(default_factory=list)  # to all scripted gateways
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         self.add_gateway(GATEWAY)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from support.core.actor import Actor
 from support.core.gateway import Swarm
 from support.core.server import MODEL
+from typing_extensions import override
 
 from modelswarm.protocol.identity import NO_HANDLE, Address, Handle, PeerId, name_of
 from modelswarm.protocol.messages import (
@@ -60,14 +61,17 @@ class ScriptedServer(Actor):
     hops: list[Opened] = field(default_factory=list)
     answers: list[Send] = field(default_factory=list)
 
+    @override
     def receive(self, sender: PeerId, item: Item, now: float) -> None:
         if isinstance(item, Fence) and not self.silent:
             self.answers.append(Send(Address(sender, ""), Lane.LIVE, self.answer(item)))
 
+    @override
     def take_sends(self) -> list[Send]:
         sends, self.answers = self.answers, []
         return sends
 
+    @override
     def heartbeat(self) -> Heartbeat:
         return Heartbeat()
 
@@ -106,6 +110,7 @@ def server_hello(name: str, first: int, last: int, n_blocks: int = 4, hold_ms: i
 
 @dataclass
 class Script(Swarm):
+    @override
     def __post_init__(self) -> None:
         self.tick_seconds = TICK
         self.draw = itertools.count(1).__next__

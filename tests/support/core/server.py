@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypedDict, Unpack
 
 from support.core.actor import Actor
+from typing_extensions import override
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.messages import (
@@ -67,25 +68,32 @@ class Server(Actor):
         """Rows of the step that is out; transfers are left out."""
         return tuple(task for task in self.out if isinstance(task, BatchItem))
 
+    @override
     def connect(self, hello: Hello, now: float) -> None:
         lease = hello.lease_ms / 1000
         self.core.on_peer_connected(hello.peer, hello.role, now, hello.target, lease)
 
+    @override
     def disconnect(self, peer: PeerId, now: float) -> None:
         self.core.on_peer_lost(peer, now)
 
+    @override
     def receive(self, sender: PeerId, item: Item, now: float) -> None:
         self.core.receive(sender, item, now)
 
+    @override
     def take_sends(self) -> list[Send]:
         return self.core.take_sends()
 
+    @override
     def tick(self, now: float) -> None:
         self.core.tick(now)
 
+    @override
     def heartbeat(self) -> Heartbeat:
         return self.core.heartbeat()
 
+    @override
     def step(self, now: float) -> bool:
         if self.lazy:
             return False
