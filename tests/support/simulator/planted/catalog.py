@@ -189,7 +189,7 @@ PLANTS: dict[str, Plant] = {
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
     "R13 rebalances stale sessions": in_migrations(RebalancesStaleSessions, "rebalances", 40),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
-    "R20 renews lapsed leases": in_fencing(RenewsLapsedLeases, "asleep", 60),
+    "R20 renews lapsed leases": in_fencing(RenewsLapsedLeases, "asleep", 80),
     "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),
     "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
     "R21 no token is overdue": in_gateway(NeverOverdue, "one_way"),
