@@ -17,7 +17,7 @@ from core.takeover.test_takeover import (
 )
 from support.core.gateway import LEASE, Gateway, add_gateway, takeover_network
 from support.core.network import Network
-from support.core.server import expected
+from support.core.server import MODEL, expected
 
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 
@@ -65,13 +65,20 @@ def test_waking_gateway_releases_session_on_other_servers(number: int) -> None:
     assert view is not None and view.length == len(WHOLE)
 
 
-@pytest.mark.parametrize(("seed", "number"), [(seed, 1 + 2 * (seed % 2)) for seed in range(30)])
-def test_one_of_waking_gateway_and_new_owner_continues(seed: int, number: int) -> None:
-    """The first gateway wakes at some moment of the takeover.
+def wake(gateway: Gateway) -> None:
+    gateway.frozen = False
+    gateway.core.tick(gateway.network.now)
+    gateway.core.on_read(SESSION, len(WHOLE), gateway.network.now)
 
-    `number`: of the waking gateway; the higher one wins when both have reached the same epoch.
+
+@pytest.mark.parametrize(("seed", "number"), [(seed, 1 + 2 * (seed % 2)) for seed in range(20)])
+@pytest.mark.parametrize("wakes", ["long before", "before", "after"])
+def test_one_of_waking_gateway_and_new_owner_continues(seed: int, number: int, wakes: str) -> None:
+    """The first gateway wakes before or after the other one, which has fetched the log, begins its turn.
+
+    `number`: of the waking gateway; of equal counters, its epochs are below or above those of the other one.
     """
-    made = takeover_network(seed)
+    made, draws = takeover_network(seed), random.Random(seed)
     for first_block, last_block in ((0, 1), (1, 3), (3, 4)):
         made.serve(first_block, last_block)
     first, second = start_partial_turn(made, number), add_gateway(made, 2)
@@ -79,16 +86,21 @@ def test_one_of_waking_gateway_and_new_owner_continues(seed: int, number: int) -
     first.frozen = True
     made.wait(LEASE + 0.2)
     where = second.find(SESSION)
-    second.adopt(where)
+    log = second.fetch(where)
+    if wakes != "after":
+        wake(first)
+        made.run(events=1_000_000 if wakes == "long before" else draws.randrange(600))
+    second.core.take_over(where, MODEL, log, made.now)
     second.begin(SESSION, read, NEW)
-    made.run(events=random.Random(seed).randrange(40))
-    first.frozen = False
-    first.core.tick(made.now)
-    first.read(SESSION, len(WHOLE))
+    if wakes == "after":
+        made.run(events=draws.randrange(40))
+        wake(first)
     made.wait(12.0)
     left = [g for g in (first, second) if g.all(OwnershipLost)]
     assert len(left) == 1
     assert first.core.find_view(SESSION) is None or second.core.find_view(SESSION) is None
+    if wakes == "long before":
+        assert left == [second]
     if left == [first]:
         assert second.tokens(SESSION) == expected(read, NEW)
     else:
