@@ -14,7 +14,7 @@ from support.core.network import Network
 from support.core.scripted_server import Script
 from support.core.server import MODEL, expected
 
-from modelswarm.protocol.identity import NO_HANDLE, Epoch
+from modelswarm.protocol.identity import NO_HANDLE, Epoch, PeerId
 from modelswarm.protocol.messages import Close, FaultKind, Fence, FenceAck, Refusal
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
@@ -38,14 +38,14 @@ class Contender:
         for peer in (HEAD, TAIL):
             self.script.server(peer).silent = silent
 
-    def refuse(self, *owner: int) -> None:
-        """Refuse the last Fence at TAIL. `owner`: the other epoch's distance from ours; empty: unknown."""
+    def refuse(self, *owner: int, at: PeerId = TAIL) -> None:
+        """Refuse the last Fence there. `owner`: the other epoch's distance from ours; empty: unknown."""
         mine = self.script.gateway.view(SESSION).epoch
         other = Epoch(mine.counter + owner[0], mine.gateway + owner[1]) if owner else None
-        fence = self.script.sent_to(TAIL, Fence)[-1]
+        fence = self.script.sent_to(at, Fence)[-1]
         refusal = Refusal.STALE_EPOCH
         self.script.send(
-            TAIL,
+            at,
             FenceAck(
                 fence.gateway_handle, NO_HANDLE, fence.epoch, refusal=refusal, owner_epoch=other
             ),
@@ -109,12 +109,33 @@ def test_higher_epoch_with_a_hop_tries_again(owner: tuple[int, ...]) -> None:
     assert contender.state == "fencing"
 
 
-def test_higher_epoch_without_a_hop_relinquishes() -> None:
+def test_higher_epoch_with_a_pending_hop_tries_again() -> None:
+    """HEAD may still grant the hop that it was asked for."""
     contender = start_contender(owns_head=False)
     contender.refuse(-1, 0)
+    assert (contender.state, contender.losses) == ("held", 0)
+    contender.set_silent(False)
+    contender.script.grant(HEAD)
+    contender.script.wait(2 * TICK, TICK)
+    assert (contender.state, contender.losses) == ("running", 0)
+
+
+@pytest.mark.parametrize("order", [(HEAD, TAIL), (TAIL, HEAD)])
+def test_higher_epoch_without_a_hop_relinquishes(order: tuple[PeerId, PeerId]) -> None:
+    contender = start_contender(owns_head=False)
+    first, second = order
+    contender.refuse(-1, 0, at=first)
+    assert (contender.state, contender.losses) == ("held", 0)
+    contender.refuse(-1, 0, at=second)
+    assert (contender.state, contender.losses) == ("relinquished", 1)
+
+
+def test_hop_granted_after_relinquishing_is_freed() -> None:
+    contender = start_contender(owns_head=False)
+    contender.refuse(1, 0)
     assert (contender.state, contender.losses) == ("relinquished", 1)
     contender.script.grant(HEAD)
-    assert contender.closes == 1, "the hop that is granted too late is freed"
+    assert contender.closes == 1
 
 
 def test_contention_ends_exactly_at_its_limit() -> None:
