@@ -11,8 +11,9 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 LOG_TAIL_BYTES = 8192  # read from the end of a log
 KILL_WAIT_SECONDS = 10.0  # for a process to end after SIGKILL
@@ -32,22 +33,51 @@ class ParentPipe:
             self._write_fd = -1
 
 
+class Process(Protocol):
+    """The part of `subprocess.Popen` that a supervisor needs."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+    def send_signal(self, number: int, /) -> None: ...
+
+
+# Starts a process from its command, environment, log and the inherited end of the parent pipe.
+Spawn = Callable[[Sequence[str], Mapping[str, str], BinaryIO, int], Process]
+
+
+def spawn_process(
+    command: Sequence[str], env: Mapping[str, str], output: BinaryIO, inherited_fd: int
+) -> Process:
+    """Start a process by exec, in its own process group. stdout and stderr are `output`."""
+    return subprocess.Popen(
+        command,
+        env=dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        pass_fds=(inherited_fd,),
+        process_group=0,
+    )
+
+
 class ChildProcess:
     """One running process, in its own process group: Ctrl-C reaches only this process, which stops the children."""
 
     def __init__(
-        self, command: Sequence[str], env: Mapping[str, str], log: Path, parent_pipe: ParentPipe
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        parent_pipe: ParentPipe,
+        spawn: Spawn,
     ) -> None:
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                env=dict(env),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(parent_pipe.read_fd,),
-                process_group=0,
-            )
+            self._process = spawn(command, env, output, parent_pipe.read_fd)
         self.log = log
         self.started = time.monotonic()
 

@@ -19,8 +19,10 @@ from modelswarm.errors import ModelSwarmError
 from modelswarm.local.child_process import (
     ChildProcess,
     ParentPipe,
+    Spawn,
     describe_exit,
     read_log_tail,
+    spawn_process,
     stop_all,
 )
 from modelswarm.process.command_line import USER_ERROR_EXIT_CODE
@@ -119,9 +121,10 @@ class Supervisor:
         logs: Path,
         listener: Callable[[JobChange], None] = lambda change: None,
         backoff: Callable[[], RestartBackoff] = RestartBackoff,
+        spawn: Spawn = spawn_process,
     ) -> None:
         self._records = {job.name: _JobRecord(job, backoff()) for job in jobs}
-        self._env, self._logs, self._listener = env, logs, listener
+        self._env, self._logs, self._listener, self._spawn = env, logs, listener, spawn
         self._changed = threading.Condition()
         self._stopping = threading.Event()
         self._failure: BaseException | None = None
@@ -212,7 +215,7 @@ class Supervisor:
         del record.logs[:-KEPT_LOGS_PER_JOB]
         record.job.remove_files()
         command = record.job.command(incarnation, self._parent_pipe.read_fd)
-        child = ChildProcess(command, self._env, log, self._parent_pipe)
+        child = ChildProcess(command, self._env, log, self._parent_pipe, self._spawn)
         with self._changed:
             record.incarnation, record.child = incarnation, child
         self._set_state(record, JobState.STARTING)

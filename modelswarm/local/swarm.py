@@ -17,7 +17,7 @@ from typing import Self
 
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import UserError
-from modelswarm.local.child_process import read_log_tail
+from modelswarm.local.child_process import Spawn, read_log_tail, spawn_process
 from modelswarm.local.commands import (
     GATEWAY_JOB,
     LocalSettings,
@@ -65,11 +65,12 @@ class LocalSwarm:
         plan: SwarmPlan,
         settings: LocalSettings | None = None,
         listener: Callable[[JobChange], None] = lambda change: None,
+        spawn: Spawn = spawn_process,
     ) -> None:
         self.plan = plan
         self.slots = slots_of(plan.name, plan.spans, plan.replicas)
         self._settings = settings or LocalSettings()
-        self._listener = listener
+        self._listener, self._spawn = listener, spawn
         self._folder: RunFolder | None = None
         self._supervisor: Supervisor | None = None
         self._gateway: GatewayFile | None = None
@@ -221,9 +222,11 @@ class LocalSwarm:
         jobs = [self._gateway_job(folder), *(self._server_job(folder, slot) for slot in self.slots)]
         env = child_environment(self._settings.threads)
         limit = self._settings.restart_limit
-        return Supervisor(
-            jobs, env, folder.logs, self._listener, lambda: RestartBackoff(min(0.5, limit), limit)
-        )
+
+        def backoff() -> RestartBackoff:
+            return RestartBackoff(min(0.5, limit), limit)
+
+        return Supervisor(jobs, env, folder.logs, self._listener, backoff, self._spawn)
 
     def _server_job(self, folder: RunFolder, slot: Slot) -> Job:
         def command(incarnation: int, parent_fd: int) -> list[str]:
