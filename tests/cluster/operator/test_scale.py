@@ -33,8 +33,12 @@ NODES = tuple(f"node-{number}" for number in range(10))
 
 @pytest.fixture
 def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
-    """An operator of this test's own, and ten nodes."""
-    with scene(api, namespace, tmp_path, "--resync", "2", nodes=NODES) as made, made.operator:
+    """An operator of this test's own, and ten nodes. Not forked: its memory is its own."""
+    flags = ("--resync", "2")
+    with (
+        scene(api, namespace, tmp_path, *flags, nodes=NODES, fork=False) as made,
+        made.operator,
+    ):
         made.operator.wait_ready()
         try:
             yield made

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from support.models.tiny_models import make_model
 from support.processes.fake_gateway import fake_gateway
+from support.processes.forked_process import fork_process
 from support.processes.server import servers
 from support.processes.swarm import HASH, document
 
@@ -152,9 +153,9 @@ def test_a_document_with_a_template_is_answered_by_it(folder: Path, tmp_path: Pa
     model["chatTemplate"] = "{{ messages[0]['content'] * 7 }}"
     long = plan_document(ModelSwarm.parse(document(folder, model=model)))
 
-    with LocalSwarm(short, HASH) as swarm:
+    with LocalSwarm(short, HASH, spawn=fork_process) as swarm:
         one = prompt_tokens(swarm)
-    with LocalSwarm(long, HASH) as swarm:
+    with LocalSwarm(long, HASH, spawn=fork_process) as swarm:
         seven = prompt_tokens(swarm)
 
     assert seven == 7 * one

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.models.hub_server import serve
 from support.models.tiny_models import make_model
+from support.processes.forked_process import fork_process
 from support.processes.swarm import HASH, plan, write_document
 
 from modelswarm.local.run_folder import RunInfo
@@ -57,9 +58,8 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     folder = make_model(tmp_path_factory.mktemp("model"), "llama")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(runtime))
-        swarm = LocalSwarm(
-            plan(folder, spans=2, replicas=2), dataclasses.replace(HASH, publish=True)
-        )
+        settings = dataclasses.replace(HASH, publish=True)
+        swarm = LocalSwarm(plan(folder, spans=2, replicas=2), settings, spawn=fork_process)
         try:
             yield Shell(runtime, folder, swarm.start())
         finally:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from chaos.schedule import GATEWAY
+from support.processes.forked_process import fork_process
 from support.processes.swarm import READY_SECONDS
 
 from modelswarm.local.commands import child_environment
@@ -46,6 +47,7 @@ class MoreGateways:
             folder / "logs",
             listener,
             lambda: RestartBackoff(RESTART_SECONDS, RESTART_SECONDS),
+            fork_process,
         )
         self.names = tuple(names)
 

@@ -21,6 +21,7 @@ from support.chaos.gateways import MoreGateways, gateway_names
 from support.chaos.proxy import HOST, Network
 from support.eventually import eventually
 from support.models.tiny_models import TOY_LENGTH
+from support.processes.forked_process import fork_process
 from support.processes.swarm import Running, local_settings, metrics, total
 
 from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
@@ -121,7 +122,7 @@ def world(folder: Path, plan: Plan) -> Iterator[World]:
 
     try:
         settings = _settings(name, plan, network, slots)
-        with LocalSwarm(swarm_plan, settings, changed) as local:
+        with LocalSwarm(swarm_plan, settings, changed, fork_process) as local:
             running = Running(local)
             names = gateway_names(plan.gateways)[1:]
             more = MoreGateways(names, local.logs.parent, settings.flags[GATEWAY_JOB], changed)

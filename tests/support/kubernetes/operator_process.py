@@ -6,7 +6,6 @@ Used by the operator's tests and benchmarks. Starts, kills, stops and probes it;
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,8 +15,9 @@ from pathlib import Path
 
 import httpx
 from support.kubernetes.api_client import USER, ApiClient
-from support.kubernetes.operator_forks import ForkedProcess, fork_server
+from support.processes.forked_process import ForkedProcess, fork_process
 
+from modelswarm.local.commands import child_environment
 from modelswarm_operator.kube.access_review import (
     Permission,
     lease_permissions,
@@ -96,7 +96,10 @@ class Operator:
         elect: bool = False,
         fork: bool = True,
     ) -> None:
-        """`fork`: start it from a process that has imported everything, in a tenth of the time."""
+        """`fork`: start it from a process that has imported everything, in a tenth of the time.
+
+        Benchmarks, and tests that measure its memory, start it by exec.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.port = free_ports(1)[0]
         self.log = folder / f"operator-{self.port}.log"
@@ -117,17 +120,15 @@ class Operator:
         self.kill()
 
     def start(self) -> Operator:
-        if self._fork:
-            self._process = fork_server().start(self._arguments, self.log)
-            return self
+        command = (sys.executable, "-m", "modelswarm_operator", *self._arguments)
+        env = child_environment(1)
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                (sys.executable, "-m", "modelswarm_operator", *self._arguments),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            )
+            if self._fork:
+                self._process = fork_process(command, env, log)
+            else:
+                self._process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env
+                )
         return self
 
     @property

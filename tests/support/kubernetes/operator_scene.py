@@ -246,7 +246,12 @@ def _without_times(status: Json) -> Json:
 
 @contextmanager
 def scene(
-    level: ApiLevel, namespace: str, folder: Path, *flags: str, nodes: tuple[str, ...] = NODES
+    level: ApiLevel,
+    namespace: str,
+    folder: Path,
+    *flags: str,
+    nodes: tuple[str, ...] = NODES,
+    fork: bool = True,
 ) -> Iterator[Scene]:
     """The operator is not started yet. Without `nodes` the fake kubelet does nothing: kwok does its work."""
     install_crd(level)
@@ -257,7 +262,7 @@ def scene(
         client = stack.enter_context(ApiClient(level))
         kubelet = stack.enter_context(FakeKubelet(level, namespace, nodes))
         config = level.service_account_kubeconfig(namespace, ACCOUNT, server=proxy.url)
-        operator = Operator(config, namespace, folder, *flags)
+        operator = Operator(config, namespace, folder, *flags, fork=fork)
         stack.callback(operator.kill)
         yield Scene(level, namespace, folder, client, kubelet, proxy, config, operator)
 

@@ -1,4 +1,4 @@
-"""Server processes for tests: started for real, gone at the end whatever happens. And the state of any process.
+"""Server processes for tests: forked by `fork_server.py`, gone at the end whatever happens. And any process's state.
 
 Used by tests that talk to servers over links, without a gateway process.
 """
@@ -17,16 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.processes.forked_process import ForkedProcess, fork_process
+
 from modelswarm.protocol.identity import Address
 
 START_DEADLINE = 90.0  # importing torch on a busy machine takes a while
+END_SECONDS = 30.0  # for a killed process to end
+STDERR = 2
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class ServerProcess:
     member: dict[str, Any]
-    process: asyncio.subprocess.Process
+    process: ForkedProcess
     file: Path  # in the members folder
 
     @property
@@ -34,8 +38,7 @@ class ServerProcess:
         return Address(self.member["peer"], self.member["target"])
 
     async def exit_code(self, deadline: float = 20.0) -> int:
-        async with asyncio.timeout(deadline):
-            return await self.process.wait()
+        return await asyncio.to_thread(self.process.wait, deadline)
 
 
 def command(members: Path, name: str, blocks: str, *flags: str) -> list[str]:
@@ -48,27 +51,22 @@ async def servers(
     members: Path, spans: Sequence[str], *flags: str, pass_fds: Sequence[int] = ()
 ) -> AsyncIterator[list[ServerProcess]]:
     """One server per span ("0:4"), named s0, s1 ..., all ready."""
-    processes: list[asyncio.subprocess.Process] = []
+    processes: list[ForkedProcess] = []
     try:
         for i, span in enumerate(spans):
             arguments = command(members, f"s{i}", span, *flags)
-            processes.append(
-                await asyncio.create_subprocess_exec(
-                    *arguments, env=ENVIRONMENT, pass_fds=tuple(pass_fds)
-                )
-            )
+            processes.append(fork_process(arguments, ENVIRONMENT, STDERR, *pass_fds))
         yield [await _ready(members / f"s{i}.json", p) for i, p in enumerate(processes)]
     finally:
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            process.kill()
+            process.wait(END_SECONDS)
 
 
-async def _ready(file: Path, process: asyncio.subprocess.Process) -> ServerProcess:
+async def _ready(file: Path, process: ForkedProcess) -> ServerProcess:
     async with asyncio.timeout(START_DEADLINE):
         while (member := _read(file)) is None:
-            assert process.returncode is None, "the server ended before it was ready"
+            assert process.poll() is None, "the server ended before it was ready"
             await asyncio.sleep(0.02)
     return ServerProcess(member, process, file)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -26,6 +25,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from support.eventually import eventually
 from support.models.tokenizers import BYTES_FROM, END, model_files
+from support.processes.forked_process import ForkedProcess, fork_process
 from support.processes.streams import ANSWER_SECONDS, TOY_MODEL, Answer, Ask, Stream
 
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
@@ -196,7 +196,7 @@ spec:
   sessions: {{maxLength: {length}, concurrent: {sessions}}}
 """
     plan = plan_document(parse_document(document, name))
-    with LocalSwarm(plan, settings or local_settings(name)) as local:
+    with LocalSwarm(plan, settings or local_settings(name), spawn=fork_process) as local:
         running = Running(local)
         try:
             eventually(
@@ -307,7 +307,7 @@ class HashSwarm:
         self.context = changes.get("context", CONTEXT)
         self.folder = model_folder(root / "model", **changes)
         self.found_by: tuple[str, ...] = ("--discovery-dir", str(self.members))
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, ForkedProcess] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -322,16 +322,10 @@ class HashSwarm:
             process.kill()
             process.wait(10)
 
-    def start(self, name: str, module: str, *flags: str) -> subprocess.Popen[bytes]:
-        log = (self.root / f"{name}.log").open("ab")
-        command = [sys.executable, "-m", module, *self.found_by, *flags]
-        process = subprocess.Popen(
-            [*command, "--name", name],
-            stdout=log,
-            stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        log.close()
+    def start(self, name: str, module: str, *flags: str) -> ForkedProcess:
+        command = [sys.executable, "-m", module, *self.found_by, *flags, "--name", name]
+        with (self.root / f"{name}.log").open("ab") as log:
+            process = fork_process(command, os.environ | {"OMP_NUM_THREADS": "1"}, log)
         self.processes[name] = process
         return process
 
