@@ -37,14 +37,18 @@ def test_only_lost_blocks_are_computed_again(hash_spans: Running, place: str) ->
     assert swarm.faults().resumed == faults.resumed + 1
     names = [name_of(peer) for peer in route]
     lost = names.pop(PLACES[place])
-    check_rows({name: after[name] - before[name] for name in after if name != lost}, names)
+    before.pop(lost)  # its successor counts from zero
+    check_rows({name: after[name] - before.get(name, 0) for name in after}, names)
     check_contiguous(answer)
     check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=ENDLESS)
     swarm.wait_empty()
 
 
 def check_rows(ran: dict[str, int], kept: Sequence[str]) -> None:
-    """Check the rows that each server ran, except the lost one and its successor under that name."""
+    """Check the rows that each server ran after the kill, `kept` being those of the route that live.
+
+    The session may return to the lost server's successor, which serves before the answer ends.
+    """
     for name in kept:
         assert CONTEXT + NEW - 1 <= ran.pop(name) <= CONTEXT + NEW + A_FEW
-    assert max(ran.values()) >= CONTEXT + NEW - AT - A_FEW  # the server that took over
+    assert sum(ran.values()) >= CONTEXT + NEW - AT - A_FEW  # of the lost blocks

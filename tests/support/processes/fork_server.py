@@ -123,7 +123,8 @@ def send(reply: socket.socket, number: int) -> None:
 
 def run_program(request: Request, server: int) -> None:
     """Run in the child. The interpreter ends as after `python -m`: with its exit handlers."""
-    os.setsid()
+    # A process group, as after an exec. A session would be scheduled as a unit, and get rid of a `nice` before pytest.
+    os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:
         sys.exit("the fork server has ended")

@@ -95,7 +95,7 @@ class ForkServer:
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,
+                process_group=0,  # Ctrl-C reaches only the tests, which end this process
             )
         atexit.register(self.close)
 
