@@ -33,6 +33,7 @@ SLOWEST = 20  # of each part, at the end of its log
 SECONDS_BETWEEN_LOOKS = 0.5
 RUNNER = (sys.executable, "-m")
 NO_TESTS = 5  # pytest's exit code where no test was selected
+TESTS_FAILED = 1  # pytest's exit code where all tests were run and some failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class Part:
     paths: tuple[str, ...] = ()  # none: types
     timing: bool = False  # its tests start processes and wait for them
     beside: bool = False  # runs beside others, at low priority, with its output in its log
+    needs_cluster: bool = False  # its tests need the programs of the test cluster
 
 
 @dataclass(slots=True)
@@ -51,11 +53,13 @@ class Result:
     skipped: int = 0
     flaky: list[str] = field(default_factory=list)
     seconds: float = 0.0
+    problem: str = ""  # the part was not run to its end, or not as it must be
 
     def line(self) -> str:
         return (
             f"{self.part.name:<11}{self.passed:>6} passed {self.failed:>4} failed "
             f"{self.skipped:>4} skipped  in {self.seconds:.0f} s"
+            + (f"; {self.problem}" if self.problem else "")
         )
 
 
@@ -63,10 +67,12 @@ TYPES = Part("types", beside=True)
 UNIT = Part("unit", ("tests/unit", "tests/core", "--ignore=tests/core/simulation"), beside=True)
 SIMULATOR = Part("simulator", ("tests/core/simulation",), beside=True)
 PROCESSES = Part("processes", ("tests/processes", "tests/chaos"), timing=True)
-CLUSTER = Part("cluster", ("tests/cluster",), timing=True)
+CLUSTER = Part("cluster", ("tests/cluster",), timing=True, needs_cluster=True)
 # The two halves of the cluster's tests take ten minutes each; both mostly wait.
-API = Part("operator", ("tests/cluster/operator",), timing=True, beside=True)
-NODES = Part("cluster", ("tests/cluster/api", "tests/cluster/real"), timing=True)
+API = Part("operator", ("tests/cluster/operator",), timing=True, beside=True, needs_cluster=True)
+NODES = Part(
+    "cluster", ("tests/cluster/api", "tests/cluster/real"), timing=True, needs_cluster=True
+)
 STEPS: dict[str, tuple[tuple[Part, ...], ...]] = {
     "fast": ((PROCESSES,), (TYPES, UNIT, SIMULATOR, CLUSTER)),
     "full": ((PROCESSES,), (TYPES, UNIT, SIMULATOR, API, NODES)),
@@ -101,7 +107,7 @@ def run_step(
             time.sleep(SECONDS_BETWEEN_LOOKS)
             for part, process in processes.items():
                 if part not in results and process.poll() is not None:
-                    results[part] = read(part, process.returncode, time.monotonic() - began)
+                    results[part] = read(part, process.returncode, time.monotonic() - began, extra)
                     tell(results[part].line())
     finally:
         for process in processes.values():
@@ -132,8 +138,8 @@ def start(part: Part, words: Sequence[str]) -> subprocess.Popen[bytes]:
         return subprocess.Popen([*nice, *words], cwd=ROOT, stdout=output, stderr=output)
 
 
-def read(part: Part, code: int, seconds: float) -> Result:
-    """Count what pytest wrote. A process that failed without a failed test counts as one."""
+def read(part: Part, code: int, seconds: float, extra: Sequence[str] = ()) -> Result:
+    """Count what pytest wrote. A part that was not run to its end counts as one more failure, which a rerun keeps."""
     result = Result(part, seconds=seconds)
     if junit(part).exists():
         for suite in ElementTree.parse(junit(part)).iter("testsuite"):
@@ -144,9 +150,21 @@ def read(part: Part, code: int, seconds: float) -> Result:
             result.skipped += skipped
     elif code == 0:
         result.passed = 1
-    if code not in (0, NO_TESTS) and not result.failed:
-        result.failed = 1
+    result.problem = "" if code == NO_TESTS and extra else problem(result, code)
+    if result.problem:
+        result.failed += 1
     return result
+
+
+def problem(result: Result, code: int) -> str:
+    """Return the reason why the counts of a part prove nothing, or an empty string."""
+    if code not in (0, TESTS_FAILED) or (code == TESTS_FAILED and not result.failed):
+        return "no test was selected" if code == NO_TESTS else f"ended with exit code {code}"
+    if not result.passed and not result.failed:
+        return "no test was run"
+    if result.skipped and result.part.needs_cluster and os.environ.get("REQUIRE_CLUSTER") == "1":
+        return "REQUIRE_CLUSTER=1 allows no skipped test"
+    return ""
 
 
 def run_again(result: Result, tier: str, runner: Sequence[str]) -> None:

@@ -39,12 +39,20 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tier: str, source: str = TESTS) -> int:
+def run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    tier: str,
+    source: str = TESTS,
+    extra: Sequence[str] = ("-q",),
+    needs_cluster: bool = False,
+) -> int:
     file = tmp_path / "test_these.py"
     file.write_text(source)
-    steps: dict[str, Sequence[Sequence[Part]]] = {tier: [[Part("p", (str(file),), timing=True)]]}
+    part = Part("p", (str(file),), timing=True, needs_cluster=needs_cluster)
+    steps: dict[str, Sequence[Sequence[Part]]] = {tier: [[part]]}
     monkeypatch.setattr(run_tests, "STEPS", steps)
-    return run_tests.main(tier, ["-q"])
+    return run_tests.main(tier, extra)
 
 
 def test_fast_tier_counts_and_never_repeats(
@@ -77,3 +85,47 @@ def test_file_that_cannot_be_imported_is_a_failure(
 ) -> None:
     assert run(tmp_path, monkeypatch, "fast", "import no_such_module\n") == 1
     assert " 1 failed, " in (results / "summary.txt").read_text()
+
+
+ABORTS = """
+import os
+
+def test_fails_once():
+    from pathlib import Path
+    mark = Path(__file__).with_name("ran")
+    again = mark.exists()
+    mark.touch()
+    assert again
+
+def test_ends_the_run():
+    os._exit(3)
+"""
+
+
+def test_part_that_was_aborted_stays_failed_after_a_rerun(
+    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aborting = ABORTS.replace("os._exit(3)", "raise KeyboardInterrupt")
+    assert run(tmp_path, monkeypatch, "full", aborting) == 1
+    assert "ended with exit code 2" in (results / "summary.txt").read_text()
+    assert run(tmp_path, monkeypatch, "full", ABORTS) == 1
+    assert "ended with exit code 3" in (results / "summary.txt").read_text()
+
+
+def test_part_without_a_test_is_a_failure(
+    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import pytest\npytestmark = pytest.mark.soak\ndef test_long():\n    pass\n"
+    assert run(tmp_path, monkeypatch, "fast", source, extra=()) == 1
+    assert "no test was selected" in (results / "summary.txt").read_text()
+    assert run(tmp_path, monkeypatch, "fast", source, extra=("-k", "other")) == 0
+
+
+def test_skip_that_the_cluster_forbids_is_a_failure(
+    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import pytest\ndef test_one():\n    pass\ndef test_two():\n    pytest.skip('no')\n"
+    monkeypatch.setenv("REQUIRE_CLUSTER", "1")
+    assert run(tmp_path, monkeypatch, "fast", source, needs_cluster=True) == 1
+    assert "allows no skipped test" in (results / "summary.txt").read_text()
+    assert run(tmp_path, monkeypatch, "fast", source) == 0
