@@ -42,7 +42,7 @@ def drain(
     Exit code 0: the server is empty. 1: it is not.
     """
     with SwarmClient(grpc_target(name, target)) as client:
-        last, message = api_pb2.DrainState(), ""
+        last, message = api_pb2.DrainProgress(), ""
         try:
             for state in client.drain_server(server, undo=undo, wait=wait, timeout=wait + timeout):
                 line = _describe(state, undo)
@@ -55,7 +55,7 @@ def drain(
             raise ModelSwarmError(f"{server}: {message} after {timeout:g} s") from error
 
 
-def _describe(state: api_pb2.DrainState, undo: bool) -> str:
+def _describe(state: api_pb2.DrainProgress, undo: bool) -> str:
     if state.gone:
         return "gone"
     if undo:
@@ -69,7 +69,7 @@ def _describe(state: api_pb2.DrainState, undo: bool) -> str:
     return f"{left} to migrate" if left else ""
 
 
-def _remaining(state: api_pb2.DrainState) -> str:
+def _remaining(state: api_pb2.DrainProgress) -> str:
     """Return the sessions still there, as `2 sessions and 1 session of other gateways`; empty if none."""
     counts = ((state.own_sessions, ""), (state.other_sessions, " of other gateways"))
     return " and ".join(f"{_count_sessions(count)}{owner}" for count, owner in counts if count)

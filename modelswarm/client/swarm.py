@@ -65,7 +65,7 @@ class SwarmClient:
         undo: bool = False,
         wait: float = 0.0,
         timeout: float = CALL_TIMEOUT_SECONDS,
-    ) -> Iterator[api_pb2.DrainState]:
+    ) -> Iterator[api_pb2.DrainProgress]:
         """Drain a server, or undo that; yields the progress until no session is left. See `api.proto`."""
         request = api_pb2.DrainRequest(server=server, undo=undo, wait_seconds=wait)
         try:

@@ -128,7 +128,9 @@ class Refusal(enum.Enum):
     TOO_LONG = "too_long"  # the reservation exceeds all pages of this server
     WRONG_BLOCKS = "wrong_blocks"
     DRAINING = "draining"
-    STALE_EPOCH = "outranked"  # another gateway owns the session in a higher epoch (R20, takeover)
+    STALE_EPOCH = (
+        "stale_epoch"  # another gateway owns the session in a higher epoch (R20, takeover)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,8 +355,8 @@ class LogChunk:
 class DrainState(enum.Enum):
     """Drain request for a server (`modelswarm drain`): DRAIN moves its sessions away, SERVE ends the drain."""
 
-    DRAIN = "leave"
-    SERVE = "stay"
+    DRAIN = "drain"
+    SERVE = "serve"
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ POD_TEMPLATE: dict[str, Any] = {
         "spec": {
             "type": "object",
             "description": "The patch over the pod's spec; any field of a pod. The operator overrides restartPolicy, "
-            "terminationGracePeriodSeconds (set by spec.rollout.drainLimit), and the server's own arguments, ports "
+            "terminationGracePeriodSeconds (set by spec.rollout.drainTimeout), and the server's own arguments, ports "
             "and probes.",
             "properties": {name: kind | {"description": text} for name, kind, text in _SPEC},
             **_OPEN,

@@ -234,7 +234,7 @@ class Rollout(Part):
         default=1,
         description="Servers of a span that may be added before an old one is removed. Not used by the local runtime.",
     )
-    drain_limit: Duration = Field(
+    drain_timeout: Duration = Field(
         default="5m",
         description="Maximum time, such as 30s or 5m, to migrate the sessions off a server that is removed. "
         "Not used by the local runtime.",

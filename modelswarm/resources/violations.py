@@ -30,7 +30,7 @@ _ALLOWED_BY_FIELD = {  # for values of another type; texts are checked by their 
     "source": rules.ADDRESSES,
     "tokenizer": rules.ADDRESSES,
     "holdLimit": rules.DURATION.allowed,
-    "drainLimit": rules.DURATION.allowed,
+    "drainTimeout": rules.DURATION.allowed,
     "requests": rules.QUANTITY.allowed,
     "limits": rules.QUANTITY.allowed,
 }

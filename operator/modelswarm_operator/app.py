@@ -93,7 +93,7 @@ class OperatorApp:
         probes = ProbeServer(
             self._metrics.registry, self._live_problem, self._ready_problem, self._update_metrics
         )
-        port = await probes.start(*settings.health)
+        port = await probes.start(*settings.metrics)
         if settings.run_file is not None:
             write_run_file(settings.run_file, {"health": port})
         try:

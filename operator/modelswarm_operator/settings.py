@@ -28,7 +28,7 @@ class Settings:
     elect: bool
     lease_namespace: str
     lease_name: str
-    health: tuple[str, int]
+    metrics: tuple[str, int]
     resync_seconds: float
     kubeconfig: Path | None  # None: the pod's service account
     run_file: Path | None
@@ -52,7 +52,7 @@ _OPTIONS: list[click.Parameter] = [
                  show_default=True, help="Take a Lease before acting; without, run one replica."),
     click.Option(["--lease-namespace"], default="", help="Default: the operator's own namespace."),
     click.Option(["--lease-name"], default="modelswarm-operator", show_default=True),
-    click.Option(["--health"], default="0.0.0.0:8080", show_default=True, help="HOST:PORT of /live, "
+    click.Option(["--metrics"], default="0.0.0.0:8080", show_default=True, help="HOST:PORT of /live, "
                  "/ready and /metrics."),
     click.Option(["--resync", "resync_seconds"], type=click.FloatRange(min=1, max=3600),
                  default=60.0, show_default=True, help="Seconds between two full lists."),
@@ -86,7 +86,7 @@ def _settings(
     for namespace in values["namespaces"]:
         _check_name("--namespace", namespace)
     _check_name("--lease-name", values["lease_name"])
-    health = split_target("--health", values.pop("health"), example="0.0.0.0:8080")
+    metrics = split_target("--metrics", values.pop("metrics"), example="0.0.0.0:8080")
     if gateway_url and not re.match(r"https?://[^\s]+$", gateway_url):
         raise UserError("--gateway-url", f"{gateway_url!r} is not a URL, like http://gateway:8000")
     policy = Policy(
@@ -99,7 +99,7 @@ def _settings(
     if kubeconfig is not None and not kubeconfig.is_file():
         raise UserError("--kubeconfig", f"{kubeconfig}: no such file")
     lease_namespace = values.pop("lease_namespace") or (_own_namespace() if values["elect"] else "")
-    return Settings(policy=policy, health=health, lease_namespace=lease_namespace, **values)
+    return Settings(policy=policy, metrics=metrics, lease_namespace=lease_namespace, **values)
 
 
 def _check_name(field: str, name: str) -> None:

@@ -352,7 +352,7 @@ class DrainRequest(_message.Message):
     server: _builtins.str
     """name or full peer id"""
     undo: _builtins.bool
-    """end the drain; one DrainState is returned at once"""
+    """end the drain; one DrainProgress is returned at once"""
     wait_seconds: _builtins.float
     """time to wait for another server of blocks that only this one holds; 0: refuse"""
     def __init__(
@@ -371,12 +371,12 @@ class DrainRequest(_message.Message):
 Global___DrainRequest: _TypeAlias = DrainRequest  # noqa: Y015
 
 @_typing.final
-class DrainState(_message.Message):
+class DrainProgress(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PEER_FIELD_NUMBER: _builtins.int
     OWN_SESSIONS_FIELD_NUMBER: _builtins.int
-    MOVING_FIELD_NUMBER: _builtins.int
+    MIGRATING_FIELD_NUMBER: _builtins.int
     UNCOVERED_BLOCKS_FIELD_NUMBER: _builtins.int
     DONE_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
@@ -384,7 +384,7 @@ class DrainState(_message.Message):
     peer: _builtins.str
     own_sessions: _builtins.int
     """sessions of this gateway still on the server"""
-    moving: _builtins.int
+    migrating: _builtins.int
     """those of them that are migrating now"""
     done: _builtins.bool
     """the server has reported that it has no session"""
@@ -401,7 +401,7 @@ class DrainState(_message.Message):
         *,
         peer: _builtins.str = ...,
         own_sessions: _builtins.int = ...,
-        moving: _builtins.int = ...,
+        migrating: _builtins.int = ...,
         uncovered_blocks: _abc.Iterable[_builtins.int] | None = ...,
         done: _builtins.bool = ...,
         gone: _builtins.bool = ...,
@@ -409,11 +409,11 @@ class DrainState(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "gone", b"gone", "moving", b"moving", "other_sessions", b"other_sessions", "own_sessions", b"own_sessions", "peer", b"peer", "uncovered_blocks", b"uncovered_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done", b"done", "gone", b"gone", "migrating", b"migrating", "other_sessions", b"other_sessions", "own_sessions", b"own_sessions", "peer", b"peer", "uncovered_blocks", b"uncovered_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___DrainState: _TypeAlias = DrainState  # noqa: Y015
+Global___DrainProgress: _TypeAlias = DrainProgress  # noqa: Y015
 
 @_typing.final
 class RoutesRequest(_message.Message):

@@ -162,7 +162,7 @@ class SwarmStub:
         self.Drain = channel.unary_stream(
                 '/modelswarm.v1.Swarm/Drain',
                 request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DrainRequest.SerializeToString,
-                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DrainState.FromString,
+                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DrainProgress.FromString,
                 _registered_method=True)
         self.Routes = channel.unary_unary(
                 '/modelswarm.v1.Swarm/Routes',
@@ -220,7 +220,7 @@ def add_SwarmServicer_to_server(servicer, server):
             'Drain': grpc.unary_stream_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DrainRequest.FromString,
-                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DrainState.SerializeToString,
+                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DrainProgress.SerializeToString,
             ),
             'Routes': grpc.unary_unary_rpc_method_handler(
                     servicer.Routes,
@@ -308,7 +308,7 @@ class Swarm:
             target,
             '/modelswarm.v1.Swarm/Drain',
             modelswarm_dot_protocol_dot_wire_dot_api__pb2.DrainRequest.SerializeToString,
-            modelswarm_dot_protocol_dot_wire_dot_api__pb2.DrainState.FromString,
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.DrainProgress.FromString,
             options,
             channel_credentials,
             insecure,

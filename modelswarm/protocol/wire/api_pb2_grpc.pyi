@@ -71,7 +71,7 @@ class SwarmStub:
     List: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.Snapshot]
     Watch: _grpc.UnaryStreamMultiCallable[_api_pb2.WatchRequest, _api_pb2.Snapshot]
     """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
-    Drain: _grpc.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainState]
+    Drain: _grpc.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainProgress]
     """Migrates the sessions of all gateways off a server, which keeps working. Reports the progress, and ends when the
     server is empty. The drain continues if the caller disconnects. NOT_FOUND: no such server. FAILED_PRECONDITION:
     no other server holds its blocks.
@@ -87,7 +87,7 @@ class SwarmAsyncStub(SwarmStub):
     List: _aio.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.Snapshot]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_api_pb2.WatchRequest, _api_pb2.Snapshot]  # type: ignore[assignment]
     """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
-    Drain: _aio.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainState]  # type: ignore[assignment]
+    Drain: _aio.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainProgress]  # type: ignore[assignment]
     """Migrates the sessions of all gateways off a server, which keeps working. Reports the progress, and ends when the
     server is empty. The drain continues if the caller disconnects. NOT_FOUND: no such server. FAILED_PRECONDITION:
     no other server holds its blocks.
@@ -118,7 +118,7 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _api_pb2.DrainRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_api_pb2.DrainState], _abc.AsyncIterator[_api_pb2.DrainState]]:
+    ) -> _typing.Union[_abc.Iterator[_api_pb2.DrainProgress], _abc.AsyncIterator[_api_pb2.DrainProgress]]:
         """Migrates the sessions of all gateways off a server, which keeps working. Reports the progress, and ends when the
         server is empty. The drain continues if the caller disconnects. NOT_FOUND: no such server. FAILED_PRECONDITION:
         no other server holds its blocks.

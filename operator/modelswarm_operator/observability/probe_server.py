@@ -47,7 +47,7 @@ class ProbeServer:
         except OSError as error:
             await self._runner.cleanup()
             raise UserError(
-                "--health", f"{host}:{port} cannot be bound: {error.strerror}"
+                "--metrics", f"{host}:{port} cannot be bound: {error.strerror}"
             ) from None
         return int(self._runner.addresses[0][1])
 

@@ -64,7 +64,7 @@ def test_omitted_fields_get_their_defaults(swarms: SwarmApi) -> None:
         "model": {"source": "demo://counting", "dtype": "auto", "quantization": "none"},
         "replicas": 1,
         "sessions": {"holdLimit": "5m"},
-        "rollout": {"surge": 1, "drainLimit": "5m"},
+        "rollout": {"surge": 1, "drainTimeout": "5m"},
         "paused": False,
     }
 
@@ -81,7 +81,7 @@ GOOD: list[Json] = [
     model(source="file:///models/a", dtype="bfloat16", tokenizer="hf://org/words"),
     model(chatTemplate="{{ messages }}" * 4000),
     {"sessions": {"maxLength": 4096, "concurrent": 1, "holdLimit": "1h30m"}},
-    {"rollout": {"surge": 0, "drainLimit": "500ms"}, "paused": True},
+    {"rollout": {"surge": 0, "drainTimeout": "500ms"}, "paused": True},
     pool(resources={"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}}),
     pool(resources={"limits": {"nvidia.com/gpu": 1, "cpu": 2, "hugepages-2Mi": "4Mi"}}),
     pool(resources={"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": 1}}),
@@ -157,8 +157,8 @@ BAD: list[tuple[Json, str, str]] = [
     ({"sessions": {"holdLimit": "25h"}}, "spec.sessions.holdLimit", "more than 0 and at most 24h"),
     ({"sessions": {"holdLimit": "-1s"}}, "spec.sessions.holdLimit", "a duration such as 500ms"),
     ({"sessions": {"holdLimit": "99999h99999h"}}, "spec.sessions.holdLimit", "at most 24h"),
-    ({"rollout": {"drainLimit": "5"}}, "spec.rollout.drainLimit", "a duration such as 500ms"),
-    ({"rollout": {"drainLimit": 5}}, "spec.rollout.drainLimit", "must be of type string"),
+    ({"rollout": {"drainTimeout": "5"}}, "spec.rollout.drainTimeout", "a duration such as 500ms"),
+    ({"rollout": {"drainTimeout": 5}}, "spec.rollout.drainTimeout", "must be of type string"),
     ({"rollout": {"surge": -1}}, "spec.rollout.surge", "greater than or equal to 0"),
     ({"sessions": {"maxLength": 0}}, "spec.sessions.maxLength", "greater than or equal to 1"),
     ({"pools": [{"name": "a"}, {"name": "a"}]}, "spec.pools[1]", "Duplicate value"),
@@ -264,7 +264,7 @@ CHANGES: list[Json] = [
     {"replicas": 5},
     {"pools": [{"name": "other"}]},
     {"sessions": {"maxLength": 100, "concurrent": 3, "holdLimit": "1s"}},
-    {"rollout": {"surge": 2, "drainLimit": "1m"}},
+    {"rollout": {"surge": 2, "drainTimeout": "1m"}},
     {"paused": True},
 ]
 

@@ -48,7 +48,7 @@ GOOD: dict[str, Any] = {
     "key": "hf-token",
     "chatTemplate": "{{ messages }}",
     "holdLimit": "90s",
-    "drainLimit": "90s",
+    "drainTimeout": "90s",
     "failureDomainKey": "topology.kubernetes.io/zone",
     "count": 2,
     "first": 0,

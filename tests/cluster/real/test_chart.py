@@ -101,7 +101,7 @@ def test_operator_accepts_its_flags(tmp_path: Path) -> None:
     assert settings.policy.pod_template["spec"]["runtimeClassName"] == "nvidia"
     assert settings.namespaces == ("team-a",)
     assert (settings.lease_namespace, settings.lease_name) == (NAMESPACE, "modelswarm-operator")
-    assert settings.health == ("0.0.0.0", 8080)
+    assert settings.metrics == ("0.0.0.0", 8080)
     assert settings.resync_seconds == 30.0
     assert settings.json_logs
 

@@ -105,7 +105,7 @@ class Operator:
         self.log = folder / f"operator-{self.port}.log"
         self._arguments = [
             *("--server-image", "localhost/server:1", "--kubeconfig", str(kubeconfig)),
-            *("--namespace", namespace, "--health", f"127.0.0.1:{self.port}", "--resync", "5"),
+            *("--namespace", namespace, "--metrics", f"127.0.0.1:{self.port}", "--resync", "5"),
             *(("--lease-namespace", namespace) if elect else ("--no-leader-election",)),
             *flags,
         ]

@@ -33,7 +33,7 @@ STATES: dict[str, dict[str, Any]] = {
         2, 2, model={"source": "demo://counting", "servedName": "other"}
     ),
     "bfloat16": make_spec(2, 2, model={"source": "demo://counting", "dtype": "bfloat16"}),
-    "surge_0": make_spec(2, 2, rollout={"surge": 0, "drainLimit": "10s"}),
+    "surge_0": make_spec(2, 2, rollout={"surge": 0, "drainTimeout": "10s"}),
     "explicitly_unpaused": make_spec(2, 2, paused=False),
 }
 

@@ -246,7 +246,7 @@ def test_replicas_of_a_span_alternate_between_pools() -> None:
     "change",
     [
         {"sessions": {"holdLimit": "9m"}},
-        {"rollout": {"surge": 3, "drainLimit": "10s"}},
+        {"rollout": {"surge": 3, "drainTimeout": "10s"}},
         {"paused": False},
     ],
 )
@@ -257,9 +257,9 @@ def test_edit_that_no_pod_depends_on_rolls_nothing(change: dict[str, Any]) -> No
     assert not [action for action in actions if isinstance(action, CreatePod | DeletePod)]
 
 
-def test_deletion_uses_the_current_drain_limit() -> None:
+def test_deletion_uses_the_current_drain_timeout() -> None:
     cluster = make_large_cluster(1, 2)
-    cluster.edit_spec(replicas=1, rollout={"drainLimit": "90s"})
+    cluster.edit_spec(replicas=1, rollout={"drainTimeout": "90s"})
     deletes = [action for action in cluster.run_turn().actions if isinstance(action, DeletePod)]
     assert [action.grace_seconds for action in deletes] == [90]
 

@@ -12,7 +12,7 @@ from modelswarm_operator.app import main
     [
         ([], "--server-image"),
         (["--server-image", "x", "--namespace", "UPPER"], "--namespace: 'UPPER' is not a name"),
-        (["--server-image", "x", "--health", "8080"], "--health: '8080' is not HOST:PORT"),
+        (["--server-image", "x", "--metrics", "8080"], "--metrics: '8080' is not HOST:PORT"),
         (["--server-image", "x"], "--lease-namespace: is needed outside of a cluster"),
         (
             ["--server-image", "x", "--no-leader-election", "--kubeconfig", "/none"],

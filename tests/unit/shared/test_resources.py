@@ -80,7 +80,7 @@ def test_omitted_fields_get_their_defaults() -> None:
                 {"name": "steady"},
             ]
         },
-        {"rollout": {"surge": 0, "drainLimit": "500ms"}, "paused": True},
+        {"rollout": {"surge": 0, "drainTimeout": "500ms"}, "paused": True},
     ],
 )
 def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ EMPTY_POLLS = 3
 
 async def run_drain(
     drains: Drains, request: api_pb2.DrainRequest, accepting: Callable[[], bool]
-) -> AsyncIterator[api_pb2.DrainState]:
+) -> AsyncIterator[api_pb2.DrainProgress]:
     """Yield the drain's state at each change, up to the last one.
 
     Raise ApiError: no such server, blocks that no other server holds in time, or the drain was undone.
@@ -33,7 +33,7 @@ async def run_drain(
     async for state in _await_coverage(drains, peer, request.wait_seconds):
         yield state
     drains.drain_server(peer)
-    last: api_pb2.DrainState | None = None
+    last: api_pb2.DrainProgress | None = None
     empty = 0
     while last is None or not last.done:
         if not accepting():
@@ -52,10 +52,10 @@ async def run_drain(
 
 async def _await_coverage(
     drains: Drains, peer: PeerId, seconds: float
-) -> AsyncIterator[api_pb2.DrainState]:
+) -> AsyncIterator[api_pb2.DrainProgress]:
     """Yield states until other servers hold all blocks of `peer`, or it has no link. Raise ApiError after `seconds`."""
     deadline = asyncio.get_running_loop().time() + seconds
-    last: api_pb2.DrainState | None = None
+    last: api_pb2.DrainProgress | None = None
     while (view := drains.view_server(peer)) is not None and view.sole_blocks:
         if asyncio.get_running_loop().time() >= deadline:
             raise blocks_uncovered(peer, view.sole_blocks)
@@ -66,16 +66,16 @@ async def _await_coverage(
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _drain_state(drains: Drains, peer: PeerId) -> api_pb2.DrainState:
+def _drain_state(drains: Drains, peer: PeerId) -> api_pb2.DrainProgress:
     view = drains.view_server(peer)
     if view is None:
         gone = drains.is_gone(peer)
-        return api_pb2.DrainState(peer=peer, done=gone, gone=gone)
-    return api_pb2.DrainState(
+        return api_pb2.DrainProgress(peer=peer, done=gone, gone=gone)
+    return api_pb2.DrainProgress(
         peer=peer,
         own_sessions=view.hops,
         other_sessions=view.other_hops,
-        moving=view.migrating,
+        migrating=view.migrating,
         uncovered_blocks=view.sole_blocks,
         done=drains.is_empty(peer),
     )

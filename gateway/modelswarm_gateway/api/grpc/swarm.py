@@ -55,7 +55,7 @@ class Swarm(api_pb2_grpc.SwarmServicer):
 
     async def Drain(
         self, request: api_pb2.DrainRequest, context: Context
-    ) -> AsyncIterator[api_pb2.DrainState]:
+    ) -> AsyncIterator[api_pb2.DrainProgress]:
         try:
             async for state in run_drain(self._drains, request, lambda: self._service.accepting):
                 yield state

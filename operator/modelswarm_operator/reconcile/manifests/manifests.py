@@ -74,7 +74,7 @@ class ManifestBuilder:
 
 
 def drain_seconds(spec: Spec) -> int:
-    return math.ceil(parse_duration(spec.rollout.drain_limit))
+    return math.ceil(parse_duration(spec.rollout.drain_timeout))
 
 
 def server_drain_seconds(spec: Spec) -> float:

@@ -63,7 +63,7 @@ def last_line(text: str) -> str:
 
 
 def node_problems(
-    inventory: PodInventory, policy: Policy, now: float, drain_limit: float
+    inventory: PodInventory, policy: Policy, now: float, drain_timeout: float
 ) -> list[Problem]:
     found = []
     if inventory.mass_outage is not None and any(
@@ -88,7 +88,7 @@ def node_problems(
         )
         found.append(Problem("NodeNotReady", message))
     stuck = [
-        one.pod.name for one in inventory.servers if now >= _stuck_at(one, policy, drain_limit)
+        one.pod.name for one in inventory.servers if now >= _stuck_at(one, policy, drain_timeout)
     ]
     if stuck:
         message = (
@@ -102,16 +102,16 @@ def node_problems(
 
 
 def next_stuck_at(
-    servers: Iterable[Server], policy: Policy, now: float, drain_limit: float
+    servers: Iterable[Server], policy: Policy, now: float, drain_timeout: float
 ) -> float | None:
     """Return the time at which the next terminating pod begins to count as stuck."""
-    moments = [_stuck_at(one, policy, drain_limit) for one in servers if one.is_terminating]
+    moments = [_stuck_at(one, policy, drain_timeout) for one in servers if one.is_terminating]
     return min((moment for moment in moments if moment > now), default=None)
 
 
-def _stuck_at(server: Server, policy: Policy, drain_limit: float) -> float:
+def _stuck_at(server: Server, policy: Policy, drain_timeout: float) -> float:
     since = server.pod.deleting_since
-    return math.inf if since is None else since + drain_limit + policy.stuck_after
+    return math.inf if since is None else since + drain_timeout + policy.stuck_after
 
 
 def rejection(what: str, cause: str) -> Problem:
