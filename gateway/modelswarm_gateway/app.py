@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from modelswarm.process.run_files import remove_run_file, write_run_file
 from modelswarm.protocol.identity import peer_id
-from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket, build_metrics_app
+from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
 from modelswarm_gateway.api.grpc.server import GrpcServer
 from modelswarm_gateway.api.http.app import build_http_app
+from modelswarm_gateway.api.metrics_app import build_metrics_app
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.discovery.dialer import EndpointSource
 from modelswarm_gateway.discovery.file_source import FileSource

@@ -9,15 +9,18 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
-from typing import cast
 
 import uvicorn
-from prometheus_client import CollectorRegistry, make_asgi_app
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from modelswarm.errors import UserError
 from modelswarm.process.command_line import split_target
+from modelswarm_gateway.api.http_protocol import (
+    HEAD_SECONDS,
+    MAX_HEAD_BYTES,
+    JsonErrorProtocol,
+    ServerConfig,
+)
 
 # Bytes that the kernel may hold for a client that does not read (R7, credit).
 SEND_BUFFER = 64 << 10
@@ -56,14 +59,18 @@ class _UvicornServer(uvicorn.Server):
 
 
 class AsgiServer:
-    def __init__(self, app: ASGIApp, bound: socket.socket) -> None:
+    def __init__(
+        self, app: ASGIApp, bound: socket.socket, *, head_seconds: float = HEAD_SECONDS
+    ) -> None:
+        """`head_seconds`: how long the head of a request may take."""
         host, port = bound.getsockname()[:2]
         self.target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._socket = bound
-        config = uvicorn.Config(
+        config = ServerConfig(
             app,
             loop="asyncio",
-            http="h11",
+            http=JsonErrorProtocol,
+            h11_max_incomplete_event_size=MAX_HEAD_BYTES,
             ws="none",
             lifespan="off",
             access_log=False,
@@ -74,6 +81,7 @@ class AsgiServer:
             timeout_keep_alive=30,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
+        config.head_seconds = head_seconds
         self._server = _UvicornServer(config)
         self._task: asyncio.Task[None] | None = None
 
@@ -91,15 +99,10 @@ class AsgiServer:
         New connections stay open: their first request is on its way, and is refused with an error.
         """
         for connection in tuple(self._server.server_state.connections):
-            if isinstance(connection, H11Protocol) and connection.cycle is not None:
+            if isinstance(connection, JsonErrorProtocol) and connection.cycle is not None:
                 connection.shutdown()
 
     async def stop(self) -> None:
         self._server.should_exit = True
         if self._task is not None:
             await self._task
-
-
-def build_metrics_app(registry: CollectorRegistry) -> ASGIApp:
-    """Return the app that Prometheus scrapes, served on its own port."""
-    return cast("ASGIApp", make_asgi_app(registry))

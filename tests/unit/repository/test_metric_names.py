@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.samples import Sample
 from support.kubernetes.prometheus import lint
 
 from modelswarm.protocol.messages import Heartbeat
 from modelswarm_gateway.errors import Code
-from modelswarm_gateway.metrics.counters import REROUTE_CAUSES, Metrics, TurnOutcome
+from modelswarm_gateway.metrics.counters import (
+    EJECTION_CAUSES,
+    MIGRATION_CAUSES,
+    REROUTE_CAUSES,
+    Metrics,
+    TurnOutcome,
+)
 from tools.dashboard.metric_registries import (
     BLOCKS,
     MODEL,
@@ -22,11 +29,22 @@ from tools.dashboard.metric_registries import (
 )
 from tools.make_metrics_page import PAGE, replace_tables
 
+CAUSES = {
+    "reroutes": REROUTE_CAUSES,
+    "ejections": EJECTION_CAUSES,
+    "migrations": MIGRATION_CAUSES,
+}
 UNITS = ("_seconds", "_bytes", "_ratio", "_info")
 
 
 def read_value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
     return registry.get_sample_value(name, labels)
+
+
+def samples_of(registry: CollectorRegistry, name: str) -> list[Sample]:
+    """Return the samples of a counter of the gateway."""
+    family = f"modelswarm_gateway_{name}"
+    return [s for found in registry.collect() if found.name == family for s in found.samples]
 
 
 async def make_registries() -> dict[str, CollectorRegistry]:
@@ -62,11 +80,21 @@ async def test_new_model_starts_with_zero_counters() -> None:
     for outcome in TurnOutcome:
         name = "modelswarm_gateway_streams_total"
         assert read_value(registry, name, model=MODEL, outcome=outcome.value) == 0
-    for cause in REROUTE_CAUSES:
-        assert (
-            read_value(registry, "modelswarm_gateway_reroutes_total", model=MODEL, cause=cause) == 0
-        )
+    for name, causes in CAUSES.items():
+        for cause in causes:
+            labels = {"model": MODEL, "cause": cause}
+            values = [
+                s.value for s in samples_of(registry, name) if labels.items() <= s.labels.items()
+            ]
+            assert values and not any(values), (name, cause)
     assert read_value(registry, "modelswarm_gateway_recovery_seconds_count", model=MODEL) == 0
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_metrics_page_explains_every_cause(name: str) -> None:
+    _, _, text = PAGE.read_text(encoding="utf-8").partition(f"- `{name}_total{{cause")
+    explained = text.partition("\n- ")[0]
+    assert [cause for cause in CAUSES[name] if f"`{cause}`" not in explained] == []
 
 
 async def test_gauges_show_servers_coverage_and_fullest_blocks() -> None:

@@ -1,0 +1,121 @@
+"""The HTTP/1.1 protocol of one connection: uvicorn's, with JSON errors for bytes that are no HTTP request.
+
+Used by `asgi_server.py`. A framing fault gets OpenAI's error envelope, as every other failure does. A connection that
+does not send a whole request head in time is closed, so that silent clients cannot use up the file descriptors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from http import HTTPStatus
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from modelswarm_gateway.errors import ApiError, Code
+
+# Seconds from a connection's start, or from the first byte of a later request, to the end of the request's head.
+HEAD_SECONDS = 60.0
+# Largest head of a request, in bytes.
+MAX_HEAD_BYTES = 16 << 10
+# First bytes of a TLS connection: a handshake record of any version.
+TLS_HANDSHAKE = b"\x16\x03"
+
+
+class ServerConfig(uvicorn.Config):
+    """uvicorn's settings, with the seconds that a request's head may take."""
+
+    head_seconds = HEAD_SECONDS
+
+
+class JsonErrorProtocol(H11Protocol):
+    def __init__(
+        self,
+        config: ServerConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._head_seconds = config.head_seconds
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self._start_head_timer()
+        else:
+            self._stop_head_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP request. uvicorn calls this while it handles h11's error, which says more."""
+        error = sys.exception()
+        if not isinstance(error, h11.RemoteProtocolError):
+            self._refuse(400, msg)
+        elif self.conn.trailing_data[0].startswith(TLS_HANDSHAKE):
+            self._refuse(
+                400,
+                "this port speaks plain HTTP, but the client began a TLS connection; use http:// instead of https://",
+            )
+        elif error.error_status_hint == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
+            self._refuse(431, f"the head of a request may have {MAX_HEAD_BYTES >> 10} KiB at most")
+        else:
+            self._refuse(error.error_status_hint, f"this is not a valid HTTP/1.1 request: {error}")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer with an error, unless a response has begun, and close the connection."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            has_request = self.conn.our_state is h11.SEND_RESPONSE
+            is_head = has_request and self.scope["method"] == "HEAD"
+            body = json.dumps(ApiError(Code.INVALID_REQUEST, message).envelope()).encode()
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            reason = HTTPStatus(status).phrase.encode()
+            events: tuple[h11.Event, ...] = (
+                h11.Response(status_code=status, headers=headers, reason=reason),
+                h11.Data(data=b"" if is_head else body),
+                h11.EndOfMessage(),
+            )
+            for event in events:
+                self.transport.write(self.conn.send(event) or b"")
+        if self.cycle is not None:  # the app must not answer behind this response
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        self.transport.close()
+
+    def _start_head_timer(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._head_seconds, self._on_head_timeout)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _on_head_timeout(self) -> None:
+        """Close the connection; one that has sent part of a request is told why."""
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if self.conn.trailing_data[0]:
+            self._refuse(
+                408, f"the head of the request did not arrive within {self._head_seconds:g} seconds"
+            )
+        else:
+            self.shutdown()

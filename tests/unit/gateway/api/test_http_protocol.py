@@ -1,0 +1,103 @@
+"""One connection to the HTTP server: bytes that are no HTTP request, and heads that do not come."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from starlette.types import Receive, Scope, Send
+from support.eventually import SECONDS
+
+from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
+from modelswarm_gateway.api.http_protocol import HEAD_SECONDS
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+async def read_body(scope: Scope, receive: Receive, send: Send) -> None:
+    """Read the whole body, then answer 200."""
+    while (message := await receive())["type"] == "http.request" and message["more_body"]:
+        continue
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@asynccontextmanager
+async def connection(
+    head_seconds: float = HEAD_SECONDS,
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    server = AsgiServer(read_body, bind_socket("--http", "127.0.0.1:0"), head_seconds=head_seconds)
+    await server.start()
+    host, _, port = server.target.partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        async with asyncio.timeout(SECONDS):
+            yield reader, writer
+    finally:
+        writer.close()
+        await server.stop()
+
+
+async def exchange(sent: bytes) -> bytes:
+    """Return all bytes that the server answers until it closes the connection."""
+    async with connection() as (reader, writer):
+        writer.write(sent)
+        return await reader.read()
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "message"),
+    [
+        (CHUNKED + b"zz\r\n", 400, "illegal chunk header"),
+        (HEAD + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400, "Content-Length"),
+        (HEAD + b"Content-Length: x\r\n\r\n", 400, "Content-Length"),
+        (b"GET / HTTP/1.1\r\n\r\n", 400, "Host"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(32), 400, "use http://"),
+        (b"hello\r\n\r\n", 400, "not a valid HTTP/1.1 request"),
+        (HEAD + b"X: " + b"x" * (20 << 10), 431, "16 KiB"),
+        (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", 501, "Transfer-Encoding"),
+    ],
+    ids=["chunk", "two_lengths", "bad_length", "host", "tls", "line", "large", "encoding"],
+)
+async def test_framing_fault_gets_the_error_envelope(
+    sent: bytes, status: int, message: str
+) -> None:
+    head, _, body = (await exchange(sent)).partition(b"\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ".encode())
+    assert b"content-type: application/json" in head.lower()
+    assert b"connection: close" in head.lower()
+    assert f"content-length: {len(body)}".encode() in head.lower()
+    error = json.loads(body)["error"]
+    assert (error["code"], error["type"]) == ("invalid_request", "invalid_request_error")
+    assert message in error["message"]
+
+
+async def test_fault_in_the_body_of_head_has_no_body() -> None:
+    answer = await exchange(CHUNKED.replace(b"POST", b"HEAD", 1) + b"zz\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.endswith(b"\r\n\r\n")
+
+
+async def test_half_a_head_is_ended_with_408() -> None:
+    async with connection(head_seconds=0.2) as (reader, writer):
+        writer.write(HEAD)
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"did not arrive within 0.2 seconds" in answer
+
+
+async def test_connection_without_a_byte_is_closed() -> None:
+    async with connection(head_seconds=0.2) as (reader, _):
+        assert await reader.read() == b""
+
+
+async def test_head_timeout_spares_a_running_request() -> None:
+    async with connection(head_seconds=2.0) as (reader, writer):
+        writer.write(HEAD + b"Content-Length: 2\r\n\r\n{")
+        await asyncio.sleep(2.5)  # a timer that still ran would have closed it
+        writer.write(b"}")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
