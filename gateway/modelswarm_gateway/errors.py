@@ -16,6 +16,9 @@ from modelswarm_gateway.core.interface.effects import Refused
 from modelswarm_gateway.core.interface.errors import CoreError, PromptTooLong, SessionBusy
 from modelswarm_gateway.core.interface.turn import RefusalReason
 
+# Characters of a client's text that an error message repeats.
+MAX_QUOTED = 64
+
 
 class Code(enum.Enum):
     """Stable names of failures: `error.code` over HTTP, `error-code` metadata over gRPC."""
@@ -30,6 +33,7 @@ class Code(enum.Enum):
     DRAIN_UNDONE = "drain_undone"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     TOO_LARGE = "request_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     SESSION_BUSY = "session_busy"
     SESSION_ELSEWHERE = "session_elsewhere"
     SESSION_LOST = "session_lost"
@@ -68,6 +72,7 @@ TABLE: dict[Code, ErrorMapping] = {
     Code.DRAIN_UNDONE: ErrorMapping(409, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),
     Code.METHOD_NOT_ALLOWED: ErrorMapping(405, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
     Code.TOO_LARGE: ErrorMapping(413, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.UNSUPPORTED_MEDIA_TYPE: ErrorMapping(415, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.SESSION_BUSY: ErrorMapping(409, grpc.StatusCode.ABORTED, _USER, True),
     Code.SESSION_ELSEWHERE: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
     Code.SESSION_LOST: ErrorMapping(410, grpc.StatusCode.DATA_LOSS, _USER, False),
@@ -125,8 +130,14 @@ def invalid_request(param: str | None, message: str) -> ApiError:
     return ApiError(Code.INVALID_REQUEST, message, param=param)
 
 
+def shorten(text: str) -> str:
+    """Return a client's text for an error message: its start, if it is long."""
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+
+
 def model_not_found(name: str) -> ApiError:
-    return ApiError(Code.MODEL_NOT_FOUND, f"the model {name!r} does not exist here", param="model")
+    detail = f"the model {shorten(name)!r} does not exist here"
+    return ApiError(Code.MODEL_NOT_FOUND, detail, param="model")
 
 
 def session_taken_over() -> ApiError:

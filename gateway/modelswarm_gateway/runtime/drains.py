@@ -13,7 +13,7 @@ from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import DrainState
 from modelswarm_gateway.core.interface.views import ServerView
 from modelswarm_gateway.core.migration.migration import DrainProgress
-from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.errors import ApiError, Code, shorten
 from modelswarm_gateway.runtime.core_driver import CoreDriver
 
 
@@ -74,4 +74,4 @@ def drain_cancelled(peer: PeerId) -> ApiError:
 def _unknown(name: str, servers: Sequence[ServerView]) -> str:
     known = sorted({name_of(view.peer) for view in servers})
     shown = ", ".join(known) if known else "none is linked"
-    return f"there is no server {name!r}; known are: {shown}"
+    return f"there is no server {shorten(name)!r}; known are: {shown}"

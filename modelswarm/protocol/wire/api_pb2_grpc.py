@@ -175,13 +175,15 @@ class SwarmServicer:
     """Missing associated documentation comment in .proto file."""
 
     def List(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """NOT_FOUND: no such model.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
         """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`.
+        NOT_FOUND: no such model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

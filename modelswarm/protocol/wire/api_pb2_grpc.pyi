@@ -69,8 +69,11 @@ class SwarmStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SwarmAsyncStub: ...
     List: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.Snapshot]
+    """NOT_FOUND: no such model."""
     Watch: _grpc.UnaryStreamMultiCallable[_api_pb2.WatchRequest, _api_pb2.Snapshot]
-    """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
+    """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`.
+    NOT_FOUND: no such model.
+    """
     Drain: _grpc.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainProgress]
     """Migrates the sessions of all gateways off a server, which keeps working. Reports the progress, and ends when the
     server is empty. The drain continues if the caller disconnects. NOT_FOUND: no such server. FAILED_PRECONDITION:
@@ -85,8 +88,11 @@ class SwarmStub:
 class SwarmAsyncStub(SwarmStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     List: _aio.UnaryUnaryMultiCallable[_api_pb2.ListRequest, _api_pb2.Snapshot]  # type: ignore[assignment]
+    """NOT_FOUND: no such model."""
     Watch: _aio.UnaryStreamMultiCallable[_api_pb2.WatchRequest, _api_pb2.Snapshot]  # type: ignore[assignment]
-    """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
+    """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`.
+    NOT_FOUND: no such model.
+    """
     Drain: _aio.UnaryStreamMultiCallable[_api_pb2.DrainRequest, _api_pb2.DrainProgress]  # type: ignore[assignment]
     """Migrates the sessions of all gateways off a server, which keeps working. Reports the progress, and ends when the
     server is empty. The drain continues if the caller disconnects. NOT_FOUND: no such server. FAILED_PRECONDITION:
@@ -103,7 +109,8 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _api_pb2.ListRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_api_pb2.Snapshot, _abc.Awaitable[_api_pb2.Snapshot]]: ...
+    ) -> _typing.Union[_api_pb2.Snapshot, _abc.Awaitable[_api_pb2.Snapshot]]:
+        """NOT_FOUND: no such model."""
 
     @_abc_1.abstractmethod
     def Watch(
@@ -111,7 +118,9 @@ class SwarmServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_api_pb2.Snapshot], _abc.AsyncIterator[_api_pb2.Snapshot]]:
-        """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`."""
+        """Sends a snapshot at once, then one after every change, at most one per `min_interval_seconds`.
+        NOT_FOUND: no such model.
+        """
 
     @_abc_1.abstractmethod
     def Drain(

@@ -204,7 +204,9 @@ def test_the_swarm_lists_servers_and_sessions(channel: grpc.Channel, swarm: Hash
     [session] = [s for s in now.sessions if s.state == "parked"]
     assert session.length == len("tell me") + 30
     assert [(hop.first, hop.last) for hop in session.route] == [(0, 2), (2, 4)]
-    assert not stub.List(api_pb2.ListRequest(model="other"), timeout=10).servers
+    with pytest.raises(grpc.RpcError) as unknown:
+        stub.List(api_pb2.ListRequest(model="other"), timeout=10)
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_a_watch_tells_of_a_server_that_comes_and_goes(

@@ -64,6 +64,9 @@ def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
         if message.role not in ROLES:
             field = f"chat.messages[{place}].role"
             raise invalid_request(field, f"{field}: must be one of {', '.join(ROLES)}")
+        if not message.HasField("content"):
+            field = f"chat.messages[{place}].content"
+            raise invalid_request(field, f"{field}: this field is required")
         role = "system" if message.role == "developer" else message.role
         entry = {"role": role, "content": message.content}
         made.append({**entry, "name": message.name} if message.name else entry)

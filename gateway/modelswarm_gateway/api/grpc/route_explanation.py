@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.api.grpc.swarm_state import check_model
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.explain import HopExplanation, ServerCost, SessionExplanation
-from modelswarm_gateway.errors import ApiError, Code
 
 
 def explain_routes(backend: SessionBackend, model: str) -> api_pb2.RoutesReply:
     """Return the costs and routes of `model`; of all models if it is empty. Raise ApiError for an unknown model."""
-    known = sorted(
-        {card.name for card in backend.model_cards()} | {v.model for v in backend.servers()}
-    )
-    if model and model not in known:
-        there = f"known are: {', '.join(known)}" if known else "no server has answered yet"
-        raise ApiError(
-            Code.MODEL_NOT_FOUND, f"{model!r} is not served here; {there}", param="model"
-        )
+    check_model(backend, model)
     found = backend.explain_routes(model)
     return api_pb2.RoutesReply(
         servers=[_server(server) for server in found.servers],

@@ -10,14 +10,17 @@ import asyncio
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from modelswarm.errors import UserError
 from modelswarm.protocol.wire import api_pb2_grpc
 from modelswarm_gateway.api.asgi_server import bind_socket
 from modelswarm_gateway.api.grpc.inference import Inference
+from modelswarm_gateway.api.grpc.malformed_requests import MalformedRequestInterceptor
+from modelswarm_gateway.api.grpc.reflection import add_reflection
 from modelswarm_gateway.api.grpc.swarm import Swarm
+from modelswarm_gateway.errors import Code
 from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.metrics.counters import OTHER_MODEL
 from modelswarm_gateway.runtime.drains import Drains
 
 # Seconds between pings that a client may send, also while no call is active.
@@ -30,14 +33,18 @@ HEALTH_SECONDS = 0.5
 MAX_MESSAGE_BYTES = 16 << 20
 # Seconds that running calls get when the server stops at once.
 GRACE_SECONDS = 1.0
-SERVICES = ("modelswarm.v1.Inference", "modelswarm.v1.Swarm")
+INFERENCE = "modelswarm.v1.Inference"
+SERVICES = (INFERENCE, "modelswarm.v1.Swarm")
 
 
 class GrpcServer:
     def __init__(self, service: GenerationService, drains: Drains) -> None:
         self._service, self._drains = service, drains
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
-        self._server = aio.server(options=_options(service.settings.keepalive_seconds))
+        self._server = aio.server(
+            interceptors=(MalformedRequestInterceptor(self._count_malformed),),
+            options=_options(service.settings.keepalive_seconds),
+        )
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self, field: str, target: str) -> str:
@@ -45,8 +52,7 @@ class GrpcServer:
         api_pb2_grpc.add_InferenceServicer_to_server(Inference(self._service), self._server)
         api_pb2_grpc.add_SwarmServicer_to_server(Swarm(self._service, self._drains), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (*SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        add_reflection((*SERVICES, health.SERVICE_NAME), self._server)
         bind_socket(field, target).close()  # raises one clear sentence; gRPC itself prints pages
         try:
             port = self._server.add_insecure_port(target)
@@ -68,6 +74,11 @@ class GrpcServer:
         """Refuse new calls (GOAWAY), and end the calls that still run after `grace` seconds."""
         await self.stop_advertising()
         await self._server.stop(grace)
+
+    def _count_malformed(self, method: str) -> None:
+        """Count a request that is no message, as HTTP counts a body that is no JSON."""
+        if method.startswith(f"/{INFERENCE}/"):
+            self._service.metrics.count_request(OTHER_MODEL, Code.INVALID_REQUEST)
 
     async def _update_health(self) -> None:
         """Keep the health service up to date: the process serves while it runs, a service while a model is ready."""

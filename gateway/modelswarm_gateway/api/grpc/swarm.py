@@ -12,7 +12,7 @@ from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.api.grpc.drain import run_drain
 from modelswarm_gateway.api.grpc.route_explanation import explain_routes
 from modelswarm_gateway.api.grpc.status import Context, abort_call
-from modelswarm_gateway.api.grpc.swarm_state import build_snapshot
+from modelswarm_gateway.api.grpc.swarm_state import build_snapshot, check_model
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.runtime.drains import Drains
@@ -29,11 +29,13 @@ class Swarm(api_pb2_grpc.SwarmServicer):
         self._watchers = 0
 
     async def List(self, request: api_pb2.ListRequest, context: Context) -> api_pb2.Snapshot:
+        await self._check_model(request.model, context)
         return build_snapshot(self._service.backend, request.model)
 
     async def Watch(
         self, request: api_pb2.WatchRequest, context: Context
     ) -> AsyncIterator[api_pb2.Snapshot]:
+        await self._check_model(request.model, context)
         if self._watchers >= MAX_WATCHERS:
             detail = f"{MAX_WATCHERS} Watch calls are running already; try again later"
             await abort_call(
@@ -59,6 +61,13 @@ class Swarm(api_pb2_grpc.SwarmServicer):
         try:
             async for state in run_drain(self._drains, request, lambda: self._service.accepting):
                 yield state
+        except ApiError as error:
+            await abort_call(context, error)
+
+    async def _check_model(self, model: str, context: Context) -> None:
+        """End the call unless `model` is known; a model that leaves later leaves empty snapshots."""
+        try:
+            check_model(self._service.backend, model)
         except ApiError as error:
             await abort_call(context, error)
 

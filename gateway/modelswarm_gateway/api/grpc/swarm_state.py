@@ -7,6 +7,18 @@ from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
+from modelswarm_gateway.errors import ApiError, Code, shorten
+
+
+def check_model(backend: SessionBackend, model: str) -> None:
+    """Raise ApiError unless `model` is known here, or empty, which means all models."""
+    known = sorted(
+        {card.name for card in backend.model_cards()} | {v.model for v in backend.servers()}
+    )
+    if model and model not in known:
+        there = f"known are: {', '.join(known)}" if known else "no server has answered yet"
+        detail = f"{shorten(model)!r} is not served here; {there}"
+        raise ApiError(Code.MODEL_NOT_FOUND, detail, param="model")
 
 
 def build_snapshot(backend: SessionBackend, model: str = "") -> api_pb2.Snapshot:

@@ -1,0 +1,166 @@
+"""The gRPC server in this process: bytes that are no messages, reflection, and models that are not known."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
+from support.eventually import SECONDS
+from support.gateway_service import make_service_with_model
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.api.grpc.server import GrpcServer
+from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.runtime.node import Node
+from tools.dashboard.metric_registries import MODEL
+
+NO_MESSAGE = b"\xff" * 50
+REFLECTION = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
+
+
+@pytest.fixture
+async def gateway() -> tuple[GenerationService, Node]:
+    return make_service_with_model()
+
+
+@pytest.fixture
+async def channel(gateway: tuple[GenerationService, Node]) -> AsyncIterator[aio.Channel]:
+    service, node = gateway
+    server = GrpcServer(service, node.drains)
+    target = await server.start("--grpc", "127.0.0.1:0")
+    async with aio.insecure_channel(target) as made:
+        yield made
+    await server.stop(0.0)
+
+
+async def collect(call: Any) -> list[Any]:
+    async with asyncio.timeout(SECONDS):
+        return [response async for response in call]
+
+
+async def call_bytes(channel: aio.Channel, method: str, request: bytes) -> Any:
+    """Call a unary method with a request that is sent as it is."""
+    return await channel.unary_unary(method, None, None)(request, timeout=SECONDS)
+
+
+async def reflect(channel: aio.Channel, package: str, **request: Any) -> Any:
+    """Return the only answer of a reflection service."""
+    method = channel.stream_stream(
+        f"/{package}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    asked = reflection_pb2.ServerReflectionRequest(**request)
+    [answer] = await collect(method(iter([asked])))
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        ("unary_unary", "modelswarm.v1.Inference/Generate"),
+        ("unary_stream", "modelswarm.v1.Inference/GenerateStream"),
+        ("unary_unary", "modelswarm.v1.Swarm/List"),
+        ("unary_stream", "modelswarm.v1.Swarm/Watch"),
+        ("unary_unary", "grpc.health.v1.Health/Check"),
+        ("unary_stream", "grpc.health.v1.Health/Watch"),
+        ("stream_stream", "grpc.reflection.v1.ServerReflection/ServerReflectionInfo"),
+    ],
+)
+async def test_bytes_that_are_no_message_are_invalid_argument(
+    channel: aio.Channel, caplog: pytest.LogCaptureFixture, kind: str, method: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(aio.AioRpcError) as refused:
+        if kind == "unary_unary":
+            await call_bytes(channel, f"/{method}", NO_MESSAGE)
+        else:
+            asked = iter([NO_MESSAGE]) if kind == "stream_stream" else NO_MESSAGE
+            await collect(getattr(channel, kind)(f"/{method}")(asked))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "not a message" in (refused.value.details() or "")
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_malformed_requests_are_counted_once(
+    channel: aio.Channel, gateway: tuple[GenerationService, Node]
+) -> None:
+    for method in ("Inference/Generate", "Swarm/List"):
+        with pytest.raises(aio.AioRpcError):
+            await call_bytes(channel, f"/modelswarm.v1.{method}", NO_MESSAGE)
+    labels = {"model": "other", "code": "400"}
+    name = "modelswarm_gateway_requests_total"
+    assert gateway[0].metrics.registry.get_sample_value(name, labels) == 1
+
+
+async def test_guarded_methods_still_answer(channel: aio.Channel) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    request = health_pb2.HealthCheckRequest()
+    answer = await stub.Check(request, timeout=SECONDS)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    watch = stub.Watch(request)
+    assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
+    watch.cancel()
+    with pytest.raises(aio.AioRpcError) as unknown:
+        await call_bytes(channel, "/modelswarm.v1.Swarm/Nothing", b"")
+    assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize("package", REFLECTION)
+async def test_reflection_answers_under_both_names(channel: aio.Channel, package: str) -> None:
+    listed = await reflect(channel, package, list_services="")
+    names = {service.name for service in listed.list_services_response.service}
+    assert names == {
+        "grpc.health.v1.Health",
+        "modelswarm.v1.Inference",
+        "modelswarm.v1.Swarm",
+        *(f"{each}.ServerReflection" for each in REFLECTION),
+    }
+    for name in names:
+        found = await reflect(channel, package, file_containing_symbol=name)
+        [raw, *_] = found.file_descriptor_response.file_descriptor_proto
+        file = descriptor_pb2.FileDescriptorProto.FromString(raw)
+        assert name in {f"{file.package}.{service.name}" for service in file.service}
+
+
+async def test_unknown_model_is_not_found(channel: aio.Channel) -> None:
+    stub: Any = api_pb2_grpc.SwarmStub(channel)
+    for call in (
+        stub.List(api_pb2.ListRequest(model="other"), timeout=SECONDS),
+        stub.Watch(api_pb2.WatchRequest(model="other"), timeout=SECONDS).read(),
+        stub.Routes(api_pb2.RoutesRequest(model="other"), timeout=SECONDS),
+    ):
+        with pytest.raises(aio.AioRpcError) as refused:
+            await call
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert refused.value.details() == f"'other' is not served here; known are: {MODEL}"
+
+
+async def test_known_model_and_no_model_list_servers(channel: aio.Channel) -> None:
+    stub: Any = api_pb2_grpc.SwarmStub(channel)
+    for model in (MODEL, ""):
+        listed = await stub.List(api_pb2.ListRequest(model=model), timeout=SECONDS)
+        assert len(listed.servers) == 1
+        watch = stub.Watch(api_pb2.WatchRequest(model=model))
+        assert len((await watch.read()).servers) == 1
+        watch.cancel()
+
+
+@pytest.mark.parametrize("message", [{}, {"name": "x"}])
+async def test_message_without_content_is_refused(
+    channel: aio.Channel, message: dict[str, str]
+) -> None:
+    chat = api_pb2.Messages(messages=[api_pb2.Message(role="user", **message)])
+    request = api_pb2.GenerateRequest(model=MODEL, chat=chat)
+    with pytest.raises(aio.AioRpcError) as refused:
+        await api_pb2_grpc.InferenceStub(channel).Generate(request, timeout=SECONDS)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details() == "chat.messages[0].content: this field is required"
