@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 
 from starlette.requests import ClientDisconnect, Request
 
-from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
 
 MAX_BODY_BYTES = 16 << 20  # bytes
 BODY_SECONDS = 60.0
@@ -15,6 +16,7 @@ BODY_SECONDS = 60.0
 
 async def read_json(request: Request) -> object:
     """Read and parse the body. Raise ApiError."""
+    _check_encoding(request.headers.get("content-encoding", "identity"))
     try:
         async with asyncio.timeout(BODY_SECONDS):
             raw = await _read(request)
@@ -25,6 +27,14 @@ async def read_json(request: Request) -> object:
     except ClientDisconnect as error:
         raise ApiError(Code.CANCELLED, "the client left") from error
     return parse_json(raw)
+
+
+def _check_encoding(encoding: str) -> None:
+    if encoding.strip().lower() not in ("", "identity"):
+        detail = (
+            f"Content-Encoding: {shorten(encoding)} bodies are not read; send the body uncompressed"
+        )
+        raise ApiError(Code.UNSUPPORTED_MEDIA_TYPE, detail)
 
 
 async def _read(request: Request) -> bytes:
@@ -45,6 +55,8 @@ def _too_large() -> ApiError:
 
 def parse_json(raw: bytes) -> object:
     """Parse a body in UTF-8. Raise ApiError."""
+    if not raw.strip():
+        raise invalid_request(None, "the body is empty; a JSON object is needed")
     try:
         value: object = json.loads(raw.decode())
         if b"\\ud" in raw.lower():  # halves of a surrogate pair are JSON, but not text
@@ -57,6 +69,18 @@ def parse_json(raw: bytes) -> object:
         raise invalid_request(
             None, "the body holds half of a surrogate pair, which is no character"
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise invalid_request(None, f"the body is not valid JSON: {error}") from error
+    except json.JSONDecodeError as error:
+        place = f"line {error.lineno}, column {error.colno}"
+        raise invalid_request(
+            None, f"the body is not valid JSON: {error.msg} at {place}"
+        ) from error
+    except RecursionError as error:
+        raise invalid_request(
+            None, "the body is nested too deeply: a request needs fewer than ten levels"
+        ) from error
+    except ValueError as error:  # of int(): quadratic in the number of digits
+        limit = sys.get_int_max_str_digits()
+        raise invalid_request(
+            None, f"the body has a whole number of more than {limit} digits"
+        ) from error
     return value

@@ -1,17 +1,18 @@
 """OpenAI's requests: their fields, and the errors for fields that are not supported.
 
-Used by the HTTP API. Three kinds of fields: those of the models below are obeyed; those of `UNSUPPORTED_FIELDS` (they
-would change the answer and are not built) give 400 unless their value has no effect; every other one (`user`,
+Used by the HTTP API. Three kinds of fields: those of the models below are obeyed; those of `unsupported_fields.py`
+(they would change the answer and are not built) give 400 unless their value has no effect; every other one (`user`,
 `metadata`, `store` ...) is ignored. Null means unset for all of them. Knows neither HTTP nor sessions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from modelswarm_gateway.api.http.unsupported_fields import reject_unsupported_fields
+from modelswarm_gateway.api.http.validation_messages import first_problem, missing_field
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.request import (
     MAX_SESSION_ID_LENGTH,
@@ -27,61 +28,6 @@ from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
-IsNoOp: TypeAlias = Callable[[Any], bool]
-
-
-def _only(*values: object) -> IsNoOp:
-    return lambda value: any(value == v and type(value) is type(v) for v in values)
-
-
-def _zero(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == 0
-
-
-def _empty(value: Any) -> bool:
-    return isinstance(value, list | dict | str) and not value
-
-
-def _plain_text(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("type") == "text"
-
-
-# Field -> (test for values that have no effect, such a value for the error message).
-UNSUPPORTED_FIELDS: dict[str, tuple[IsNoOp, str]] = {
-    "n": (_only(1), "1"),
-    "best_of": (_only(1), "1"),
-    "presence_penalty": (_zero, "0"),
-    "frequency_penalty": (_zero, "0"),
-    "logprobs": (_only(False), "false"),
-    "top_logprobs": (_zero, "0"),
-    "prompt_logprobs": (_zero, "0"),
-    "logit_bias": (_empty, "{}"),
-    "tools": (_empty, "[]"),
-    "tool_choice": (_only("none", "auto"), "none"),
-    "functions": (_empty, "[]"),
-    "function_call": (_only("none", "auto"), "none"),
-    "response_format": (_plain_text, '{"type": "text"}'),
-    "structured_outputs": (_empty, "{}"),
-    "modalities": (_only(["text"]), '["text"]'),
-    "audio": (_empty, "{}"),
-    "web_search_options": (lambda value: False, "null"),
-    "suffix": (_empty, '""'),
-    "echo": (_only(False), "false"),
-    "stop_token_ids": (_empty, "[]"),
-    "bad_words": (_empty, "[]"),
-    "allowed_token_ids": (_empty, "[]"),
-    "min_tokens": (_zero, "0"),
-    "use_beam_search": (_only(False), "false"),
-    "include_stop_str_in_output": (_only(False), "false"),
-    "skip_special_tokens": (_only(True), "true"),
-    "add_generation_prompt": (_only(True), "true"),
-    "continue_final_message": (_only(False), "false"),
-    "truncate_prompt_tokens": (lambda value: False, "null"),
-    "prompt_embeds": (lambda value: False, "null"),
-    "documents": (_empty, "[]"),
-    "chat_template": (lambda value: False, "null"),
-}
-
 
 class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
@@ -89,7 +35,8 @@ class _Strict(BaseModel):
 
 class TextPart(_Strict):
     type: Literal["text", "refusal"]
-    text: str = ""
+    text: str | None = None
+    refusal: str | None = None
 
 
 Item = TypeVar("Item")
@@ -101,6 +48,7 @@ Content: TypeAlias = str | ListOf[TextPart]
 class ChatMessage(_Strict):
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Content | None = None
+    refusal: str | None = None
     name: str | None = None
     tool_calls: ListOf[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -180,7 +128,8 @@ class ChatRequest(_Request):
         variables = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
-        return "messages", ChatPrompt([_template_message(m) for m in self.messages], variables)
+        messages = [_template_message(f"messages[{n}]", m) for n, m in enumerate(self.messages)]
+        return "messages", ChatPrompt(messages, variables)
 
 
 class CompletionRequest(_Request):
@@ -205,14 +154,11 @@ class CompletionRequest(_Request):
         return "prompt", TextPrompt(first) if isinstance(first, str) else TokenPrompt(tuple(first))
 
 
-def _template_message(message: ChatMessage) -> dict[str, Any]:
+def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
     """Return the message as templates expect it: one text, and the role `system` for OpenAI's `developer`."""
-    content = message.content
-    if isinstance(content, list):
-        content = "\n".join(part.text for part in content)
     made: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": "" if content is None else content,
+        "content": _content_text(f"{path}.content", message),
     }
     for name in ("name", "tool_calls", "tool_call_id"):
         value = getattr(message, name)
@@ -221,12 +167,33 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
     return made
 
 
+def _content_text(path: str, message: ChatMessage) -> str:
+    """Return the text of a message. Raise ApiError without one; an assistant that calls tools needs none."""
+    content = message.content
+    if content is None and message.role == "assistant":
+        content = message.refusal if message.refusal or not message.tool_calls else ""
+    if content is None:
+        raise missing_field(path)
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise invalid_request(path, f"{path}: the list is empty; at least one text part is needed")
+    return "\n".join(_part_text(f"{path}[{n}]", part) for n, part in enumerate(content))
+
+
+def _part_text(path: str, part: TextPart) -> str:
+    text = part.text if part.type == "text" else part.refusal
+    if text is None:
+        raise missing_field(f"{path}.{part.type}")
+    return text
+
+
 def parse_chat(body: object) -> ChatRequest:
     """Validate the body of a chat completion. Raise ApiError."""
     try:
         return ChatRequest.model_validate(_reject_unsupported(body))
     except ValidationError as error:
-        raise _first_problem(error) from error
+        raise first_problem(error) from error
 
 
 def parse_completion(body: object) -> CompletionRequest:
@@ -234,7 +201,7 @@ def parse_completion(body: object) -> CompletionRequest:
     try:
         return CompletionRequest.model_validate(_reject_unsupported(body))
     except ValidationError as error:
-        raise _first_problem(error) from error
+        raise first_problem(error) from error
 
 
 def _reject_unsupported(body: object) -> dict[str, Any]:
@@ -242,41 +209,5 @@ def _reject_unsupported(body: object) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise invalid_request(None, "the body must be a JSON object")
     fields = {name: value for name, value in body.items() if value is not None}
-    for name in UNSUPPORTED_FIELDS.keys() & fields.keys():
-        harmless, allowed = UNSUPPORTED_FIELDS[name]
-        if not harmless(fields[name]):
-            detail = f"{name}: not supported by this server yet; leave it out or send {allowed}"
-            raise ApiError(Code.UNSUPPORTED, detail, param=name)
+    reject_unsupported_fields(fields)
     return fields
-
-
-# Messages for fields of several types: pydantic's finding would name only one type.
-_TYPE_MESSAGES = {
-    "content": "must be a string or a list of text parts",
-    "stop": f"must be a string or a list of up to {MAX_STOPS} strings, none of them empty",
-    "prompt": "must be a string, a list of one string, or a list of token ids",
-}
-
-
-def _first_problem(error: ValidationError) -> ApiError:
-    """Return the first problem, with its path as the client would write it."""
-    found = error.errors(include_url=False, include_context=False)
-    place = found[0]["loc"][0]
-    # In a field of several types, the deepest finding is about the type that was meant.
-    problem = max((p for p in found if p["loc"][0] == place), key=lambda p: len(p["loc"]))
-    path, shape = "", ""
-    for part in problem["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part in _FIELD_NAMES:
-            path += f".{part}" if path else part
-            shape = _TYPE_MESSAGES.get(part, "")
-    message = "this field is required" if problem["type"] == "missing" else shape or problem["msg"]
-    return invalid_request(path, f"{path}: {message}")
-
-
-_FIELD_NAMES = frozenset(
-    name
-    for model in (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
-    for name in model.model_fields
-)

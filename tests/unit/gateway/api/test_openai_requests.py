@@ -10,10 +10,16 @@ import pytest
 
 from modelswarm_gateway.api.http.json_body import parse_json
 from modelswarm_gateway.api.http.openai_requests import (
-    UNSUPPORTED_FIELDS,
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    StreamOptions,
+    TextPart,
     parse_chat,
     parse_completion,
 )
+from modelswarm_gateway.api.http.unsupported_fields import OTHER_NAMES, UNSUPPORTED_FIELDS
+from modelswarm_gateway.api.http.validation_messages import ALLOWED
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import ChatPrompt, TextPrompt, TokenPrompt
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
@@ -53,7 +59,9 @@ def test_every_supported_field_is_parsed() -> None:
 
 def test_null_field_counts_as_unset() -> None:
     known = ("max_tokens", "temperature", "top_p", "top_k", "stop", "seed", "stream", "n", "tools")
-    body = SMALL | dict.fromkeys([*known, *UNSUPPORTED_FIELDS, "user", "stream_options"])
+    body = SMALL | dict.fromkeys(
+        [*known, *UNSUPPORTED_FIELDS, *OTHER_NAMES, "user", "stream_options"]
+    )
     assert parse_chat(body).to_generation_request() == parse_chat(SMALL).to_generation_request()
 
 
@@ -119,6 +127,18 @@ def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
         ("audio", {"voice": "x"}),
         ("skip_special_tokens", False),
         ("web_search_options", {}),
+        ("guided_json", {"type": "object"}),
+        ("guided_json", {}),
+        ("guided_regex", "[0-9]+"),
+        ("guided_choice", ["yes", "no"]),
+        ("guided_grammar", "root ::= x"),
+        ("structured_outputs", {"json": {}}),
+        ("grammar", "root ::= x"),
+        ("add_special_tokens", False),
+        ("logits_processors", ["x"]),
+        ("max_new_tokens", 5),
+        ("repeat_penalty", 1.1),
+        ("enable_thinking", False),
     ],
 )
 def test_unsupported_field_is_refused_by_name(field: str, value: object) -> None:
@@ -133,41 +153,56 @@ def test_unsupported_field_is_refused_by_name(field: str, value: object) -> None
     [
         ({"model": None}, "model", "required"),
         ({"model": 5}, "model", "string"),
-        ({"model": ""}, "model", "at least 1"),
+        ({"model": ""}, "model", 'not empty, not ""'),
         ({"messages": None}, "messages", "required"),
-        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": []}, "messages", "at least one message, each an object, not a list of 0"),
         ({"messages": "hi"}, "messages", "list"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'user'"),
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "messages[0].role",
+            "one of developer, system, user",
+        ),
         ({"messages": [{"content": "x"}]}, "messages[0].role", "required"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "text parts"),
+        (
+            {"messages": [{"role": "user", "content": 5}]},
+            "messages[0].content",
+            "a string, or a list of text parts, which are objects, not 5",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].type",
-            "'text'",
+            '"text" or "refusal", not "image_url"',
         ),
-        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
-        ({"max_tokens": 1.5}, "max_tokens", "integer"),
-        ({"max_tokens": True}, "max_tokens", "integer"),
-        ({"max_completion_tokens": -1}, "max_completion_tokens", "greater than or equal to 0"),
+        ({"max_tokens": -1}, "max_tokens", "a whole number from 0, not -1"),
+        ({"max_tokens": 1.5}, "max_tokens", "a whole number from 0, not 1.5"),
+        ({"max_tokens": True}, "max_tokens", "a whole number from 0, not true"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens", "from 0, not -1"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "give one"),
-        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
-        ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
-        ({"temperature": "1"}, "temperature", "number"),
-        ({"temperature": math.nan}, "temperature", "finite"),
-        ({"top_p": 0}, "top_p", "greater than 0"),
-        ({"top_p": 1.1}, "top_p", "less than or equal to 1"),
-        ({"top_k": -2}, "top_k", "greater than or equal to -1"),
-        ({"min_p": 2}, "min_p", "less than or equal to 1"),
-        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
-        ({"seed": 1 << 64}, "seed", "less than"),
-        ({"stop": ""}, "stop", "none of them empty"),
-        ({"stop": ["a", ""]}, "stop[1]", "none of them empty"),
-        ({"stop": ["a"] * 17}, "stop", "up to 16"),
-        ({"stop": {"a": 1}}, "stop", "string or a list"),
-        ({"stream": "yes"}, "stream", "boolean"),
-        ({"stream_options": []}, "stream_options", "valid"),
-        ({"session_id": 5}, "session_id", "string"),
-        ({"session_id": "x" * 300}, "session_id", "at most 256"),
+        ({"temperature": -0.1}, "temperature", "a number from 0 to 2, not -0.1"),
+        ({"temperature": 2.1}, "temperature", "a number from 0 to 2, not 2.1"),
+        ({"temperature": "1"}, "temperature", 'a number from 0 to 2, not "1"'),
+        ({"temperature": math.nan}, "temperature", "not NaN"),
+        ({"top_p": 0}, "top_p", "above 0"),
+        ({"top_p": 1.1}, "top_p", "at most 1"),
+        ({"top_k": -2}, "top_k", "from -1"),
+        ({"min_p": 2}, "min_p", "from 0 to 1"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "above 0"),
+        ({"seed": 1 << 64}, "seed", "from -2^63 to 2^64 - 1"),
+        (
+            {"stop": ""},
+            "stop",
+            'a string of 1 to 1000 characters, or a list of at most 16 such strings, not ""',
+        ),
+        ({"stop": ["a", ""]}, "stop[1]", 'but stop[1] is ""'),
+        ({"stop": ["a", "x" * 1001]}, "stop[1]", "1 to 1000 characters"),
+        ({"stop": "x" * 1001}, "stop", "not a string of 1001 characters"),
+        ({"stop": ["a"] * 17}, "stop", "at most 16 such strings, not a list of 17"),
+        ({"stop": {"a": 1}}, "stop", "not an object"),
+        ({"stream": "yes"}, "stream", 'true or false, not "yes"'),
+        ({"stream_options": []}, "stream_options", "an object, not a list of 0"),
+        ({"messages": [5]}, "messages[0]", "but messages[0] is 5"),
+        ({"session_id": 5}, "session_id", "a string of 1 to 256 characters, not 5"),
+        ({"session_id": "x" * 300}, "session_id", "not a string of 300 characters"),
     ],
 )
 def test_invalid_field_is_named_with_what_is_allowed(
@@ -177,6 +212,58 @@ def test_invalid_field_is_named_with_what_is_allowed(
     assert (error.code, error.param) == (Code.INVALID_REQUEST, param)
     assert message in error.message
     assert param in error.message
+
+
+def test_every_field_has_a_sentence_of_what_is_allowed() -> None:
+    models = (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
+    fields = {name for model in models for name in model.model_fields}
+    assert fields == ALLOWED.keys()
+
+
+@pytest.mark.parametrize(
+    ("message", "path"),
+    [
+        ({"role": "user"}, "content"),
+        ({"role": "user", "content": None}, "content"),
+        ({"role": "user", "content": None, "refusal": "no"}, "content"),
+        ({"role": "system"}, "content"),
+        ({"role": "tool", "tool_call_id": "1"}, "content"),
+        ({"role": "assistant"}, "content"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "content"),
+        ({"role": "user", "content": []}, "content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "content[0].text"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "content[0].text"),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "text": "no"}]},
+            "content[0].refusal",
+        ),
+    ],
+)
+def test_message_without_content_is_refused(message: dict[str, Any], path: str) -> None:
+    error = find_refusal(SMALL | {"messages": [{"role": "user", "content": "hi"}, message]})
+    assert (error.code, error.param) == (Code.INVALID_REQUEST, f"messages[1].{path}")
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"role": "user", "content": ""}, ""),
+        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, ""),
+        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, ""),
+        ({"role": "assistant", "content": None, "refusal": "I will not."}, "I will not."),
+        ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "no"),
+    ],
+)
+def test_message_needs_no_other_text(message: dict[str, Any], text: str) -> None:
+    prompt = parse_chat(SMALL | {"messages": [message]}).to_generation_request().prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.messages[0]["content"] == text
+
+
+def test_long_values_are_not_repeated_in_errors() -> None:
+    for value in ("x" * 10_000, ["x" * 10_000], {"x": "y" * 10_000}, int("9" * 4000)):
+        error = find_refusal(SMALL | {"temperature": value})
+        assert len(error.message) < 200
 
 
 def test_zero_tokens_and_equal_token_limits_are_accepted() -> None:
@@ -244,13 +331,14 @@ def test_invalid_prompt_is_refused(prompt: object) -> None:
 @pytest.mark.parametrize(
     ("raw", "message"),
     [
-        (b"", "not valid JSON"),
-        (b"{", "not valid JSON"),
+        (b"", "the body is empty"),
+        (b" ", "the body is empty"),
+        (b"{", "not valid JSON: Expecting property name .* at line 1, column 2"),
         (b'{"a": 1} x', "not valid JSON"),
         (b'{"a": "\xff"}', "not valid UTF-8"),
         (b'{"a": "\\ud800"}', "surrogate"),
-        (b"[" * 100_000, "not valid JSON"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "more than 4300 digits"),
     ],
 )
 def test_body_that_is_not_json_is_refused(raw: bytes, message: str) -> None:

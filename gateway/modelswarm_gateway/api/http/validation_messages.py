@@ -1,0 +1,89 @@
+"""Plain sentences for what is wrong with a field of a request: what is allowed, and what was sent.
+
+Used by `openai_requests.py` for the findings of pydantic, whose own words describe Python types.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pydantic import ValidationError
+
+from modelswarm_gateway.errors import MAX_QUOTED, ApiError, invalid_request, shorten
+from modelswarm_gateway.generation.request import (
+    MAX_SESSION_ID_LENGTH,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+)
+
+_FLAG = "true or false"
+_COUNT = "a whole number from 0"
+_TEXT = "a string"
+# Field -> what it may be; of all models of `openai_requests.py`.
+ALLOWED = {
+    "model": "the name of a model, a string that is not empty",
+    "messages": "a list of at least one message, each an object",
+    "prompt": "a string, a list of one string, or a list of token ids (whole numbers from 0)",
+    "max_tokens": _COUNT,
+    "max_completion_tokens": _COUNT,
+    "temperature": "a number from 0 to 2",
+    "top_p": "a number above 0, at most 1",
+    "top_k": "a whole number from -1 (0 and -1: off)",
+    "min_p": "a number from 0 to 1",
+    "repetition_penalty": "a number above 0, at most 10",
+    "seed": "a whole number from -2^63 to 2^64 - 1",
+    "stop": f"a string of 1 to {MAX_STOP_LENGTH} characters, or a list of at most {MAX_STOPS} such strings",
+    "stream": _FLAG,
+    "stream_options": "an object",
+    "include_usage": _FLAG,
+    "ignore_eos": _FLAG,
+    "return_token_ids": _FLAG,
+    "session_id": f"a string of 1 to {MAX_SESSION_ID_LENGTH} characters",
+    "reasoning_effort": _TEXT,
+    "chat_template_kwargs": "an object",
+    "role": "one of developer, system, user, assistant and tool",
+    "content": "a string, or a list of text parts, which are objects",
+    "name": _TEXT,
+    "tool_calls": "a list of objects",
+    "tool_call_id": _TEXT,
+    "type": '"text" or "refusal"',
+    "text": _TEXT,
+    "refusal": _TEXT,
+}
+
+
+def describe(value: object) -> str:
+    """Return a short text for a value of a request."""
+    match value:
+        case str() if len(value) > MAX_QUOTED:
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"a list of {len(value)}"
+        case dict():
+            return "an object"
+        case _:
+            return shorten(json.dumps(value, ensure_ascii=False))
+
+
+def first_problem(error: ValidationError) -> ApiError:
+    """Return the first problem, with its path as the client would write it."""
+    found = error.errors(include_url=False, include_context=False)
+    place = found[0]["loc"][0]
+    # In a field of several types, the deepest finding is about the type that was meant.
+    problem = max((p for p in found if p["loc"][0] == place), key=lambda p: len(p["loc"]))
+    path = field_path = field = ""
+    for part in problem["loc"]:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part in ALLOWED:
+            path += f".{part}" if path else part
+            field_path, field = path, part
+    if problem["type"] == "missing":
+        return missing_field(path)
+    sent = describe(problem["input"])
+    end = f"not {sent}" if path == field_path else f"but {path} is {sent}"
+    return invalid_request(path, f"{field_path}: must be {ALLOWED[field]}, {end}")
+
+
+def missing_field(path: str) -> ApiError:
+    return invalid_request(path, f"{path}: this field is required")
