@@ -69,7 +69,10 @@ class GatewayApp:
         grpc_target = await grpc_server.start("--grpc", settings.grpc)
         http_servers = [
             AsgiServer(
-                build_http_app(service, _readiness_check(node, cluster, loop.time)), sockets[0]
+                build_http_app(
+                    service, _readiness_check(node, cluster, loop.time), settings.cors_origins
+                ),
+                sockets[0],
             ),
             AsgiServer(build_metrics_app(metrics.registry), sockets[1]),
         ]

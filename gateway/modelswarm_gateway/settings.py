@@ -58,10 +58,14 @@ class Settings:
     idle_seconds: float
     max_named_sessions: int
     vllm_metrics: bool
+    cors_origins: tuple[str, ...]  # none: browsers may not send cross-origin requests
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+# An origin as browsers send it: lower case, without a path.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 _SECONDS = click.FloatRange(min=0)
 
 _OPTIONS: list[click.Parameter] = [
@@ -121,6 +125,9 @@ _OPTIONS: list[click.Parameter] = [
                  help="Maximum number of named sessions kept."),
     click.Option(["--vllm-metrics"], is_flag=True, help="Export the metrics under vLLM's names too, "
                  "for dashboards and autoscalers that expect those."),
+    click.Option(["--cors-origin", "cors_origins"], multiple=True, metavar="ORIGIN", help="Origin whose web "
+                 "pages may send requests, like https://chat.example.com; may be given several times. '*': any "
+                 "origin. Default: none."),
 ]  # fmt: skip
 
 
@@ -153,6 +160,7 @@ def _build_settings(
         split_target(f"--{name}", values[name])
     if not re.fullmatch(r"[A-Za-z0-9.:_-]*", values["advertise"]):
         raise UserError("--advertise", f"{values['advertise']!r} is not a host, like 10.0.0.3")
+    _check_cors_origins(values["cors_origins"])
     hold = values["hold_limit_seconds"]
     suspect_after = suspect_after_seconds
     return Settings(
@@ -183,6 +191,26 @@ def cap_keepalive(keepalive: float, hold: float) -> float:
 def dead_seconds(suspect_after: float) -> float:
     """Return the silence after which a link is closed; never before its server could be suspected."""
     return max(MIN_DEAD_SECONDS, 2 * suspect_after)
+
+
+def _check_cors_origins(origins: Sequence[str]) -> None:
+    """Raise UserError for an origin that no browser sends."""
+    for origin in origins:
+        scheme, _, host = origin.partition("://")
+        port = _DEFAULT_PORTS.get(scheme, "")
+        if origin == "*":
+            if len(origins) > 1:
+                raise UserError("--cors-origin", "'*' allows every origin: give it alone")
+        elif not _ORIGIN.fullmatch(origin):
+            raise UserError(
+                "--cors-origin",
+                f"{origin!r} is not an origin, like https://chat.example.com: scheme, host and port in lower case, "
+                "without a path; '*' allows any",
+            )
+        elif port and host.endswith(port):
+            raise UserError(
+                "--cors-origin", f"{origin!r}: browsers leave out the default port; remove {port}"
+            )
 
 
 def _choose_keepalive(given: float | None, hold: float) -> float:

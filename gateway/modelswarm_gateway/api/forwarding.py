@@ -22,7 +22,7 @@ CONNECT_SECONDS = 2.0
 READ_SECONDS = 120.0
 # Seconds between checks that a silent gateway is alive.
 ALIVE_CHECK_SECONDS = 1.0
-REQUEST_HEADERS = ("authorization", "last-event-id")
+REQUEST_HEADERS = ("authorization", "last-event-id", "x-request-id")
 RESPONSE_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 MAX_CONNECTIONS = 4096
 CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)

@@ -119,6 +119,7 @@ def test_gateway_accepts_its_flags_and_has_time_to_stop() -> None:
         "0.0.0.0:8002",
     )
     assert settings.vllm_metrics
+    assert settings.cors_origins == ("https://chat.example.com", "http://[::1]:3000")
     assert settings.max_named_sessions == 5  # extraArgs come last and win
     spec = find_object(objects, "Deployment", "modelswarm-gateway")["spec"]["template"]["spec"]
     leaving = settings.shutdown_delay_seconds + settings.drain_timeout_seconds
@@ -291,6 +292,9 @@ def test_chart_versions_are_the_projects() -> None:
         ("gatway.replicas=3", ["additional properties 'gatway' not allowed"]),
         ("gateway.url=example.com", ["gateway/url", "does not match pattern"]),
         ("gateway.service.httpPort=70000", ["gateway/service/httpPort", "maximum"]),
+        ("gateway.corsOrigins={https://a.example/}", ["gateway/corsOrigins/0", "does not match pattern"]),
+        ("gateway.corsOrigins={https://a.example:443}", ["gateway/corsOrigins/0", "'not' failed"]),
+        ("gateway.corsOrigins={*,https://a.example}", ["gateway/corsOrigins", "maxItems"]),
         ("watchNamespaces={Team_A}", ["watchNamespaces/0", "does not match pattern"]),
         ("serverPodTemplate.containers=3", ["/serverPodTemplate", "'containers' not allowed"]),
     ],

@@ -9,16 +9,22 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.eventually import eventually
 from support.models.tokenizers import BEGIN, END, byte_level, encode_bytes
-from support.processes.swarm import CONTEXT, MODEL, Endpoints, two_spans
+from support.processes.swarm import CONTEXT, MODEL, Endpoints, HashSwarm, two_spans
 
 HI = [{"role": "user", "content": "hi"}]
 
 
 @pytest.fixture(scope="module")
-def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
-    with two_spans(tmp_path_factory.mktemp("http")) as swarm:
-        yield swarm.gateway()
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
+    with two_spans(tmp_path_factory.mktemp("http")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def endpoints(swarm: HashSwarm) -> Endpoints:
+    return swarm.gateway()
 
 
 @pytest.fixture
@@ -289,9 +295,19 @@ def test_models_are_listed_and_found(client: httpx.Client) -> None:
 
 def test_health_and_readiness(client: httpx.Client) -> None:
     assert client.get("/health").status_code == 200
+    head = client.head("/health")
+    assert (head.status_code, head.content) == (200, b"")
     ready = client.get("/ready")
     assert ready.status_code == 200
     assert ready.json()["models"][0]["missing_blocks"] == []
+
+
+def test_request_id_of_the_client_is_logged(client: httpx.Client, swarm: HashSwarm) -> None:
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 2, "stream": True}
+    answer = client.post("/v1/completions", json=body, headers={"x-request-id": "trace-17"})
+    assert answer.headers["x-request-id"] == "trace-17"
+    line = "request trace-17: POST /v1/completions: 200 ok after "
+    eventually("it is logged", lambda: line in swarm.log("gateway"))
 
 
 def test_the_openai_client_works_whole_and_streamed(endpoints: Endpoints) -> None:

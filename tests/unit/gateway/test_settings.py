@@ -129,3 +129,34 @@ def test_default_settings_equal_the_core_defaults() -> None:
     assert (settings.suspect_after_seconds, settings.fence_timeout_seconds, settings.hold_limit_seconds) == (
         core.suspect_after_seconds, core.fence_timeout_seconds, core.hold_limit_seconds
     )  # fmt: skip
+
+
+def test_cors_is_off_and_takes_several_origins() -> None:
+    assert parse_settings(MEMBERS).cors_origins == ()
+    origins = ("https://chat.example.com", "http://localhost:3000", "http://[::1]:8080", "app://x")
+    flags = [f"--cors-origin={origin}" for origin in origins]
+    assert parse_settings([*MEMBERS, *flags]).cors_origins == origins
+    assert parse_settings([*MEMBERS, "--cors-origin", "*"]).cors_origins == ("*",)
+
+
+@pytest.mark.parametrize(
+    ("origins", "message"),
+    (
+        (("chat.example.com",), "is not an origin"),
+        (("https://chat.example.com/",), "without a path"),
+        (("https://Chat.example.com",), "in lower case"),
+        (("https://a.example:port",), "is not an origin"),
+        (("null",), "is not an origin"),
+        (("",), "is not an origin"),
+        (("*", "https://a.example"), "give it alone"),
+        (("https://a.example:443",), "remove :443"),
+        (("http://a.example:80",), "remove :80"),
+    ),
+)
+def test_cors_origin_that_no_browser_sends_is_refused(
+    origins: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_settings([*MEMBERS, *(f"--cors-origin={origin}" for origin in origins)])
+    assert refused.value.field == "--cors-origin"
+    assert message in refused.value.message

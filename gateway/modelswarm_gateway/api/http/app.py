@@ -2,23 +2,26 @@
 
 `app.py` of the gateway serves the app that this builds. Every failure has OpenAI's error envelope, every response an
 `x-request-id`. Knows the service; neither sessions nor servers.
+
+`GET /` is 404, as vLLM's: a client that asks `/` for the kind of server must not take this one for another.
 """
 
 from __future__ import annotations
 
-import logging
-import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
+from modelswarm import __version__
 from modelswarm.placement.spans import format_blocks
+from modelswarm.protocol.messages import PROTOCOL_VERSION
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, OriginalRequest
+from modelswarm_gateway.api.http.cors import CorsMiddleware
 from modelswarm_gateway.api.http.generation_response import (
     GenerationResponse,
     ResponseFormat,
@@ -37,18 +40,25 @@ from modelswarm_gateway.api.http.openai_responses import (
     ResponseBuilder,
 )
 from modelswarm_gateway.api.http.relay import ForwardContext
+from modelswarm_gateway.api.http.request_log import RequestLog, set_outcome
 from modelswarm_gateway.backend.model_card import ModelCard
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found
+from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found, shorten
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID, parse_event_id
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
-log = logging.getLogger(__name__)
+READ_METHODS = ["GET", "HEAD"]
+ROUTES = (
+    "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /v1/models/{id}, GET /health, GET /live, "
+    "GET /ready, GET /version"
+)
 
 
 def build_http_app(
-    service: GenerationService, unready: Callable[[], str | None] | None = None
+    service: GenerationService,
+    unready: Callable[[], str | None] | None = None,
+    cors_origins: Sequence[str] = (),
 ) -> ASGIApp:
     """Return the app. `unready` returns why the gateway is not ready; by default it is ready once a model is."""
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
@@ -58,7 +68,8 @@ def build_http_app(
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
-    return RequestIdMiddleware(app, lambda: service.shutting_down)
+    served = CorsMiddleware(app, cors_origins) if cors_origins else app
+    return RequestLog(served, lambda: service.shutting_down)
 
 
 def _generation_routes(app: FastAPI, service: GenerationService) -> None:
@@ -118,12 +129,12 @@ def _apply_headers(
 
 
 def _model_routes(app: FastAPI, service: GenerationService) -> None:
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=READ_METHODS)
     async def models() -> Response:
         data = [_model_entry(card) for card in service.backend.model_cards()]
         return JSONResponse({"object": "list", "data": data})
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=READ_METHODS)
     async def model(name: str) -> Response:
         card = service.backend.model_card(name)
         if card is None:
@@ -145,12 +156,12 @@ def _model_entry(card: ModelCard) -> dict[str, Any]:
 def _state_routes(
     app: FastAPI, service: GenerationService, unready: Callable[[], str | None]
 ) -> None:
-    @app.get("/health")
-    @app.get("/live")
+    @app.api_route("/health", methods=READ_METHODS)
+    @app.api_route("/live", methods=READ_METHODS)
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
+    @app.api_route("/ready", methods=READ_METHODS)
     async def ready() -> Response:
         reason = "the gateway is stopping" if service.shutting_down else unready()
         return JSONResponse(
@@ -161,6 +172,11 @@ def _state_routes(
             },
             status_code=200 if reason is None else 503,
         )
+
+    @app.api_route("/version", methods=READ_METHODS)
+    async def version() -> Response:
+        protocol = ".".join(map(str, PROTOCOL_VERSION))
+        return JSONResponse({"version": __version__, "protocol": protocol})
 
 
 def _model_readiness(card: ModelCard) -> dict[str, Any]:
@@ -189,45 +205,27 @@ def _unready_reason(cards: Iterable[ModelCard]) -> str | None:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    set_outcome(request.scope, error.code.value)
     return error_response(error)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Return the error response for a request that the framework refuses: an unknown path, a wrong method."""
     assert isinstance(error, HTTPException)
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     if error.status_code == 405:
-        code, message = Code.METHOD_NOT_ALLOWED, f"{request.method} is not allowed here"
+        headers["allow"] = ", ".join(sorted(headers.get("allow", "").split(", ")))
+        code = Code.METHOD_NOT_ALLOWED
+        message = f"{shorten(request.method)} is not allowed here; allowed: {headers['allow']}"
+        if request.method == "OPTIONS" and "origin" in request.headers:
+            message += "; browsers need an origin that the gateway's --cors-origin allows"
     else:
-        code, message = Code.NOT_FOUND, f"there is nothing at {request.url.path}"
-    response = error_response(ApiError(code, message))
-    response.headers.update(error.headers or {})
+        code, path = Code.NOT_FOUND, shorten(request.url.path)
+        message = f"this is a ModelSwarm gateway; there is nothing at {path}. It has {ROUTES}"
+    response = await _api_error(request, ApiError(code, message))
+    response.headers.update(headers)
     return response
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
-    return error_response(ApiError(Code.INTERNAL, "internal error"))
-
-
-class RequestIdMiddleware:
-    """Adds an `x-request-id` to every response; OpenAI's clients show it in their errors.
-
-    While the gateway shuts down, every response closes its connection, so that clients with keep-alive connect to
-    another gateway.
-    """
-
-    def __init__(self, app: ASGIApp, leaving: Callable[[], bool]) -> None:
-        self._app, self._leaving = app, leaving
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        marks = [(b"x-request-id", f"req_{secrets.token_hex(12)}".encode())]
-
-        async def marked(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                last = [(b"connection", b"close")] if self._leaving() else []
-                message["headers"] = [*message["headers"], *marks, *last]
-            await send(message)
-
-        await self._app(scope, receive, marked)
+    return await _api_error(request, ApiError(Code.INTERNAL, "internal error"))

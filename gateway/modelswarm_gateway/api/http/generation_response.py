@@ -19,6 +19,7 @@ from modelswarm_gateway.api.failover import StreamFailover
 from modelswarm_gateway.api.forwarding import PeerGone
 from modelswarm_gateway.api.http.openai_responses import ResponseBuilder, ResponseHead, error_event
 from modelswarm_gateway.api.http.relay import ForwardContext, Relay
+from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import parse_event_id_line
 from modelswarm_gateway.errors import ApiError, Code
@@ -82,9 +83,12 @@ class GenerationResponse(Response):
         except ApiError as error:
             failure = error
         except Exception:
-            log.exception("internal error while answering a request")
+            request_id = self._forward.original.headers[REQUEST_ID]
+            log.exception("internal error while answering request %s", request_id)
             failure = ApiError(Code.INTERNAL, "internal error")
         self._service.metrics.count_request(self._request.model, failure.code if failure else None)
+        if failure is not None:
+            set_outcome(scope, failure.code.value)
         if failure is not None and (failure.code is not Code.CANCELLED or self._request.forwarded):
             if writer.has_started:
                 await writer.write(error_event(failure.envelope()), more=False)

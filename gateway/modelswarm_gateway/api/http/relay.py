@@ -19,6 +19,7 @@ from modelswarm_gateway.api.forwarding import (
     PeerGone,
     PeerUnreachable,
 )
+from modelswarm_gateway.api.http.request_log import REQUEST_ID
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import SseReader, parse_error_body
 from modelswarm_gateway.errors import ApiError, Code
@@ -79,7 +80,7 @@ class Relay:
                     return await self._relay_stream(response)
                 body = b"".join([part async for part in response.parts])
         except PeerUnreachable as error:
-            log.warning("cannot forward a request: %s", error)
+            log.warning("cannot forward request %s: %s", original.headers[REQUEST_ID], error)
             detail = "the gateway that holds this session cannot be reached"
             raise ApiError(Code.SESSION_ELSEWHERE, detail, retry_after=1.0) from error
         if self._writer.has_started:  # with comments at least: it is too late for a status

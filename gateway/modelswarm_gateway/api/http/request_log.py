@@ -1,0 +1,86 @@
+"""Gives every HTTP request an id and a log line.
+
+The client's `x-request-id` is used if it is valid, as Envoy's and vLLM's is; any other one is replaced, because an id
+for tracing must not fail a request. The response carries the id that the log line has.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from modelswarm_gateway.errors import shorten
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "x-request-id"
+_NAME = REQUEST_ID.encode()
+# Visible ASCII: it can neither break a log line nor look like two fields of one.
+_VALID = re.compile(rb"[!-~]{1,128}")
+# Requests that change nothing are not logged: probes send several a second.
+_SILENT_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+class RequestLog:
+    """Middleware that adds the id to request and response, and logs the request when it has ended.
+
+    While the gateway shuts down, every response closes its connection, so that clients with keep-alive connect to
+    another gateway.
+    """
+
+    def __init__(self, app: ASGIApp, is_leaving: Callable[[], bool]) -> None:
+        self._app, self._is_leaving = app, is_leaving
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope = _with_request_id(scope)
+        request_id = scope["headers"][-1][1]
+        status: int | None = None
+
+        async def send_marked(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                close = [(b"connection", b"close")] if self._is_leaving() else []
+                message["headers"] = [*message["headers"], (_NAME, request_id), *close]
+            await send(message)
+
+        started_at = time.monotonic()
+        try:
+            await self._app(scope, receive, send_marked)
+        finally:
+            if scope["method"] not in _SILENT_METHODS:
+                seconds = time.monotonic() - started_at
+                log.info(
+                    "request %s: %s %s: %s %s after %.3f s",
+                    *(request_id.decode(), scope["method"], shorten(_raw_path(scope))),
+                    *(status or "no response", scope["state"]["outcome"], seconds),
+                )
+
+
+def set_outcome(scope: Scope, code: str) -> None:
+    """Record the error code that a request ended with, for its log line."""
+    scope["state"]["outcome"] = code
+
+
+def _with_request_id(scope: Scope) -> Scope:
+    """Return the scope with exactly one request id, as its last header, and the outcome `ok`."""
+    given = [value for name, value in scope["headers"] if name == _NAME]
+    is_valid = len(given) == 1 and _VALID.fullmatch(given[0])
+    request_id = given[0] if is_valid else f"req_{secrets.token_hex(12)}".encode()
+    others = [header for header in scope["headers"] if header[0] != _NAME]
+    state = {**scope.get("state", {}), "outcome": "ok"}
+    return {**scope, "headers": [*others, (_NAME, request_id)], "state": state}
+
+
+def _raw_path(scope: Scope) -> str:
+    """Return the path as it was sent; the decoded one may contain line ends."""
+    raw: bytes = scope.get("raw_path") or b"?"
+    return raw.decode("ascii", "replace")

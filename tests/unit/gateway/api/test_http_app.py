@@ -1,0 +1,181 @@
+"""Routes, methods, request ids and cross-origin requests of the HTTP API, in this process and without a model."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+from support.gateway_service import make_service, make_service_with_model
+
+from modelswarm import __version__
+from modelswarm_gateway.api.http.app import build_http_app
+from tools.dashboard.metric_registries import MODEL
+
+ORIGIN = "https://chat.example.com"
+CHAT = "/v1/chat/completions"
+BODY = {"model": "none", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def make_client(cors_origins: Sequence[str] = ()) -> httpx.AsyncClient:
+    service, _ = make_service_with_model()
+    app = build_http_app(service, None, cors_origins)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    found: dict[str, Any] = answer.json()["error"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/health", 200),
+        ("/live", 200),
+        ("/ready", 503),
+        ("/version", 200),
+        ("/v1/models", 200),
+        (f"/v1/models/{MODEL}", 200),
+        ("/v1/models/none", 404),
+    ],
+)
+async def test_head_is_allowed_where_get_is(path: str, status: int) -> None:
+    client = make_client()
+    assert (await client.head(path)).status_code == status
+    assert (await client.get(path)).status_code == status
+    refused = await client.post(path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+    assert "allowed: GET, HEAD" in error_of(refused)["message"]
+
+
+async def test_version_names_gateway_and_protocol() -> None:
+    answer = await make_client().get("/version")
+    assert answer.json() == {"version": __version__, "protocol": "1.0"}
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v2/models"])
+async def test_unknown_path_is_told_the_routes(path: str) -> None:
+    answer = await make_client().get(path)
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "not_found")
+    assert "ModelSwarm" in error_of(answer)["message"]
+    assert "POST /v1/chat/completions" in error_of(answer)["message"]
+
+
+async def test_long_texts_are_shortened_in_errors() -> None:
+    client, name = make_client(), "x" * 10_000
+    for answer in (
+        await client.post(CHAT, json=BODY | {"model": name}),
+        await client.get(f"/v1/models/{name}"),
+        await client.get(f"/{name}"),
+    ):
+        assert answer.status_code == 404
+        assert len(answer.content) < 600
+        assert "…" in error_of(answer)["message"]
+
+
+@pytest.mark.parametrize("given", ["abc-123", "req_1/2", "x" * 128])
+async def test_request_id_of_the_client_is_returned(given: str) -> None:
+    for answer in (
+        await make_client().get("/health", headers={"x-request-id": given}),
+        await make_client().post(CHAT, json=BODY, headers={"X-Request-ID": given}),
+    ):
+        assert answer.headers.get_list("x-request-id") == [given]
+
+
+@pytest.mark.parametrize("given", [b"", b"x" * 129, b"two words", b"caf\xe9"])
+async def test_invalid_request_id_is_replaced(given: bytes) -> None:
+    answer = await make_client().get("/health", headers=[(b"x-request-id", given)])
+    assert answer.status_code == 200
+    assert re.fullmatch(r"req_[0-9a-f]{24}", answer.headers["x-request-id"])
+
+
+async def test_two_request_ids_are_replaced_by_one() -> None:
+    headers = [("x-request-id", "a"), ("x-request-id", "b")]
+    answer = await make_client().get("/health", headers=headers)
+    assert re.fullmatch(r"req_[0-9a-f]{24}", answer.headers["x-request-id"])
+
+
+async def test_request_is_logged_with_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    client = make_client()
+    await client.post(CHAT, json=BODY, headers={"x-request-id": "mine"})
+    await client.post("/%0Aforged", headers={"x-request-id": "other"})
+    await client.get("/health", headers={"x-request-id": "probe"})
+    lines = [record.getMessage() for record in caplog.records if "request " in record.getMessage()]
+    assert len(lines) == 2
+    assert lines[0].startswith(f"request mine: POST {CHAT}: 404 model_not_found after ")
+    assert lines[1].startswith("request other: POST /%0Aforged: 404 not_found after ")
+
+
+async def test_compressed_body_is_refused_with_415() -> None:
+    body = gzip.compress(b"{}")
+    answer = await make_client().post(CHAT, content=body, headers={"content-encoding": "gzip"})
+    assert (answer.status_code, error_of(answer)["code"]) == (415, "unsupported_media_type")
+    assert "gzip" in error_of(answer)["message"]
+    plain = await make_client().post(CHAT, json=BODY, headers={"content-encoding": "identity"})
+    assert plain.status_code == 404
+
+
+PREFLIGHT = {
+    "origin": ORIGIN,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-stainless-os",
+}
+
+
+async def test_cors_is_off_by_default() -> None:
+    client = make_client()
+    refused = await client.options(CHAT, headers=PREFLIGHT)
+    assert refused.status_code == 405
+    assert "--cors-origin" in error_of(refused)["message"]
+    answer = await client.get("/v1/models", headers={"origin": ORIGIN})
+    assert answer.status_code == 200
+    assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+@pytest.mark.parametrize(
+    ("origins", "allowed"),
+    [(["*"], "*"), ([ORIGIN], ORIGIN), (["http://localhost:3000", ORIGIN], ORIGIN)],
+)
+async def test_allowed_origin_may_send_requests(origins: list[str], allowed: str) -> None:
+    client = make_client(origins)
+    before = await client.options(CHAT, headers=PREFLIGHT)
+    assert (before.status_code, before.content) == (204, b"")
+    assert before.headers["access-control-allow-origin"] == allowed
+    assert before.headers["access-control-allow-methods"] == "GET, HEAD, POST"
+    wanted = PREFLIGHT["access-control-request-headers"]
+    assert before.headers["access-control-allow-headers"] == wanted
+    for answer in (
+        await client.post(CHAT, json=BODY, headers={"origin": ORIGIN}),
+        await client.get("/health", headers={"origin": ORIGIN}),
+    ):
+        assert answer.headers["access-control-allow-origin"] == allowed
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        assert ("vary" in answer.headers) is (allowed != "*")
+
+
+async def test_other_origin_is_refused_before_its_request() -> None:
+    client = make_client([ORIGIN])
+    refused = await client.options(CHAT, headers=PREFLIGHT | {"origin": "https://evil.example"})
+    assert refused.status_code == 400
+    assert f"allowed: {ORIGIN}" in error_of(refused)["message"]
+    answer = await client.get("/health", headers={"origin": "https://evil.example"})
+    for each in (refused, answer):
+        assert "access-control-allow-origin" not in each.headers
+        assert each.headers["vary"] == "Origin"
+
+
+async def test_stopping_gateway_closes_connections() -> None:
+    service, _ = make_service()
+    app = build_http_app(service)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url="http://here"
+    ) as client:
+        assert "connection" not in (await client.get("/health")).headers
+        service.shutting_down = True
+        assert (await client.get("/health")).headers["connection"] == "close"
