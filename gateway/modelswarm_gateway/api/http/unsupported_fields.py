@@ -105,12 +105,14 @@ OTHER_NAMES = {
 
 
 def reject_unsupported_fields(fields: Mapping[str, Any]) -> None:
-    """Raise ApiError for a field that is set and not supported."""
+    """Raise ApiError for a field that is set and not supported. `fields`: those that are not null."""
     for name in UNSUPPORTED_FIELDS.keys() & fields.keys():
         is_harmless, allowed = UNSUPPORTED_FIELDS[name]
         if not is_harmless(fields[name]):
             detail = f"{name}: not supported by this server yet; leave it out or send {allowed}"
             raise ApiError(Code.UNSUPPORTED, detail, param=name)
     for name in OTHER_NAMES.keys() & fields.keys():
+        if fields.get(OTHER_NAMES[name]) == fields[name]:
+            continue  # clients of several servers send the value under all names
         detail = f"{name}: not a field of this API; use {OTHER_NAMES[name]}"
         raise ApiError(Code.UNSUPPORTED, detail, param=name)

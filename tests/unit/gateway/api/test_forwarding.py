@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
+from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
 from modelswarm_gateway.api.failover import StreamFailover
-from modelswarm_gateway.api.forwarding import PeerGone
+from modelswarm_gateway.api.forwarding import Forwarder, OriginalRequest, PeerGone
 from modelswarm_gateway.api.http.openai_responses import (
     ChatResponseBuilder,
     ResponseHead,
@@ -56,6 +58,30 @@ def test_error_event_is_separated_from_the_stream() -> None:
     newer = json.dumps({"error": {"code": "new", "message": "newer"}}).encode()
     assert (parse_error_body(newer).code, str(parse_error_body(newer))) == (Code.INTERNAL, "newer")
     assert parse_event_id_line(SECOND) == "3-0a"
+
+
+async def echo_headers(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = {name.decode(): value.decode() for name, value in scope["headers"]}
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": json.dumps(headers).encode()})
+
+
+async def test_forwarded_request_keeps_its_request_id() -> None:
+    server = AsgiServer(echo_headers, bind_socket("--http", "127.0.0.1:0"))
+    await server.start()
+    forwarder = Forwarder()
+    sent = {"x-request-id": "trace-17", "last-event-id": "5", "cookie": "private"}
+    original = OriginalRequest("/v1/completions", sent, {})
+    async with forwarder.forward(server.target, original, None, is_alive) as response:
+        got = json.loads(b"".join([part async for part in response.parts]))
+    assert (got["x-request-id"], got["last-event-id"]) == ("trace-17", "5")
+    assert "cookie" not in got
+    await forwarder.close()
+    await server.stop()
+
+
+async def is_alive() -> bool:
+    return True
 
 
 async def test_failover_retries_only_after_a_break_until_its_limit() -> None:

@@ -148,6 +148,13 @@ def test_unsupported_field_is_refused_by_name(field: str, value: object) -> None
     assert error.mapping.status == 400
 
 
+def test_value_under_two_names_is_accepted_if_equal() -> None:
+    body = SMALL | {"max_tokens": 5, "max_new_tokens": 5, "n_predict": 5}
+    assert parse_chat(body).to_generation_request().options.max_tokens == 5
+    error = find_refusal(body | {"max_new_tokens": 6})
+    assert (error.param, "use max_tokens" in error.message) == ("max_new_tokens", True)
+
+
 @pytest.mark.parametrize(
     ("changes", "param", "message"),
     [
