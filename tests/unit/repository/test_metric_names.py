@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.samples import Sample
@@ -91,10 +93,10 @@ async def test_new_model_starts_with_zero_counters() -> None:
 
 
 @pytest.mark.parametrize("name", CAUSES)
-def test_metrics_page_explains_every_cause(name: str) -> None:
+def test_metrics_page_explains_exactly_the_causes(name: str) -> None:
     _, _, text = PAGE.read_text(encoding="utf-8").partition(f"- `{name}_total{{cause")
-    explained = text.partition("\n- ")[0]
-    assert [cause for cause in CAUSES[name] if f"`{cause}`" not in explained] == []
+    explained = text.partition("\n- ")[0].partition("Outcomes")[0]
+    assert set(re.findall(r"`(\w+)`", explained)) == set(CAUSES[name])
 
 
 async def test_gauges_show_servers_coverage_and_fullest_blocks() -> None:

@@ -20,6 +20,14 @@ from modelswarm_gateway.generation.request import (
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
+# Field of Sampling -> lowest and highest value, and both in words.
+RANGES: dict[str, tuple[float, float, str]] = {
+    "temperature": (0, 2, "from 0 to 2"),
+    "top_p": (1e-9, 1, "above 0, at most 1"),
+    "top_k": (-1, float("inf"), "at least -1 (0 and -1: off)"),
+    "min_p": (0, 1, "from 0 to 1"),
+    "repetition_penalty": (1e-9, 10, "above 0, at most 10"),
+}
 
 
 def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationRequest:
@@ -30,7 +38,8 @@ def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReques
     stops = tuple(request.stop)
     if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
         raise invalid_request(
-            "stop", f"stop: up to {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters"
+            "stop",
+            f"stop: must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters",
         )
     if len(request.session_id) > MAX_SESSION_ID_LENGTH:
         raise invalid_request(
@@ -78,17 +87,9 @@ def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
 def _options(request: api_pb2.GenerateRequest) -> SamplingOptions:
     given = request.sampling
     set_fields = {name.name: value for name, value in given.ListFields()}
-    ranges: dict[str, tuple[float, float]] = {
-        "temperature": (0, 2),
-        "top_p": (1e-9, 1),
-        "top_k": (-1, float("inf")),
-        "min_p": (0, 1),
-        "repetition_penalty": (1e-9, 10),
-    }
-    for name, (low, high) in ranges.items():
+    for name, (low, high, allowed) in RANGES.items():
         if name in set_fields and not low <= set_fields[name] <= high:
-            raise invalid_request(
-                f"sampling.{name}", f"sampling.{name}: {set_fields[name]} is out of range"
-            )
+            field = f"sampling.{name}"
+            raise invalid_request(field, f"{field}: must be {allowed}, not {set_fields[name]:g}")
     max_tokens = request.max_tokens if request.HasField("max_tokens") else None
     return SamplingOptions(max_tokens=max_tokens, ignore_eos=request.ignore_eos, **set_fields)

@@ -17,7 +17,9 @@ from support.eventually import SECONDS
 from support.gateway_service import make_service_with_model
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.api.grpc.requests import parse_generate_request
 from modelswarm_gateway.api.grpc.server import GrpcServer
+from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.runtime.node import Node
 from tools.dashboard.metric_registries import MODEL
@@ -164,3 +166,19 @@ async def test_message_without_content_is_refused(
         await api_pb2_grpc.InferenceStub(channel).Generate(request, timeout=SECONDS)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert refused.value.details() == "chat.messages[0].content: this field is required"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"temperature": 2.5}, "sampling.temperature: must be from 0 to 2, not 2.5"),
+        ({"top_p": 0.0}, "sampling.top_p: must be above 0, at most 1, not 0"),
+        ({"top_k": -2}, "sampling.top_k: must be at least -1 (0 and -1: off), not -2"),
+        ({"min_p": float("nan")}, "sampling.min_p: must be from 0 to 1, not nan"),
+    ],
+)
+def test_sampling_out_of_range_says_what_is_allowed(fields: dict[str, Any], message: str) -> None:
+    request = api_pb2.GenerateRequest(model=MODEL, prompt="x", sampling=api_pb2.Sampling(**fields))
+    with pytest.raises(ApiError) as refused:
+        parse_generate_request(request)
+    assert refused.value.message == message

@@ -76,10 +76,11 @@ async def test_framing_fault_gets_the_error_envelope(
     assert message in error["message"]
 
 
-async def test_fault_in_the_body_of_head_has_no_body() -> None:
+async def test_fault_in_the_body_of_head_has_no_body(caplog: pytest.LogCaptureFixture) -> None:
     answer = await exchange(CHUNKED.replace(b"POST", b"HEAD", 1) + b"zz\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert answer.endswith(b"\r\n\r\n")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 async def test_half_a_head_is_ended_with_408() -> None:
@@ -99,5 +100,7 @@ async def test_head_timeout_spares_a_running_request() -> None:
     async with connection(head_seconds=2.0) as (reader, writer):
         writer.write(HEAD + b"Content-Length: 2\r\n\r\n{")
         await asyncio.sleep(2.5)  # a timer that still ran would have closed it
-        writer.write(b"}")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        for rest in (b"}", HEAD + b"Content-Length: 0\r\n\r\n"):  # the connection is kept
+            writer.write(rest)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert await reader.readuntil(b"0\r\n\r\n")
