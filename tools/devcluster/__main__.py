@@ -20,6 +20,7 @@ from pathlib import Path
 from tools.devcluster.build import build, packages
 from tools.devcluster.build.preparation import (
     API_LEVEL,
+    API_TESTS,
     CLUSTER,
     START_MINUTES,
     TESTS,
@@ -85,7 +86,7 @@ def _up(chosen: argparse.Namespace) -> None:
 def _make_ready(chosen: argparse.Namespace) -> None:
     """Install and build what is missing, or stop before anything is done."""
     if chosen.api_only:
-        wanted, problems = API_LEVEL, packages.go_obstacles()
+        wanted, problems = API_LEVEL, packages.build_obstacles()
         then = "start etcd and an API server, without nodes and controllers (10 s)"
     else:
         wanted, problems = CLUSTER, packages.machine_obstacles()
@@ -93,7 +94,7 @@ def _make_ready(chosen: argparse.Namespace) -> None:
     if chosen.no_images:
         wanted = Wanted(wanted.packages, wanted.parts, images=False)
     if problems:
-        hint = [] if packages.go_obstacles() else [API_ONLY]
+        hint = [] if packages.build_obstacles() else [API_ONLY]
         raise SystemExit("\n".join(["make cluster can't run here:", *problems, *hint]))
     found = plan(wanted)
     packages.check_installable(found.packages)
@@ -118,17 +119,19 @@ def _start(layout: Layout, chosen: argparse.Namespace) -> None:
 def _prepare_for_tests() -> None:
     """Make ready what this machine can run. What is missing fails with REQUIRE_CLUSTER=1; else tests are skipped."""
     problems = packages.machine_obstacles()
-    try:
-        packages.check_installable(packages.missing_packages(TESTS.packages))
-    except packages.InstallError as refusal:
-        problems.append(str(refusal))
+    if not packages.platform_obstacles():
+        problems += packages.install_obstacles(TESTS.packages)
     if problems and os.environ.get("REQUIRE_CLUSTER") == "1":
-        raise SystemExit("\n".join(["REQUIRE_CLUSTER=1, and this machine lacks:", *problems]))
+        raise SystemExit(
+            "\n".join(["REQUIRE_CLUSTER=1, and this machine can't run all tests:", *problems])
+        )
+    no_api = packages.build_obstacles() or packages.install_obstacles(API_LEVEL.packages)
+    skipped = "tests of the Kubernetes API and on real nodes" if no_api else "tests on real nodes"
     for problem in problems:
-        tell(f"tests on real nodes will be skipped: {problem}")
-    if packages.go_obstacles():
+        tell(f"{skipped} will be skipped: {problem}")
+    if no_api:
         return
-    found = plan(Wanted({}, (*API_LEVEL.parts, "helm"), images=False) if problems else TESTS)
+    found = plan(API_TESTS if problems else TESTS)
     announce("make cluster-ready", found)
     prepare(found)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 from support.kubernetes.requirements import require
 
+from tools.devcluster import __main__ as command_line
 from tools.devcluster.build import packages, preparation
 from tools.devcluster.build.build import CACHE_VARIABLE, find_part, part_folder
 from tools.devcluster.network.ports import PORTS, free_ports
@@ -52,13 +54,108 @@ def test_plan_names_the_missing_parts(cache: Path, capsys: pytest.CaptureFixture
     assert capsys.readouterr().err == "make cluster: everything is built; start it\n"
 
 
-def test_uninstallable_packages_end_with_the_command(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.fixture
+def macos(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another operating system: no /proc, no apt-get, no Go."""
+    monkeypatch.setattr(packages, "PLATFORM", "darwin")
+    monkeypatch.setattr(packages, "FILESYSTEMS", cache / "absent")
+    monkeypatch.setattr(packages, "CONTROL_GROUPS", cache / "absent")
+    monkeypatch.setattr(packages, "API_PACKAGES", {"openssl": str(cache / "absent")})
+    monkeypatch.setenv("PATH", "")
+    return cache
+
+
+@pytest.fixture
+def no_openssl(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Linux with Go, without openssl and without a way to install it."""
+    wanted = {"openssl": str(cache / "absent")}
+    for name in ("API_LEVEL", "API_TESTS", "TESTS"):
+        lacking = preparation.Wanted(wanted, preparation.API_PARTS, images=False)
+        monkeypatch.setattr(command_line, name, lacking)
+    programs = cache / "programs"
+    programs.mkdir()
+    go = programs / "go"
+    go.write_text("#!/bin/sh\necho go version go1.24.0 linux/amd64\n")
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    return cache
+
+
+def run_verb(monkeypatch: pytest.MonkeyPatch, *words: str, required: str = "") -> str | None:
+    """Run a command of devcluster and return the text with which it exits, or None if it succeeds."""
+    monkeypatch.delenv("CLUSTER", raising=False)
+    monkeypatch.setenv("REQUIRE_CLUSTER", required)
+    monkeypatch.setattr(sys, "argv", ["devcluster", *words])
+    try:
+        command_line.main()
+    except SystemExit as end:
+        return str(end.code)
+    return None
+
+
+@pytest.mark.parametrize("api_only", [(), ("--api-only",)])
+def test_up_on_macos_names_linux_and_fails(
+    macos: Path, monkeypatch: pytest.MonkeyPatch, api_only: tuple[str, ...]
 ) -> None:
+    end = run_verb(monkeypatch, "up", "--state", str(macos / "state"), *api_only)
+    assert end is not None and "\nLinux is needed: " in end
+    assert "this is darwin" in end and len(end.splitlines()) == 2
+    assert not (macos / "state").exists()
+
+
+def test_prepare_on_macos_names_skipped_tests(
+    macos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_verb(monkeypatch, "prepare") is None
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "on real nodes will be skipped: Linux is needed: " in lines[0]
+    assert list(macos.iterdir()) == []
+
+
+def test_prepare_on_macos_fails_if_cluster_is_required(
+    macos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = run_verb(monkeypatch, "prepare", required="1")
+    assert end is not None and end.startswith("REQUIRE_CLUSTER=1")
+    assert "Linux is needed: " in end and not list(macos.iterdir())
+
+
+@pytest.mark.usefixtures("macos")
+def test_obstacles_on_macos_are_linux_alone() -> None:
+    assert packages.obstacles() == packages.api_obstacles() == packages.platform_obstacles()
+    assert len(packages.obstacles()) == 1
+
+
+def test_prepare_without_openssl_builds_nothing(
+    no_openssl: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_verb(monkeypatch, "prepare") is None
+    text = capsys.readouterr().err
+    assert (
+        "tests of the Kubernetes API and on real nodes will be skipped: missing programs: " in text
+    )
+    assert "build from source" not in text
+    assert [each.name for each in no_openssl.iterdir()] == ["programs"]
+
+
+def test_uninstallable_packages_name_debian_and_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # without apt-get
-    with pytest.raises(packages.InstallError, match=r"apt-get install --yes .* runc nftables"):
+    with pytest.raises(packages.InstallError, match="Debian or Ubuntu is needed") as refusal:
         packages.check_installable(["runc", "nftables"])
+    assert "runc (/usr/sbin/runc), nftables (/usr/sbin/nft)" in str(refusal.value)
+    assert "as root" not in str(refusal.value)
     packages.check_installable([])
+
+
+def test_packages_without_root_end_with_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apt_get = tmp_path / "apt-get"
+    apt_get.touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    with pytest.raises(packages.InstallError, match=r"as root: apt-get install --yes .* runc"):
+        packages.check_installable(["runc"])
 
 
 @pytest.mark.parametrize(

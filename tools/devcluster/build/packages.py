@@ -1,4 +1,4 @@
-"""The machine's own part of a cluster: root, Go, Debian packages and kernel features.
+"""The machine's own part of a cluster: Linux, root, Go, Debian packages and kernel features.
 
 Used by `make cluster-packages`, by the verbs that start or prepare a cluster, and by the tests' fixtures. Installs
 packages, builds nothing.
@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tools.devcluster.reporting import tell
@@ -27,6 +28,9 @@ NODE_PACKAGES = {
 }
 TEST_PACKAGES = {"prometheus": "/usr/bin/prometheus"}
 KEEP_STOPPED = "#!/bin/sh\nexit 101\n"  # this answer of policy-rc.d starts no services
+PLATFORM = sys.platform
+FILESYSTEMS = Path("/proc/filesystems")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OLDEST_GO = (1, 21)  # from here on, Go fetches the version that a go.mod asks for
 
 
@@ -40,24 +44,38 @@ def missing_packages(wanted: dict[str, str]) -> list[str]:
 
 def api_obstacles() -> list[str]:
     """Return why not even an API server can run here, one sentence each."""
-    return [*go_obstacles(), *_package_obstacles(API_PACKAGES)]
+    return platform_obstacles() or [*go_obstacles(), *_package_obstacles(API_PACKAGES)]
 
 
 def obstacles() -> list[str]:
     """Return why real nodes can't run here, one sentence each."""
-    return [*machine_obstacles(), *_package_obstacles({**API_PACKAGES, **NODE_PACKAGES})]
+    wanted = {**API_PACKAGES, **NODE_PACKAGES}
+    return platform_obstacles() or [*machine_obstacles(), *_package_obstacles(wanted)]
+
+
+def platform_obstacles() -> list[str]:
+    """Return the obstacle of another operating system. It comes alone: nothing else can be looked at there."""
+    if PLATFORM == "linux":
+        return []
+    return [f"Linux is needed: a cluster uses /proc and namespaces, and this is {PLATFORM}"]
+
+
+def build_obstacles() -> list[str]:
+    """Return why no program of a cluster can be built and run here."""
+    return platform_obstacles() or go_obstacles()
 
 
 def machine_obstacles() -> list[str]:
     """Return the obstacles to real nodes that no package removes."""
-    found = []
+    if found := platform_obstacles():
+        return found
     if os.geteuid() != 0:
         found.append("not root: namespaces, mounts and control groups can't be made (use sudo)")
     found += go_obstacles()
-    if "overlay" not in Path("/proc/filesystems").read_text():
+    if "overlay" not in FILESYSTEMS.read_text():
         found.append("the kernel has no overlayfs: containers have no root file system")
-    if not Path("/sys/fs/cgroup").is_dir() or not any(Path("/sys/fs/cgroup").iterdir()):
-        found.append("no control groups are mounted at /sys/fs/cgroup")
+    if not CONTROL_GROUPS.is_dir() or not any(CONTROL_GROUPS.iterdir()):
+        found.append(f"no control groups are mounted at {CONTROL_GROUPS}")
     return found
 
 
@@ -86,10 +104,28 @@ def install_command(packages: list[str]) -> str:
 
 def check_installable(packages: list[str]) -> None:
     """Raise InstallError if there are packages to install and no way to do so."""
-    if packages and (os.geteuid() != 0 or shutil.which("apt-get") is None):
+    if not packages:
+        return
+    if shutil.which("apt-get") is None:
+        files = {**API_PACKAGES, **NODE_PACKAGES, **TEST_PACKAGES}
+        listed = ", ".join(f"{package} ({files[package]})" for package in packages)
+        raise InstallError(
+            f"missing programs: {listed}. They come from Debian packages, and there is no apt-get: "
+            "Debian or Ubuntu is needed, or these programs at these paths"
+        )
+    if os.geteuid() != 0:
         raise InstallError(
             f"Debian packages are missing. Install them as root: {install_command(packages)}"
         )
+
+
+def install_obstacles(wanted: dict[str, str]) -> list[str]:
+    """Return the reason why missing packages of `wanted` can't be installed, if so."""
+    try:
+        check_installable(missing_packages(wanted))
+    except InstallError as refusal:
+        return [str(refusal)]
+    return []
 
 
 def install(packages: list[str]) -> None:

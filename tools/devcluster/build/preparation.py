@@ -39,6 +39,7 @@ class Wanted:
 
 
 API_LEVEL = Wanted(packages.API_PACKAGES, API_PARTS, images=False)
+API_TESTS = Wanted(packages.API_PACKAGES, (*API_PARTS, "helm"), images=False)
 CLUSTER = Wanted({**packages.API_PACKAGES, **packages.NODE_PACKAGES}, CLUSTER_PARTS, images=True)
 TESTS = Wanted({**CLUSTER.packages, **packages.TEST_PACKAGES}, TEST_PARTS, images=True)
 
