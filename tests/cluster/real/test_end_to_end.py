@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +16,12 @@ from typing import Any
 
 import grpc
 import pytest
+from support.eventually import eventually
 from support.kubernetes.event_log import PodTimes
 from support.kubernetes.quickstart import NAMESPACE
 from support.kubernetes.release import Release, StreamRoute, pause_after
 from support.processes.oracles import check_contiguous, check_tokens, check_twins
-from support.processes.streams import Answer, Ask, Stream
+from support.processes.streams import ANSWER_SECONDS, Answer, Ask, Stream
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -273,18 +273,19 @@ def code_of(error: grpc.RpcError | None) -> object:
 
 def ask_until_answered(release: Release, ask: Ask) -> Stream:
     """Ask again through the Service, as a client does after UNAVAILABLE, until tokens come."""
-    deadline = time.monotonic() + NEXT_GATEWAY_SECONDS
-    while True:
+    errors: list[grpc.RpcError | None] = []
+
+    def answered() -> Stream | None:
         stream = release.stream(ask)
-        while not stream.done and not stream.count:
-            time.sleep(0.01)
+        eventually("an answer or its end", lambda: stream.done or stream.count, ANSWER_SECONDS)
         if stream.count:
             return stream
         _, error = stream.heard()
         assert code_of(error) == grpc.StatusCode.UNAVAILABLE
-        if time.monotonic() > deadline:
-            raise AssertionError(f"no gateway answers: {error}")
-        time.sleep(0.1)
+        errors.append(error)
+        return None
+
+    return eventually("an answer", answered, NEXT_GATEWAY_SECONDS, lambda: errors[-1:])
 
 
 def is_told(release: Release, since: float, part: str) -> bool:

@@ -128,16 +128,11 @@ class PodLog:
         self, what: str, found: Callable[[list[PodTimes]], PodTimes | None], seconds: float
     ) -> PodTimes:
         """Wait for a pod that `found` picks, and return it."""
-        deadline = time.monotonic() + seconds
         with self._changed:
-            while True:
-                life = found(list(self._lives.values()))
-                if life is not None:
-                    return life
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise AssertionError(f"{what}: not within {seconds:g} s; {self._lives}")
-                self._changed.wait(left)
+            life = self._changed.wait_for(lambda: found(list(self._lives.values())), seconds)
+            if life is None:
+                raise AssertionError(f"{what}: not within {seconds:g} s; {self._lives}")
+            return life
 
     def wait_ready_again(self, name: str, after: float, seconds: float) -> PodTimes:
         """Wait until the same pod is Ready again with a container that was started after that moment."""

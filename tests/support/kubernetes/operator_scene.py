@@ -192,13 +192,15 @@ class Scene:
 
     def wait_quiet(self, seconds: float = 1.5, within: float = SETTLED_SECONDS) -> None:
         """Wait until nothing was written for so many seconds: writes that follow readiness have come to their end."""
-        began = quiet_since = time.monotonic()
-        count = len(self.writes())
-        while time.monotonic() - quiet_since < seconds:
-            assert time.monotonic() - began < within, self.explain()
-            time.sleep(0.1)
+        quiet_since, count = time.monotonic(), len(self.writes())
+
+        def is_quiet() -> bool:
+            nonlocal quiet_since, count
             if len(self.writes()) != count:
-                count, quiet_since = len(self.writes()), time.monotonic()
+                quiet_since, count = time.monotonic(), len(self.writes())
+            return time.monotonic() - quiet_since >= seconds
+
+        wait_for("no write", is_quiet, within, explain=self.explain)
 
     def check_quiet(self, seconds: float) -> None:
         """O6: not one write during so many seconds in which nothing happens."""

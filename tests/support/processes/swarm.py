@@ -23,7 +23,7 @@ import grpc
 import httpx
 import numpy as np
 from safetensors.numpy import save_file
-from support.eventually import eventually
+from support.eventually import SECONDS, eventually
 from support.models.tokenizers import BYTES_FROM, END, model_files
 from support.processes.forked_process import ForkedProcess, fork_process
 from support.processes.streams import ANSWER_SECONDS, TOY_MODEL, Answer, Ask, Stream
@@ -235,7 +235,7 @@ def local_settings(
 
 def metrics(target: str) -> dict[str, float]:
     """What a process tells Prometheus: sample with its labels -> value."""
-    with urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as answer:
+    with urllib.request.urlopen(f"http://{target}/metrics", timeout=SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
     return {name: float(value) for name, _, value in samples}
