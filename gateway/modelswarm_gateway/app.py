@@ -125,7 +125,7 @@ class GatewayApp:
             rebalance_after_seconds=settings.rebalance_after_seconds,
         )
         peer = peer_id(settings.name, incarnation)
-        return Node(peer, incarnation, source, core, clock, time.time)
+        return Node(peer, incarnation, source, core, clock, time.time, settings.replaces)
 
     def _periodic_jobs(
         self, node: Node, service: GenerationService, cluster: KubernetesSource | None

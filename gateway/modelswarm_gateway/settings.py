@@ -44,6 +44,7 @@ class Settings:
     metrics: str
     name: str
     incarnation: int
+    replaces: tuple[str, ...]  # identities of gateways whose processes have ended
     advertise: str  # host, where other gateways reach this one; empty: the one of --http
     run_file: Path | None
     parent_fd: int | None
@@ -62,6 +63,7 @@ class Settings:
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
+_PEER = re.compile(rf"{_NAME.pattern}/[0-9]+/[0-9A-Za-z]+")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 # An origin as browsers send it: lower case, without a path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
@@ -86,6 +88,9 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--name"], default="gateway", show_default=True, help="Name of this gateway."),
     click.Option(["--incarnation"], type=click.IntRange(min=0), help="Number that grows with each "
                  "start of this gateway; default: the time of its start."),
+    click.Option(["--replaces"], multiple=True, metavar="NAME/INCARNATION/BOOT", help="Identity of a gateway "
+                 "whose process has ended and was reaped: servers end its lease at once, and drop what still comes "
+                 "from it. Never name one that may still run. May be given several times."),
     click.Option(["--advertise"], default="", metavar="HOST", help="Host at which other gateways reach "
                  "this one, to forward requests for its sessions; default: the host of --http, "
                  "unless that is a wildcard address."),
@@ -153,6 +158,9 @@ def _build_settings(
         raise UserError("--name", "allowed are letters, digits, '.', '_' and '-'")
     if (values["discovery_dir"] is None) is not values["kubernetes"]:
         raise UserError("--discovery-dir", "give either --discovery-dir FOLDER or --kubernetes")
+    for ended in values["replaces"]:
+        if not _PEER.fullmatch(ended):
+            raise UserError("--replaces", f"{ended!r} is not NAME/INCARNATION/BOOT")
     for name in values["namespaces"]:
         if not _NAMESPACE.fullmatch(name):
             raise UserError("--namespace", f"{name!r} is not a valid namespace name")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.local.run_folder import RunFolder
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.slots import Slot
+from modelswarm.protocol.identity import PeerId
 
 GATEWAY_JOB = "gateway"  # name of the gateway's job and of its log
 GATEWAY_DRAIN_SECONDS = 2.0  # for running answers to end when a person stops the swarm
@@ -77,8 +78,13 @@ def server_command(
 
 
 def gateway_command(
-    plan: SwarmPlan, settings: LocalSettings, folder: RunFolder, parent_fd: int
+    plan: SwarmPlan,
+    settings: LocalSettings,
+    folder: RunFolder,
+    parent_fd: int,
+    replaces: Sequence[PeerId] = (),
 ) -> list[str]:
+    """Return the command line. `replaces`: gateways of this swarm whose processes have ended."""
     flags = {
         "--discovery-dir": str(folder.members),
         "--http": settings.http,
@@ -92,8 +98,9 @@ def gateway_command(
     }
     if settings.lease is not None:
         flags["--lease"] = str(settings.lease)
+    ended = [part for peer in replaces for part in ("--replaces", peer)]
     extra_flags = settings.flags.get(GATEWAY_JOB, ())
-    return [*_python_module("modelswarm_gateway"), *_flatten(flags), *extra_flags]
+    return [*_python_module("modelswarm_gateway"), *_flatten(flags), *ended, *extra_flags]
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -45,9 +45,11 @@ from modelswarm.process.run_files import (
     read_gateway_file,
     read_member_file,
 )
+from modelswarm.protocol.identity import PeerId
 
 GATEWAY_STOP_RANK = 0  # the gateway stops first: it can still end its clients' streams
 SERVER_STOP_RANK = 1
+MAX_REPLACED_GATEWAYS = 16  # the last ones; a gateway may end before it has reached every server
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class LocalSwarm:
         self._folder: RunFolder | None = None
         self._supervisor: Supervisor | None = None
         self._gateway: GatewayFile | None = None
+        self._ended_gateways: dict[PeerId, None] = {}  # reaped processes, oldest first
 
     def start(self) -> RunInfo:
         """Start all processes and wait until they serve. If anything fails, no process is left running."""
@@ -243,7 +246,10 @@ class LocalSwarm:
 
     def _gateway_job(self, folder: RunFolder) -> Job:
         def command(incarnation: int, parent_fd: int) -> list[str]:
-            return gateway_command(self.plan, self._gateway_settings(), folder, parent_fd)
+            replaces = tuple(self._ended_gateways)
+            return gateway_command(
+                self.plan, self._gateway_settings(), folder, parent_fd, replaces=replaces
+            )
 
         def ready(pid: int) -> bool:
             announced = read_gateway_file(folder.gateway_file)
@@ -253,6 +259,12 @@ class LocalSwarm:
             return True
 
         def forget() -> None:
+            # The supervisor calls this only once the process is reaped. Servers need not await its lease then.
+            for ended in (self._gateway, read_gateway_file(folder.gateway_file)):
+                if ended is not None and ended.peer:
+                    self._ended_gateways[ended.peer] = None
+            for oldest in list(self._ended_gateways)[:-MAX_REPLACED_GATEWAYS]:
+                del self._ended_gateways[oldest]
             folder.gateway_file.unlink(missing_ok=True)
 
         return Job(GATEWAY_JOB, command, ready, forget, GATEWAY_STOP_RANK)

@@ -56,6 +56,7 @@ class Hello:
     zone: str = ""  # failure domain; empty: unknown. Recovery prefers another zone
     lease_ms: int = 0  # session lease of this server (R19, leases); 0: not given
     heartbeat_ms: int = 0  # heartbeat interval of a busy server (R21, heartbeats); 0: not given
+    replaces: tuple[PeerId, ...] = ()  # gateways whose processes have ended (R19, leases)
 
 
 @dataclass(frozen=True, slots=True)

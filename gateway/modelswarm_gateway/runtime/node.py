@@ -70,7 +70,9 @@ class Node:
         settings: GatewaySettings,
         clock: Callable[[], float],
         wall: Callable[[], float],
+        replaces: Sequence[PeerId] = (),
     ) -> None:
+        """`replaces`: gateways whose processes have ended; servers then end their leases."""
         self.peer = peer
         self._clock = clock
         self._core = GatewayCore(settings, peer, incarnation, lambda: secrets.randbits(64))
@@ -81,6 +83,7 @@ class Node:
             link="",
             lane=Lane.LIVE,
             lease_ms=round(1000 * settings.lease_seconds),
+            replaces=tuple(replaces),
         )
         self._lease_seconds = settings.lease_seconds
         self._silence_seconds = settings.suspect_after_seconds

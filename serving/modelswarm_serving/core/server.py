@@ -6,7 +6,7 @@ the hop of each message; the other modules of `core/` change it. Does no I/O, ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from modelswarm.protocol.identity import Handle, PeerId
 from modelswarm.protocol.messages import (
@@ -80,10 +80,22 @@ class ServerCore:
     # --- links -------------------------------------------------------------------------------
 
     def on_peer_connected(
-        self, peer: PeerId, role: Role, now: float, target: str = "", lease_seconds: float = 0.0
+        self,
+        peer: PeerId,
+        role: Role,
+        now: float,
+        target: str = "",
+        lease_seconds: float = 0.0,
+        replaces: Collection[PeerId] = (),
     ) -> None:
-        """A link is up. A gateway also states its `target`, where others reach it, and its own lease."""
+        """A link is up. A gateway also states its `target`, where others reach it, and its own lease.
+
+        `replaces`: gateways whose processes have ended. Their leases are over at once (R19, leases).
+        """
         self._advance_clock(now)
+        for ended in replaces:
+            if role is Role.GATEWAY and ended != peer:
+                self._peers.mark_ended(ended)
         if self._peers.has_lapsed(peer, now):
             self._fencing.on_lease_lapsed(peer)
         self._reconciled.discard(peer)
@@ -108,6 +120,8 @@ class ServerCore:
 
     def receive(self, peer: PeerId, item: Item, now: float) -> None:
         self._advance_clock(now)
+        if self._peers.has_ended(peer):
+            return  # it was on its way when the process ended; a Fence would take a session back
         if self._peers.has_lapsed(peer, now):
             self._fencing.on_lease_lapsed(peer)
         self._peers.on_message(peer, now)

@@ -162,7 +162,11 @@ class Node:
             if (fault := lease_fault(self._settings.lease_seconds, hello)) is not None:
                 log.warning("%s", fault)
         lease = hello.lease_ms / 1000
-        self._core.on_peer_connected(peer, hello.role, self._clock(), hello.target, lease)
+        if hello.replaces:
+            log.info("%s replaces %s, which ended", peer, ", ".join(hello.replaces))
+        self._core.on_peer_connected(
+            peer, hello.role, self._clock(), hello.target, lease, hello.replaces
+        )
         self._flush()
 
     def on_link_down(self, peer: PeerId, reason: str) -> None:

@@ -156,8 +156,11 @@ def add_gateway(
     number: int = 1,
     settings: GatewaySettings | None = None,
     draw: Callable[[], int] | None = None,
+    replaces: tuple[PeerId, ...] = (),
 ) -> Gateway:
     """The higher its number, the higher its epochs of the same counter. `draw`: 64 random bits.
+
+    `replaces`: gateways whose processes have ended.
 
     Without settings, its lease is that of the network's servers.
     """
@@ -174,6 +177,7 @@ def add_gateway(
         Lane.LIVE,
         target=f"{peer}:8000",
         lease_ms=round(1000 * settings.lease_seconds),
+        replaces=replaces,
     )
     return network.join(Gateway(hello, network, core))
 

@@ -71,7 +71,9 @@ class Server(Actor):
     @override
     def connect(self, hello: Hello, now: float) -> None:
         lease = hello.lease_ms / 1000
-        self.core.on_peer_connected(hello.peer, hello.role, now, hello.target, lease)
+        self.core.on_peer_connected(
+            hello.peer, hello.role, now, hello.target, lease, hello.replaces
+        )
 
     @override
     def disconnect(self, peer: PeerId, now: float) -> None:

@@ -122,6 +122,7 @@ class Scenario:
     rebalance_after_seconds: float = 60.0
     hold_limit_seconds: float = NEVER  # finite: a session may be lost
     can_take_over: bool = False  # clients of a lost gateway go on at another one (R20, takeover)
+    has_supervisor: bool = False  # a restarted gateway names those before it (R19, leases)
     max_wait_seconds: float = 12.0  # a session without progress for so long has stalled
     vocab: int = 4093
 

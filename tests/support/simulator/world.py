@@ -168,11 +168,14 @@ class World:
 
     def _start_gateway(self, name: str, incarnation: int) -> None:
         """Start a gateway, perhaps in place of a killed one, with new clients; it discovers the servers."""
-        if name in self.gateways:
+        old = self.gateways.get(name)
+        if old is not None:
             for client in self.clients.values():
-                if client.gateway is self.gateways[name]:
+                if client.gateway is old:
                     self._move_client(client)
         gateway = GatewayProcess(self._tools, self._deliver, name, incarnation)
+        if old is not None and self.scenario.has_supervisor:
+            gateway.replaces = (*old.replaces, old.address.peer)
         self.gateways[name] = gateway
         self.network.join(gateway)
         gateway.tick()

@@ -160,3 +160,13 @@ def test_cors_origin_that_no_browser_sends_is_refused(
         parse_settings([*MEMBERS, *(f"--cors-origin={origin}" for origin in origins)])
     assert refused.value.field == "--cors-origin"
     assert message in refused.value.message
+
+
+def test_replaced_gateways_are_whole_identities() -> None:
+    ended = ("gateway/1763914000000000000/0f3a", "gateway/7/ab")
+    flags = [part for peer in ended for part in ("--replaces", peer)]
+    assert parse_settings([*MEMBERS, *flags]).replaces == ended
+    assert parse_settings(MEMBERS).replaces == ()
+    for wrong in ("gateway", "gateway/7", "gateway/x/ab", "gateway/7/ab/c", ""):
+        with pytest.raises(UserError, match="is not NAME/INCARNATION/BOOT"):
+            parse_settings([*MEMBERS, "--replaces", wrong])

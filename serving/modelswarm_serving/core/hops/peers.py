@@ -22,6 +22,9 @@ is late."""
 MAX_BROKEN_PEERS = 1024
 """Generations are kept for this many peers, those lost last: a restarted process never returns as the same peer."""
 
+MAX_ENDED_GATEWAYS = 1024
+"""Ended gateways are remembered up to this number, those named last. Their leases would otherwise run again."""
+
 
 class Peers:
     def __init__(self, lease_seconds: float) -> None:
@@ -30,6 +33,7 @@ class Peers:
         self._stalled = 0.0  # seconds
         self._leases: dict[PeerId, float] = {}  # seconds, as each gateway stated
         self._resigned: set[PeerId] = set()  # gateways that announced their end
+        self._ended: dict[PeerId, None] = {}  # gateways that their successors named, oldest first
         self._linked: dict[PeerId, Role] = {}
         self._break_counts: dict[PeerId, int] = {}
         self._gone_since: dict[PeerId, float] = {}
@@ -64,6 +68,17 @@ class Peers:
         if len(self._break_counts) > MAX_BROKEN_PEERS:
             del self._break_counts[next(iter(self._break_counts))]
 
+    def mark_ended(self, gateway: PeerId) -> None:
+        """Record that the process of a gateway has ended, as its successor says: its lease is over."""
+        self._ended.pop(gateway, None)
+        self._ended[gateway] = None
+        if len(self._ended) > MAX_ENDED_GATEWAYS:
+            del self._ended[next(iter(self._ended))]
+
+    def has_ended(self, peer: PeerId) -> bool:
+        """True if the process of `peer` has ended; its link may still deliver what it had sent."""
+        return peer in self._ended
+
     def generation(self, peer: PeerId) -> int:
         return self._break_counts.get(peer, 0)
 
@@ -79,7 +94,8 @@ class Peers:
         return Counter(self._linked.values())[role]
 
     def is_linked(self, peer: PeerId) -> bool:
-        return peer in self._linked
+        """True if the link is up and its process is not known to have ended."""
+        return peer in self._linked and peer not in self._ended
 
     def target_of(self, gateway: PeerId) -> str:
         """Return the address where other gateways reach it; empty when its link is down."""
@@ -91,7 +107,7 @@ class Peers:
 
     def silent_seconds(self, gateway: PeerId, now: float) -> float:
         """Return the seconds since the last message; links are not enough, as a stalled process keeps them."""
-        if gateway in self._resigned:
+        if gateway in self._resigned or gateway in self._ended:
             return math.inf
         heard = self._last_heard.get(gateway)
         return max(

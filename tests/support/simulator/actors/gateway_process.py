@@ -41,6 +41,7 @@ class GatewayProcess:
         self.name = name
         self.alive = True
         self.resumes_at = 0.0
+        self.replaces: tuple[PeerId, ...] = ()
         self.incarnation = incarnation
         self.address = Address(peer_id(name, incarnation, "boot"), "")
         self._rng = random.Random(f"gateway/{tools.scenario.seed}/{name}/{incarnation}")

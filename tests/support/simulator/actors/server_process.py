@@ -86,6 +86,7 @@ class ServerProcess:
         self.boot = boot
         self.alive = True
         self.resumes_at = 0.0
+        self.replaces: tuple[PeerId, ...] = ()
         nonce = f"boot{boot}" if tools.cores.new_peer_per_boot else "none"
         self.address = Address(peer_id(name, 1, nonce), f"{name}:1")
         layout = tools.scenario.layout
@@ -143,7 +144,9 @@ class ServerProcess:
 
     def on_link_up(self, other: Endpoint) -> None:
         role = Role.SERVER if other.address.target else Role.GATEWAY
-        self.core.on_peer_connected(other.address.peer, role, self._tools.clock.now)
+        self.core.on_peer_connected(
+            other.address.peer, role, self._tools.clock.now, replaces=other.replaces
+        )
         if role is Role.GATEWAY:
             self._heartbeats.on_peer_connected(other.address.peer)
         self._pump()

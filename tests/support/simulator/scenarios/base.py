@@ -374,6 +374,7 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "adoptions": gateways.adoptions,
     "asleep": gateways.asleep,
     "doomed": gateways.doomed,
+    "successors": gateways.successors,
     "long": _long,
     "reshaped": _reshaped,
     "cut_off": detection.cut_off,

@@ -42,6 +42,11 @@ def adoptions(scenario: Scenario, rng: random.Random) -> Scenario:
     )
 
 
+def successors(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Gateways are killed, and a supervisor's next gateway ends their leases at once."""
+    return replace(doomed(scenario, rng), has_supervisor=True)
+
+
 def doomed(scenario: Scenario, rng: random.Random) -> Scenario:
     """Gateways are killed while they send Fences: all that clients have read must still be found."""
     scenario = adoptions(scenario, rng)
