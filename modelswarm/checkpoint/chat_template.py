@@ -1,18 +1,27 @@
-"""Checks the syntax of a chat template before a client uses it, with the rules of gateways.
+"""Finds a model's chat template among its files, and checks its syntax before a client uses it, as gateways do.
 
-Called by `inspection.py` and by servers for a template that the user wrote into the swarm. Gateways take
+A template that the user wrote into the swarm is refused if it does not compile. With the model's own one the model
+serves text completions, and `template_fault` is the sentence about it. Gateways take `select_template` and
 `GenerationExtension` from here. Jinja is imported with this module: import the module late where only torch brings
 Jinja along. Knows no messages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
 
+from modelswarm.checkpoint.json_files import read_json
 from modelswarm.errors import ModelSourceError
+
+TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_SETTINGS_FILE = "tokenizer_config.json"
 
 
 class GenerationExtension(jinja2.ext.Extension):
@@ -43,3 +52,35 @@ def check_template(text: str) -> None:
         raise ModelSourceError(
             "chat_template", f"the chat template does not compile: {error}"
         ) from error
+
+
+def select_template(jinja: str | None, settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the model's template and the name of its file; None if it has none.
+
+    `jinja`: content of TEMPLATE_FILE. `settings`: TOKENIZER_SETTINGS_FILE, with a string or a list of named ones.
+    """
+    if jinja is not None:
+        return jinja, TEMPLATE_FILE
+    source = settings.get("chat_template")
+    if isinstance(source, list):
+        named = {e.get("name"): e.get("template") for e in source if isinstance(e, dict)}
+        source = named.get("default")
+    return (source, TOKENIZER_SETTINGS_FILE) if isinstance(source, str) else None
+
+
+def template_fault(folder: Path) -> str | None:
+    """Return one sentence if the template in a tokenizer's folder does not compile, with its file and line."""
+    jinja, settings = folder / TEMPLATE_FILE, folder / TOKENIZER_SETTINGS_FILE
+    text = jinja.read_text(encoding="utf-8", errors="replace") if jinja.is_file() else None
+    found = select_template(text, read_json(settings) if settings.is_file() else {})
+    if found is None:
+        return None
+    template, file = found
+    try:
+        check_template(template)
+    except ModelSourceError as error:
+        return (
+            f"{folder / file}: {error.message}; text completions work, "
+            "chats are refused until spec.model.chatTemplate replaces it"
+        )
+    return None

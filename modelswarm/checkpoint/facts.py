@@ -10,17 +10,23 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from modelswarm.checkpoint.families import FAMILIES, Family
+from modelswarm.checkpoint.block_tensors import (
+    STORED_DTYPES,
+    TensorPlan,
+    check_block_count,
+    check_tensors,
+    plan_tensors,
+)
+from modelswarm.checkpoint.config_checks import check_config, positive_integer
 from modelswarm.checkpoint.json_files import read_json
-from modelswarm.checkpoint.tensor_index import TensorEntry, read_tensors
+from modelswarm.checkpoint.tensor_index import TensorEntry, read_names, read_tensors
 from modelswarm.checkpoint.tensor_names import ModelPart, block_of
 from modelswarm.errors import ModelSourceError, UserError
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Names of the number formats a span can run in, and their bytes."""
-_STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+CONFIG_FILE = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,79 +84,59 @@ class ModelFacts:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read config.json; refuse a missing folder and a family that is not supported."""
-    if not folder.is_dir():
-        raise ModelSourceError("model", f"{folder} is not a folder")
-    config = read_json(folder / "config.json")
-    family = _family_of(config, folder)
-    nested = config.get("text_config") if family.nested else None
-    text = nested if isinstance(nested, dict) else config
-    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", family.tied))
-    return ModelConfig(
-        family=family.name,
-        n_blocks=_positive_integer(text, "num_hidden_layers", folder),
-        hidden=_positive_integer(text, "hidden_size", folder),
-        vocab=_positive_integer(text, "vocab_size", folder, family.vocab),
-        context=_positive_integer(text, "max_position_embeddings", folder, family.context),
-        tied=bool(tied),
-    )
+    """Read config.json; refuse a missing folder and a model that cannot be served."""
+    return _read_both(folder)[0]
 
 
 def read_facts(folder: Path, blocks: tuple[int, int] | None = None) -> ModelFacts:
     """Read the facts of a checkpoint folder. With `blocks`, only the shards of this span must be present."""
-    config = read_config(folder)
+    config, plan = _read_both(folder)
+    check_block_count(config.n_blocks, read_names(folder), folder / CONFIG_FILE)
     part = config.all_blocks if blocks is None else config.part(*blocks)
-    return facts_from_tensors(config, part, read_tensors(folder, part.needs_tensor), folder)
+    return facts_from_tensors(config, plan, part, read_tensors(folder, part.needs_tensor), folder)
+
+
+def read_tensor_plan(folder: Path) -> TensorPlan:
+    """Return the tensors that config.json asks for."""
+    return _read_both(folder)[1]
 
 
 def facts_from_tensors(
-    config: ModelConfig, part: ModelPart, tensors: Mapping[str, TensorEntry], label: Path | str
+    config: ModelConfig,
+    plan: TensorPlan,
+    part: ModelPart,
+    tensors: Mapping[str, TensorEntry],
+    label: Path | str,
 ) -> ModelFacts:
     """Return the facts from the headers of the part's tensors; errors call the model `label`."""
-    for name in part.table_names:
-        if name not in tensors:
-            raise ModelSourceError("model", f"{label} has no weights for {name}")
-    keys = _key_projection(tensors, part.first, label)
+    check_tensors(plan, part, tensors, label)
+    keys = tensors[f"model.layers.{part.first}.self_attn.k_proj.weight"]
     return ModelFacts(
         config=config,
-        dtype=_STORED_DTYPES.get(keys.dtype, "float32"),
-        block_elements=max(
-            _block_elements(tensors, b, label) for b in range(part.first, part.last)
-        ),
+        dtype=STORED_DTYPES[keys.dtype],
+        block_elements=max(_block_elements(tensors, b) for b in range(part.first, part.last)),
         embedding_elements=config.hidden * config.vocab,
         kv_elements=2 * keys.shape[0],
     )
 
 
-def _family_of(config: Mapping[str, Any], folder: Path) -> Family:
-    model_type = config.get("model_type")
-    if model_type not in FAMILIES:
-        allowed = ", ".join(sorted({family.name for family in FAMILIES.values()}))
-        raise ModelSourceError(
-            "model", f"{folder} is of family {model_type!r}; supported families are {allowed}"
-        )
-    return FAMILIES[str(model_type)]
+def _read_both(folder: Path) -> tuple[ModelConfig, TensorPlan]:
+    if not folder.is_dir():
+        raise ModelSourceError("model", f"{folder} is not a folder")
+    path = folder / CONFIG_FILE
+    config = read_json(path)
+    family, text = check_config(config, path)
+    tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", family.tied))
+    found = ModelConfig(
+        family=family.name,
+        n_blocks=positive_integer(text, "num_hidden_layers", path),
+        hidden=positive_integer(text, "hidden_size", path),
+        vocab=positive_integer(text, "vocab_size", path, family.vocab),
+        context=positive_integer(text, "max_position_embeddings", path, family.context),
+        tied=bool(tied),
+    )
+    return found, plan_tensors(text, family, path)
 
 
-def _positive_integer(
-    text: Mapping[str, Any], name: str, folder: Path, default: int | None = None
-) -> int:
-    value = text.get(name, default)
-    if not isinstance(value, int) or value < 1:
-        raise ModelSourceError("model", f"{folder / 'config.json'} needs a positive {name}")
-    return value
-
-
-def _key_projection(
-    tensors: Mapping[str, TensorEntry], block: int, label: Path | str
-) -> TensorEntry:
-    """Return the key projection of a block: its rows are kv heads x head size, also if config.json has defaults."""
-    name = f"model.layers.{block}.self_attn.k_proj.weight"
-    if name not in tensors:
-        raise ModelSourceError("model", f"{label} has no weights for block {block}")
-    return tensors[name]
-
-
-def _block_elements(tensors: Mapping[str, TensorEntry], block: int, label: Path | str) -> int:
-    _key_projection(tensors, block, label)
+def _block_elements(tensors: Mapping[str, TensorEntry], block: int) -> int:
     return sum(math.prod(e.shape) for name, e in tensors.items() if block_of(name) == block)

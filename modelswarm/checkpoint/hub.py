@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from modelswarm.checkpoint.tensor_index import TensorEntry
 from modelswarm.errors import ModelSourceError
@@ -42,7 +45,7 @@ def download(
     """Download those of `files` that the model has and return their folder; its name is the commit."""
     from huggingface_hub import snapshot_download  # imported here: local models work without it
 
-    with _translated_errors(model):
+    with _translated_errors(model, endpoint):
         folder = snapshot_download(
             model.name,
             revision=model.revision,
@@ -58,7 +61,7 @@ def read_remote_header(model: HubModel, file: str, endpoint: str | None) -> dict
     from huggingface_hub import HfApi
     from huggingface_hub.errors import SafetensorsParsingError
 
-    with _translated_errors(model):
+    with _translated_errors(model, endpoint):
         try:
             found = HfApi(endpoint=endpoint).parse_safetensors_file_metadata(
                 model.name, file, revision=model.revision
@@ -78,9 +81,8 @@ def _tensor_size(offsets: tuple[int, int]) -> int:
 
 
 @contextmanager
-def _translated_errors(model: HubModel) -> Iterator[None]:
+def _translated_errors(model: HubModel, endpoint: str | None) -> Iterator[None]:
     """Turn every error of the hub's library into a ModelSourceError."""
-    import httpx
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -105,5 +107,34 @@ def _translated_errors(model: HubModel) -> Iterator[None]:
         raise ModelSourceError("model", f"{model} lacks a file that it names: {error}") from error
     except HFValidationError as error:
         raise ModelSourceError("model", f"{model} is not a valid name") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        raise ModelSourceError("model", f"{model} cannot be downloaded: {error}") from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, _http_client().HTTPError, OSError) as error:
+        reason = _network_fault(error, endpoint) or f"cannot be downloaded: {error}"
+        raise ModelSourceError("model", f"{model} {' '.join(reason.split())}") from error
+
+
+def _network_fault(error: BaseException, endpoint: str | None) -> str | None:
+    """Return the end of the sentence if the network or HF_HUB_OFFLINE is the cause; None for all other errors."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    transport_error = _http_client().TransportError
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OfflineModeIsEnabled):
+            return (
+                "is not in the cache, and HF_HUB_OFFLINE forbids downloads: unset it, "
+                "or give the path of a local copy (file:///FOLDER)"
+            )
+        if isinstance(cause, transport_error):
+            return (
+                f"cannot be downloaded: the network is the cause, {endpoint or constants.ENDPOINT} does not answer "
+                f"({cause}); set HF_ENDPOINT to a mirror, set HF_HUB_OFFLINE=1 if the model is in the cache, "
+                "or give the path of a local copy (file:///FOLDER)"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _http_client() -> Any:
+    """Return the HTTP library of the hub's library, for its errors: httpx2 from version 2 on."""
+    return import_module("httpx2" if find_spec("httpx2") else "httpx")

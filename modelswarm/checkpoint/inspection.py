@@ -19,16 +19,19 @@ import click
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
+from modelswarm.checkpoint.block_tensors import check_block_count
 from modelswarm.checkpoint.facts import (
+    CONFIG_FILE,
     ModelConfig,
     ModelFacts,
     facts_from_tensors,
     read_config,
     read_facts,
+    read_tensor_plan,
 )
 from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, parse_hub_source, read_remote_header
 from modelswarm.checkpoint.sources import SourceLocations, resolve, resolve_config_files
-from modelswarm.checkpoint.tensor_index import SINGLE_FILE, TensorEntry, shard_names
+from modelswarm.checkpoint.tensor_index import SINGLE_FILE, TensorEntry, read_header, shard_names
 from modelswarm.checkpoint.tensor_names import block_of, canonical_name
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSourceError, UserError
@@ -48,6 +51,7 @@ _Blocks = Annotated[int, Field(ge=1, le=100_000)]  # planners loop over the bloc
 class Inspection:
     facts: ModelFacts
     revision: str  # present revision of the address: a commit, or a fingerprint
+    warnings: tuple[str, ...] = ()  # sentences about parts that will not work, such as chats
 
 
 class FactsDocument(BaseModel):
@@ -90,12 +94,20 @@ def inspect_model(
         facts = read_facts(folder)
     if template is not None and find_spec("jinja2"):
         _check_template(template)
+    tokenizer_folder = folder if tokenizer is None else resolve_config_files(tokenizer, locations)
     if find_spec("tokenizers"):  # `plan` works where only the library is installed
-        tokenizer_folder = (
-            folder if tokenizer is None else resolve_config_files(tokenizer, locations)
-        )
         check_tokenizer(tokenizer_folder, facts.config.vocab)
-    return Inspection(facts, revision)
+    return Inspection(facts, revision, template_faults(tokenizer_folder))
+
+
+def template_faults(tokenizer_folder: Path) -> tuple[str, ...]:
+    """Return the sentence about a chat template that does not compile; none if jinja2 is not installed."""
+    if not find_spec("jinja2"):
+        return ()
+    from modelswarm.checkpoint.chat_template import template_fault
+
+    fault = template_fault(tokenizer_folder)
+    return () if fault is None else (fault,)
 
 
 def facts_document(facts: ModelFacts, revision: str) -> dict[str, Any]:
@@ -150,26 +162,29 @@ def _check_template(path: Path) -> None:
 def _inspect_hub(source: str, locations: SourceLocations) -> tuple[Path, ModelFacts]:
     """Read the header of block 0 only, as blocks of supported families are alike. The index shows missing blocks."""
     folder = resolve_config_files(source, locations)
-    config = read_config(folder)
+    config, plan = read_config(folder), read_tensor_plan(folder)
     model = HubModel(parse_hub_source(source).name, folder.name)
     weight_map = shard_names(folder)
     if not weight_map:
-        tensors = _read_remote_headers(model, [SINGLE_FILE], locations)
-        return folder, facts_from_tensors(config, config.all_blocks, tensors, source)
-    _check_index(config, weight_map, source)
+        tensors = _read_headers(model, folder, [SINGLE_FILE], locations)
+        check_block_count(config.n_blocks, tensors, folder / CONFIG_FILE)
+        return folder, facts_from_tensors(config, plan, config.all_blocks, tensors, source)
+    _check_index(config, weight_map, source, folder)
     part = config.part(0, 1)
     files = {
         file
         for name, file in weight_map.items()
         if (known := canonical_name(name)) and part.needs_tensor(known)
     }
-    return folder, facts_from_tensors(
-        config, part, _read_remote_headers(model, sorted(files), locations), source
-    )
+    tensors = _read_headers(model, folder, sorted(files), locations)
+    return folder, facts_from_tensors(config, plan, part, tensors, source)
 
 
-def _check_index(config: ModelConfig, weight_map: Mapping[str, str], source: str) -> None:
+def _check_index(
+    config: ModelConfig, weight_map: Mapping[str, str], source: str, folder: Path
+) -> None:
     names = {known for name in weight_map if (known := canonical_name(name))}
+    check_block_count(config.n_blocks, names, folder / CONFIG_FILE)
     blocks = {block_of(name) for name in names}
     for block in range(config.n_blocks):
         if block not in blocks:
@@ -178,12 +193,17 @@ def _check_index(config: ModelConfig, weight_map: Mapping[str, str], source: str
         raise ModelSourceError("model", f"{source} has no weights for {name}")
 
 
-def _read_remote_headers(
-    model: HubModel, files: Sequence[str], locations: SourceLocations
+def _read_headers(
+    model: HubModel, folder: Path, files: Sequence[str], locations: SourceLocations
 ) -> dict[str, TensorEntry]:
+    """Read the headers of files in the cache, as after an earlier start, and of all others by HTTP."""
     found: dict[str, TensorEntry] = {}
     for file in files:
-        for stored, entry in read_remote_header(model, file, locations.hub_endpoint).items():
+        if (folder / file).is_file():
+            header = read_header(folder, file)
+        else:
+            header = read_remote_header(model, file, locations.hub_endpoint)
+        for stored, entry in header.items():
             if (name := canonical_name(stored)) is not None:
                 found[name] = entry
     return found

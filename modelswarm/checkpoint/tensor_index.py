@@ -7,6 +7,7 @@ Format: 8 bytes little-endian header length, JSON header, data (https://github.c
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from modelswarm.errors import ModelSourceError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 _MAX_HEADER_BYTES = 100_000_000  # limit of the format's own reader
 
 
@@ -39,7 +41,19 @@ def shard_names(folder: Path) -> dict[str, str]:
     weight_map = read_json(folder / INDEX_FILE).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelSourceError("model", f"{folder / INDEX_FILE} has no weight_map")
-    return {str(name): str(file) for name, file in weight_map.items()}
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).is_absolute() or ".." in Path(file).parts:
+            raise ModelSourceError(
+                "model",
+                f"{folder / INDEX_FILE} has {file!r} as the file of {name}; allowed are files of its folder",
+            )
+    return weight_map
+
+
+def read_names(folder: Path) -> set[str]:
+    """Return the canonical names of all tensors, from the index or from the only file."""
+    stored = shard_names(folder) or read_header(folder, SINGLE_FILE)
+    return {name for each in stored if (name := canonical_name(each)) is not None}
 
 
 def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, TensorEntry]:
@@ -81,20 +95,30 @@ def read_header(folder: Path, file: str) -> dict[str, TensorEntry]:
             for name, fields in header.items()
             if name != "__metadata__"
         }
-        end = max(
-            (
-                fields["data_offsets"][1]
-                for name, fields in header.items()
-                if name != "__metadata__"
-            ),
-            default=0,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        end = _data_size(header)
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         raise ModelSourceError("model", f"{path} is not a safetensors file") from error
-    if size < 8 + len(raw) + end:
-        missing = 8 + len(raw) + end - size
-        raise ModelSourceError("model", f"{path} is truncated: {missing} bytes are missing")
+    rest = size - 8 - len(raw) - end
+    if rest < 0:
+        raise ModelSourceError("model", f"{path} is truncated: {-rest} bytes are missing")
+    if rest > 0:
+        raise ModelSourceError("model", f"{path} has {rest} bytes behind its last tensor")
     return entries
+
+
+def _data_size(header: dict[str, Any]) -> int:
+    """Return the bytes of all tensors. ValueError for gaps and overlaps, and for sizes that do not fit the shapes."""
+    end = 0
+    entries = (fields for name, fields in header.items() if name != "__metadata__")
+    for fields in sorted(entries, key=lambda fields: tuple(fields["data_offsets"])):
+        start, stop = fields["data_offsets"]
+        width = _ELEMENT_BYTES.get(fields["dtype"])
+        if start != end or stop < start or min(fields["shape"], default=0) < 0:
+            raise ValueError("offsets")
+        if width is not None and stop - start != width * math.prod(fields["shape"]):
+            raise ValueError("size")
+        end = stop
+    return end
 
 
 def _header_bytes(path: Path) -> tuple[int, bytes]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from modelswarm.checkpoint.json_files import read_json
 from modelswarm.errors import ModelSourceError
 
 TOKENIZER_FILE = "tokenizer.json"
+SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
 def check_tokenizer(folder: Path, vocab: int) -> None:
@@ -26,9 +28,13 @@ def check_tokenizer(folder: Path, vocab: int) -> None:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every fault of the file
         raise ModelSourceError("model", f"{path} is not a tokenizer: {error}") from error
+    for name in SETTINGS_FILES:
+        if (folder / name).exists():
+            read_json(folder / name)
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= vocab:
         raise ModelSourceError(
             "model",
-            f"{path} has ids up to {largest}, but the model's vocabulary ends at {vocab - 1}",
+            f"vocab_size in config.json is {vocab}, but {path} has ids up to {largest}; "
+            f"allowed is a vocab_size of at least {largest + 1}",
         )

@@ -29,6 +29,8 @@ def plan(file: Path, memory: str | None) -> None:
 
 def print_plan(swarm: SwarmPlan) -> None:
     out = make_console()
+    for warning in swarm.warnings:
+        click.echo(f"warning: {warning}")
     out.print(
         f"{swarm.name}: {swarm.source}, {swarm.n_blocks} blocks as {swarm.dtype}, served as {swarm.served_name!r}"
     )

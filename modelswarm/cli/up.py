@@ -68,6 +68,8 @@ def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
     out = make_console()
     for field in unused_fields(document):
         out.print(f"note: {field} is not used on one machine")
+    for warning in plan.warnings:
+        click.echo(f"warning: {warning}")
     log = ProcessLog(out)
     swarm = LocalSwarm(plan, LocalSettings(**chosen), log)
     with interrupt_on_signals():

@@ -6,6 +6,7 @@ tests. Starts nothing.
 
 from __future__ import annotations
 
+import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -27,8 +28,11 @@ def plan_document(swarm: ModelSwarm, memory: str | None = None) -> SwarmPlan:
     source = source_address(swarm.spec.model)
 
     _check_tokenizer_and_template(swarm.spec.model)
-    facts = inspect_model(source, swarm.spec.model.tokenizer).facts
-    return plan_swarm(swarm, facts, source, limit)
+    found = inspect_model(source, swarm.spec.model.tokenizer)
+    plan = plan_swarm(swarm, found.facts, source, limit)
+    if swarm.spec.model.chat_template is not None:  # it replaces the model's own
+        return plan
+    return dataclasses.replace(plan, warnings=found.warnings)
 
 
 def source_address(model: Model) -> str:

@@ -68,6 +68,7 @@ class SwarmPlan:
     servers: tuple[ServerPlan, ...]  # one per span, in order
     tokenizer: str | None = None  # address; None: the model's own
     chat_template: str | None = None  # the text; None: the model's own
+    warnings: tuple[str, ...] = ()  # sentences about what will not work
 
     @property
     def spans(self) -> tuple[Span, ...]:

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
 
-from modelswarm.checkpoint.facts import read_config
+from modelswarm.checkpoint.facts import read_config, read_facts
 from modelswarm.checkpoint.sources import resolve, resolve_config_files
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSwarmError, UserError
@@ -104,8 +104,7 @@ def load(settings: Settings) -> LoadedModel:
         return _load_hash(settings)
     assert settings.model is not None
     checkpoint = resolve(settings.model, (settings.first, settings.last))
-    config = read_config(checkpoint.folder)
-    config.part(settings.first, settings.last)
+    config = read_facts(checkpoint.folder, (settings.first, settings.last)).config
     files = open_model_files(checkpoint.folder, settings.tokenizer, settings.chat_template)
     check_tokenizer(files.tokenizer_folder or checkpoint.folder, config.vocab)
     if find_spec("torch") is None:

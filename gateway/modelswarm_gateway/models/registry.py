@@ -222,6 +222,8 @@ class ModelRegistry:
         if entry.fetch is fetch:
             entry.fetch = None
         log.info("loaded the tokenizer of %s", entry.name)
+        if not tokenizer.can_chat:
+            log.warning("chats with %s are refused: %s", entry.name, tokenizer.template_fault)
         self._on_change()
 
     def _reject_files(self, entry: ModelEntry, reason: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template
 from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
 from modelswarm_gateway.models.detokenizer import Detokenizer
 from modelswarm_gateway.models.sampling_defaults import SamplingDefaults, read_defaults
@@ -21,7 +22,7 @@ REQUIRED_FILES = ("tokenizer.json",)
 OPTIONAL_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
     "generation_config.json",
     "config.json",
 )
@@ -55,7 +56,12 @@ class ModelTokenizer:
         self._tokenizer = _tokenizer(files)
         settings, config = _json(files, "tokenizer_config.json"), _json(files, "config.json")
         special = _special_tokens(settings, _json(files, "special_tokens_map.json"))
-        self._template = _template(files, settings, special)
+        self._template: ChatTemplate | None = None
+        self.template_fault = "this model has no chat template; use text completions"
+        try:
+            self._template = _template(files, settings, special)
+        except TemplateError as error:  # text completions need none
+            self.template_fault = f"{error}; text completions work"
         eos = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
         self.defaults: SamplingDefaults = read_defaults(
             _json(files, "generation_config.json"), config, eos
@@ -97,7 +103,7 @@ class ModelTokenizer:
         Raise TemplateError or TextTooLong.
         """
         if self._template is None:
-            raise TemplateError("this model has no chat template; use text completions")
+            raise TemplateError(self.template_fault)
         text = self._template.render(messages, extra)
         return await self.encode(text, special=False, limit=limit)
 
@@ -148,20 +154,10 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
 def _template(
     files: Mapping[str, bytes], settings: Mapping[str, Any], special: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """Return the template in chat_template.jinja, else in tokenizer_config.json (a string, or a list of named ones)."""
-    if "chat_template.jinja" in files:
-        source: Any = files["chat_template.jinja"].decode(errors="replace")
-    else:
-        source = settings.get("chat_template")
-    if isinstance(source, list):
-        named = {e.get("name"): e.get("template") for e in source if isinstance(e, dict)}
-        source = named.get("default")
-    if not isinstance(source, str):
-        return None
-    try:
-        return ChatTemplate(source, special)
-    except TemplateError as error:
-        raise ModelFilesError(str(error)) from error
+    """Return the model's template, or None without one. Raise TemplateError if it does not compile."""
+    jinja = files[TEMPLATE_FILE].decode(errors="replace") if TEMPLATE_FILE in files else None
+    found = select_template(jinja, settings)
+    return None if found is None else ChatTemplate(found[0], special)
 
 
 def _vocabulary(config: Mapping[str, Any], tokenizer: Tokenizer) -> int:

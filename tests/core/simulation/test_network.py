@@ -21,6 +21,7 @@ class Recorder:
         self.name = name
         self.alive = True
         self.resumes_at = 0.0
+        self.replaces: tuple[PeerId, ...] = ()
         self.address = Address(f"{name}/1/{boot}", f"{name}:1" if dialable else "")
         self.received: list[int] = []
         self.links: list[str] = []

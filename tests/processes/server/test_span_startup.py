@@ -75,14 +75,17 @@ def test_guard_one_missing_tensors_are_named(copy: Path) -> None:
     shard = copy / index["weight_map"].pop(name)
     save_file({k: v for k, v in load_file(shard).items() if k != name}, shard, {"format": "pt"})
     path.write_text(json.dumps(index))
-    with pytest.raises(ModelSourceError, match=f"lacks weights for {name}"):
+    with pytest.raises(ModelSourceError, match=f"has no weights for {name}"):
         load_span(copy, 1, 3, OPTIONS)
     load_span(copy, 0, 2, OPTIONS)
 
 
 def test_guard_one_tensors_of_another_shape_are_named(copy: Path) -> None:
     change_config(copy, intermediate_size=80)
-    with pytest.raises(ModelSourceError, match=r"has model.layers.0.mlp.* of shape"):
+    with pytest.raises(
+        ModelSourceError,
+        match=r"model.layers.0.mlp.* in .* has shape .* \[hidden_size 64, intermediate_size 80\]",
+    ):
         load_span(copy, 0, 2, OPTIONS)
 
 
@@ -133,7 +136,7 @@ def test_rope_that_depends_on_the_batch_is_refused(copy: Path) -> None:
     change_config(
         copy, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     )
-    with pytest.raises(ModelSourceError, match="'dynamic' rotary positions; supported are default"):
+    with pytest.raises(ModelSourceError, match="rope_type is 'dynamic'; allowed are default"):
         load_span(copy, 0, 2, OPTIONS)
 
 
@@ -260,7 +263,7 @@ def test_tokenizer_of_wrong_size_stops_the_start(copy: Path) -> None:
     extra = [first | {"id": i, "content": f"<|{i}|>"} for i in range(257, VOCAB + 1)]
     config["added_tokens"].extend(extra)
     (copy / "tokenizer.json").write_text(json.dumps(config))
-    with pytest.raises(ModelSourceError, match="model's vocabulary ends at 319"):
+    with pytest.raises(ModelSourceError, match="allowed is a vocab_size of at least"):
         load_span(copy, 0, 2, OPTIONS)
     (copy / "tokenizer.json").unlink()
     with pytest.raises(ModelSourceError, match=r"has no tokenizer.json"):

@@ -130,8 +130,14 @@ def test_missing_or_invalid_model_file_is_refused() -> None:
         ModelTokenizer({"tokenizer.json": b"{}"})
     with pytest.raises(ModelFilesError, match=r"generation_config\.json: not valid JSON"):
         ModelTokenizer(model_files() | {"generation_config.json": b"{"})
-    with pytest.raises(ModelFilesError, match="does not compile"):
-        ModelTokenizer(model_files(template="{% if %}"))
+
+
+async def test_template_that_does_not_compile_refuses_only_chats() -> None:
+    text = ModelTokenizer(model_files(template="{% if %}"))
+    assert not text.can_chat
+    assert await text.encode("hello", special=False)
+    with pytest.raises(TemplateError, match=r"does not compile: .*; text completions work"):
+        await text.encode_chat([{"role": "user", "content": "hello"}])
 
 
 def test_eos_comes_from_generation_config_and_tokenizer() -> None:

@@ -82,7 +82,10 @@ def test_invalid_config_json_is_refused_with_its_place(copy: Path) -> None:
 
 def test_unsupported_family_is_refused_with_the_supported_ones(copy: Path) -> None:
     change_config(copy, model_type="mamba")
-    allowed = "family 'mamba'; supported families are gemma2, gemma3, llama, mistral, qwen2, qwen3"
+    allowed = (
+        "config.json: model_type is 'mamba'; allowed are "
+        "gemma2, gemma3, gemma3_text, llama, mistral, qwen2, qwen3"
+    )
     with pytest.raises(ModelSourceError, match=allowed):
         read_facts(copy)
 
@@ -139,7 +142,9 @@ def test_missing_or_invalid_tokenizer_is_refused(copy: Path) -> None:
 def test_tokenizer_larger_than_the_vocabulary_is_refused(copy: Path) -> None:
     write_tokenizer(copy, 200)
     check_tokenizer(copy, 200)
-    with pytest.raises(ModelSourceError, match=r"has ids up to 199, but .* vocabulary ends at 149"):
+    with pytest.raises(
+        ModelSourceError, match=r"vocab_size .* is 150, but .* has ids up to 199; allowed .* 200"
+    ):
         check_tokenizer(copy, 150)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from modelswarm.checkpoint.inspection import (
     facts_from_document,
     inspect_model,
 )
-from modelswarm.checkpoint.sources import SourceLocations
+from modelswarm.checkpoint.sources import SourceLocations, resolve, resolve_config_files
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError
 
@@ -179,7 +181,8 @@ def test_separate_tokenizer_replaces_the_models_own(
 
     assert inspect_model(f"file://{copy}", f"file://{folder}").facts == read_facts(folder)
     message = refusal_message(f"file://{other}", "demo://counting")
-    assert "has ids up to 260, but the model's vocabulary ends at 63" in message
+    assert "vocab_size in config.json is 64, but " in message
+    assert message.endswith("has ids up to 260; allowed is a vocab_size of at least 261")
     assert "is not a model address" in refusal_message("demo://counting", "s3://bucket")
 
 
@@ -248,3 +251,77 @@ def test_unknown_fields_of_a_facts_document_are_ignored() -> None:
     facts = read_facts(counting_folder())
 
     assert facts_from_document(facts_document(facts, "r") | {"experts": 8}) == facts
+
+
+NETWORK = (
+    "hf://acme/tiny cannot be downloaded: the network is the cause, {url} does not answer ({reason}); "
+    "set HF_ENDPOINT to a mirror, set HF_HUB_OFFLINE=1 if the model is in the cache, "
+    "or give the path of a local copy (file:///FOLDER)"
+)
+
+
+@pytest.fixture
+def closed_port() -> str:
+    """The address of a port that refuses connections."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_unreachable_hub_is_named_as_the_cause(closed_port: str, tmp_path: Path) -> None:
+    locations = SourceLocations(hub_endpoint=closed_port, hub_cache=tmp_path)
+    message = refusal_message("hf://acme/tiny", locations=locations)
+    assert message == NETWORK.format(url=closed_port, reason="[Errno 111] Connection refused")
+
+
+def test_hub_lost_between_two_files_is_named_as_the_cause(
+    hub: Hub, closed_port: str, tmp_path: Path
+) -> None:
+    """The configuration is in the cache, the weights are not."""
+    cached = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path)
+    resolve_config_files("hf://acme/tiny", cached)
+    locations = SourceLocations(hub_endpoint=closed_port, hub_cache=tmp_path)
+    message = refusal_message("hf://acme/tiny", locations=locations)
+    expected = NETWORK.format(url=closed_port, reason="[Errno 111] Connection refused")
+    assert message == expected.replace("hf://acme/tiny", f"hf://acme/tiny@{COMMIT}", 1)
+
+
+def test_hub_that_closes_its_connections_is_named_as_the_cause(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        closing = threading.Thread(target=close_connections, args=(server,), daemon=True)
+        closing.start()
+        locations = SourceLocations(hub_endpoint=url, hub_cache=tmp_path)
+        message = refusal_message("hf://acme/tiny", locations=locations)
+        server.shutdown(socket.SHUT_RDWR)
+        closing.join(10)
+    assert message.startswith(
+        f"hf://acme/tiny cannot be downloaded: the network is the cause, {url} does not answer"
+    )
+
+
+def close_connections(server: socket.socket) -> None:
+    """Accept and close, until the listening socket is shut down."""
+    while True:
+        try:
+            server.accept()[0].close()
+        except OSError:
+            return
+
+
+def test_offline_mode_needs_the_cache_and_no_network(hub: Hub, tmp_path: Path) -> None:
+    offline = {"HF_HUB_OFFLINE": "1", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path)}
+    without = run_inspection("--model", "hf://acme/tiny", **offline)
+    resolve(
+        "hf://acme/tiny", None, SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "hub")
+    )
+    asked = list(hub.fetched)
+
+    done = run_inspection("--model", "hf://acme/tiny", **offline)
+
+    assert without.returncode == 2
+    assert without.stdout == (
+        "hf://acme/tiny is not in the cache, and HF_HUB_OFFLINE forbids downloads: unset it, "
+        "or give the path of a local copy (file:///FOLDER)\n"
+    )
+    assert (done.returncode, json.loads(done.stdout)["revision"]) == (0, COMMIT)
+    assert hub.fetched == asked

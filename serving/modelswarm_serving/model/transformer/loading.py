@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
-from modelswarm.checkpoint.families import LAYER_TYPES, ROPE_TYPES
 from modelswarm.checkpoint.tensor_index import read_tensors
 from modelswarm.checkpoint.tensor_names import ModelPart
 from modelswarm.errors import ModelSourceError
@@ -49,21 +48,23 @@ def load_modules(
     """Load the blocks and the modules of head or tail; every fault of the folder is a ModelSourceError."""
     config = _text_config(folder)
     config.tie_word_embeddings = part.tied
-    check_config(config, folder)
     slices = _lazy_slices(folder, part)
     span_class = _trimmed_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], part)
     # transformers would report on stderr the faults that are raised below in one sentence
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    model, info = span_class.from_pretrained(
-        None,
-        config=config,
-        state_dict=slices,
-        dtype=dtype,
-        attn_implementation=ATTENTION_NAME,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-    )
+    try:
+        model, info = span_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=slices,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    except Exception as error:  # transformers and safetensors have no common base
+        raise _unloadable(folder, error) from error
     if info["missing_keys"]:
         names = ", ".join(sorted(info["missing_keys"])[:4])
         raise ModelSourceError("model", f"{folder} lacks weights for {names}")
@@ -76,36 +77,10 @@ def load_modules(
     return _split_modules(model.eval().requires_grad_(False).to(device), part)
 
 
-def check_config(config: PreTrainedConfig, folder: Path) -> None:
-    """Refuse configurations that would run without an error and give wrong text."""
-    strange = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
-    if strange:
-        allowed = ", ".join(sorted(LAYER_TYPES))
-        raise ModelSourceError(
-            "model", f"{folder} has layer types {sorted(strange)}; supported are {allowed}"
-        )
-    for rope in _rope_types(config):
-        if rope not in ROPE_TYPES:
-            allowed = ", ".join(sorted(ROPE_TYPES))
-            raise ModelSourceError(
-                "model", f"{folder} uses {rope!r} rotary positions; supported are {allowed}"
-            )
-    if getattr(config, "use_bidirectional_attention", False):
-        raise ModelSourceError("model", f"{folder} uses bidirectional attention; causal is needed")
-
-
-def _rope_types(config: PreTrainedConfig) -> set[str]:
-    """Return all rope types: Gemma 3 has one per layer type, the other families have one."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    if "rope_type" in parameters:
-        return {str(parameters["rope_type"])}
-    return {str(each["rope_type"]) for each in parameters.values() if isinstance(each, dict)}
-
-
 def _text_config(folder: Path) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, TypeError, KeyError, OSError) as error:
+    except Exception as error:  # its validation raises several kinds without a common base
         raise ModelSourceError("model", f"{folder / 'config.json'} is refused: {error}") from error
     text: PreTrainedConfig = getattr(config, "text_config", None) or config
     return copy.deepcopy(text)
@@ -115,10 +90,18 @@ def _lazy_slices(folder: Path, part: ModelPart) -> dict[str, Any]:
     """Return canonical name -> lazy slice for the needed names only, so that other shards need not exist."""
     entries = read_tensors(folder, part.needs_tensor)
     files = {entry.file for entry in entries.values()}
-    handles: dict[str, Any] = {file: safe_open(folder / file, framework="pt") for file in files}
-    return {
-        name: handles[entry.file].get_slice(entry.stored_name) for name, entry in entries.items()
-    }
+    try:
+        handles: dict[str, Any] = {file: safe_open(folder / file, framework="pt") for file in files}
+        return {
+            name: handles[entry.file].get_slice(entry.stored_name)
+            for name, entry in entries.items()
+        }
+    except (SafetensorError, OSError) as error:
+        raise _unloadable(folder, error) from error
+
+
+def _unloadable(folder: Path, error: Exception) -> ModelSourceError:
+    return ModelSourceError("model", f"{folder} cannot be loaded: {type(error).__name__}: {error}")
 
 
 def _trimmed_class(base: Any, part: ModelPart) -> Any:
