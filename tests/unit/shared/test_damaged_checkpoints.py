@@ -1,4 +1,4 @@
-"""Model folders that cannot be served: `modelswarm plan` and each server refuse them with the same sentence."""
+"""Model folders that cannot be served: `plan`, the operator's inspection and each server say the same sentence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
 from support.models.tiny_models import BLOCKS, make_model, write_tokenizer
 from support.processes.swarm import write_document
@@ -17,7 +18,8 @@ from transformers import AutoConfig
 from transformers.activations import ACT2FN
 
 from modelswarm.checkpoint.families import ACTIVATIONS, FAMILIES
-from modelswarm.checkpoint.inspection import inspect_model
+from modelswarm.checkpoint.inspection import REFUSED, inspect_model
+from modelswarm.checkpoint.inspection import main as inspection
 from modelswarm.cli import run
 from modelswarm.errors import ModelSourceError
 from modelswarm_serving.app import load
@@ -392,6 +394,9 @@ def test_damaged_folder_is_refused_in_one_sentence(
     [line] = done.stderr.splitlines()
     assert line.startswith(f"Error: model: {sentence.format(folder=copy)}")
     assert f"Error: {server_refusal(copy)}" == line
+    inspected = CliRunner().invoke(inspection, ["--model", str(copy)])  # the operator's pod
+    assert inspected.exit_code == REFUSED
+    assert inspected.stdout == f"{line.removeprefix('Error: model: ')}\n"
 
 
 def test_tokenizer_beyond_the_vocabulary_is_refused_by_both(
