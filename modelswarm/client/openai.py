@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
 
@@ -17,11 +18,28 @@ from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 READ_TIMEOUT_SECONDS = 600.0  # a held session sends comments; a longer silence: a dead gateway
+CLOSE_TIMEOUT_SECONDS = 5.0  # for the answer to the close of a session
 END_OF_STREAM = "[DONE]"
+# Codes of errors that end a stream, but not its turn: another request may continue it.
+RESUMABLE_CODES = ("gateway_stopping", "session_elsewhere")
+CONTEXT_LENGTH_CODE = "context_length_exceeded"
+_RETRYABLE_STATUSES = (
+    httpx.codes.CONFLICT,  # the session still answers its last request
+    httpx.codes.TOO_MANY_REQUESTS,
+    httpx.codes.SERVICE_UNAVAILABLE,
+)
 
 
 class OpenAIClientError(ModelSwarmError):
     """The gateway could not be reached, or a stream could not be finished."""
+
+
+class ConnectionBrokenError(OpenAIClientError):
+    """The connection could not be made, or broke off. A stream with a session may be resumed."""
+
+
+class ContextFullError(UserError):
+    """The prompt does not fit into the model's context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,15 @@ class CompletionChunk:
     text: str
     finish_reason: str | None = None
     usage: Mapping[str, int] | None = None
+    event_id: str | None = None  # a broken stream of a session is resumed behind it
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model that the gateway serves."""
+
+    name: str
+    max_length: int | None  # positions of a context; None: not known yet
 
 
 class OpenAIClient:
@@ -45,22 +72,56 @@ class OpenAIClient:
     def __exit__(self, *exception: object) -> None:
         self._http.close()
 
-    def first_model(self) -> str:
-        """Return the name of the first model the gateway serves. UnavailableError if there is none."""
+    def fetch_models(self) -> list[ServedModel]:
+        """Return the models that the gateway serves. UnavailableError if there is none."""
         with self._translated_errors():
             answer = self._http.get("/v1/models")
         _raise_for_status(answer)
         models = answer.json()["data"]
         if not models:
             raise UnavailableError(f"the gateway at {self._base} serves no model yet")
-        return str(models[0]["id"])
+        return [ServedModel(str(each["id"]), each.get("max_model_len")) for each in models]
+
+    def choose_model(self, name: str | None) -> ServedModel:
+        """Return the model of that name, by default the first one. UserError names those that are served."""
+        models = self.fetch_models()
+        for model in models:
+            if name in (None, model.name):
+                return model
+        known = ", ".join(model.name for model in models)
+        raise UserError("--model", f"{name!r} is not served here; known are: {known}")
+
+    def first_model(self) -> str:
+        """Return the name of the first model the gateway serves. UnavailableError if there is none."""
+        return self.choose_model(None).name
+
+    def close_session(self, model: str, session_id: str) -> bool:
+        """Close a named session, which frees its KV; False if no gateway holds it."""
+        with self._translated_errors():
+            answer = self._http.delete(
+                f"/v1/sessions/{quote(session_id, safe='')}",
+                params={"model": model},
+                timeout=CLOSE_TIMEOUT_SECONDS,
+            )
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            return False
+        _raise_for_status(answer)
+        return True
 
     def stream_chat(
-        self, model: str, messages: list[dict[str, str]], **fields: Any
+        self,
+        model: str,
+        messages: list[dict[str, str]],
+        *,
+        last_event_id: str | None = None,
+        **fields: Any,
     ) -> Iterator[CompletionChunk]:
-        """Stream one chat turn. `fields` are further request fields; those that are None are left out."""
+        """Stream one chat turn. `fields` are further request fields; those that are None are left out.
+
+        `last_event_id` resumes a turn of a named session behind that event; everything else must be as before.
+        """
         return self._stream(
-            "/v1/chat/completions", {"model": model, "messages": messages, **fields}
+            "/v1/chat/completions", {"model": model, "messages": messages, **fields}, last_event_id
         )
 
     def stream_completion(
@@ -69,10 +130,16 @@ class OpenAIClient:
         """Stream the continuation of `prompt`; `fields` as in `stream_chat`."""
         return self._stream("/v1/completions", {"model": model, "prompt": prompt, **fields})
 
-    def _stream(self, path: str, fields: Mapping[str, Any]) -> Iterator[CompletionChunk]:
+    def _stream(
+        self, path: str, fields: Mapping[str, Any], last_event_id: str | None = None
+    ) -> Iterator[CompletionChunk]:
         body = {name: value for name, value in fields.items() if value is not None}
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-        with self._translated_errors(), self._http.stream("POST", path, json=body) as answer:
+        headers = {} if last_event_id is None else {"Last-Event-ID": last_event_id}
+        with (
+            self._translated_errors(),
+            self._http.stream("POST", path, json=body, headers=headers) as answer,
+        ):
             if answer.status_code != httpx.codes.OK:
                 answer.read()
                 _raise_for_status(answer)
@@ -88,31 +155,42 @@ def _translate_errors(base: str) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise OpenAIClientError(f"no gateway answers at {base}") from error
+        raise ConnectionBrokenError(f"no gateway answers at {base}") from error
     except httpx.TransportError as error:
-        raise OpenAIClientError(f"the connection to the gateway at {base} broke") from error
+        raise ConnectionBrokenError(f"the connection to the gateway at {base} broke") from error
 
 
 def _parse_chunks(lines: Iterator[str]) -> Iterator[CompletionChunk]:
-    """Yield the events until `[DONE]`. Comment lines, which only keep the connection open, are skipped."""
+    """Yield the events until `[DONE]`. Comment lines, which only keep the connection open, are skipped.
+
+    An event counts once its blank line has come: an event that broke off is sent again when the stream is resumed.
+    """
+    payload, event_id = "", None
     for line in lines:
-        if not line.startswith("data:"):
-            continue
-        payload = line.removeprefix("data:").strip()
-        if payload == END_OF_STREAM:
-            return
-        event = json.loads(payload)
-        if "error" in event:
-            raise OpenAIClientError(f"the stream ended early: {event['error']['message']}")
-        yield _parse_chunk(event)
-    raise OpenAIClientError("the stream ended before [DONE]")
+        if line.startswith("data:"):
+            payload = line.removeprefix("data:").strip()
+            if payload == END_OF_STREAM:
+                return
+        elif line.startswith("id:"):
+            event_id = line.removeprefix("id:").strip()
+        elif not line and payload:
+            yield _parse_chunk(json.loads(payload), event_id)
+            payload, event_id = "", None
+    raise ConnectionBrokenError("the stream ended before [DONE]")
 
 
-def _parse_chunk(event: Mapping[str, Any]) -> CompletionChunk:
+def _parse_chunk(event: Mapping[str, Any], event_id: str | None) -> CompletionChunk:
+    if "error" in event:
+        kind = (
+            ConnectionBrokenError
+            if event["error"].get("code") in RESUMABLE_CODES
+            else OpenAIClientError
+        )
+        raise kind(f"the stream ended early: {event['error']['message']}")
     choices = event.get("choices") or [{}]
     choice = choices[0]
     text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-    return CompletionChunk(text, choice.get("finish_reason"), event.get("usage"))
+    return CompletionChunk(text, choice.get("finish_reason"), event.get("usage"), event_id)
 
 
 def _raise_for_status(answer: httpx.Response) -> None:
@@ -121,11 +199,12 @@ def _raise_for_status(answer: httpx.Response) -> None:
         return
     try:
         error = answer.json()["error"]
-        message, field = str(error["message"]), error.get("param")
+        message, field, code = str(error["message"]), error.get("param"), error.get("code")
     except (ValueError, KeyError, TypeError):
-        message, field = f"the gateway answered {answer.status_code}", None
-    if answer.status_code in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+        message, field, code = f"the gateway answered {answer.status_code}", None, None
+    if answer.status_code in _RETRYABLE_STATUSES:
         raise UnavailableError(message, float(answer.headers.get("retry-after", "1")))
     if answer.is_client_error:
-        raise UserError(str(field or "request"), message.removeprefix(f"{field}: "))
+        kind = ContextFullError if code == CONTEXT_LENGTH_CODE else UserError
+        raise kind(str(field or "request"), message.removeprefix(f"{field}: "))
     raise OpenAIClientError(message)

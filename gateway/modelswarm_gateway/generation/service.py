@@ -102,7 +102,7 @@ class GenerationService:
         if request.session_id is not None:
             key = (request.model, request.session_id)
             if request.resume_after is not None:
-                await self._abort_running(key)
+                await self.abort_running(key, "the client resumes on another connection")
             epoch_floor = await self._locator.acquire(request, key)
             resumed = self._find_resumed_turn(request, key, tokens)
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed)
@@ -133,13 +133,11 @@ class GenerationService:
         )
         return resume_turn(prompt, kept, request.resume_after, request.resume_mark)
 
-    async def _abort_running(self, key: SessionKey) -> None:
-        """Abort a generation of this session and wait for its end: its client lost the stream and now resumes it."""
+    async def abort_running(self, key: SessionKey, reason: str) -> None:
+        """Abort a generation of this session and wait for its end: its client has given up the stream."""
         for generation in tuple(self._running):
             if generation.session_key == key:
-                generation.abort(
-                    ApiError(Code.CANCELLED, "the client resumes on another connection")
-                )
+                generation.abort(ApiError(Code.CANCELLED, reason))
         until = self.clock() + RELEASE_SECONDS
         while self.named_sessions.is_busy(key) and self.clock() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -41,6 +41,7 @@ from modelswarm_gateway.api.http.openai_responses import (
 )
 from modelswarm_gateway.api.http.relay import ForwardContext
 from modelswarm_gateway.api.http.request_log import RequestLog, set_outcome
+from modelswarm_gateway.api.http.sessions import add_session_routes
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found, shorten
 from modelswarm_gateway.generation.request import GenerationRequest
@@ -64,6 +65,7 @@ def build_http_app(
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
     _generation_routes(app, service)
     _model_routes(app, service)
+    add_session_routes(app, service)
     _state_routes(app, service, unready or (lambda: _unready_reason(service.backend.model_cards())))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -1,0 +1,122 @@
+"""`DELETE /v1/sessions/{id}`: a named session is closed at any gateway, in a turn too, and its KV is free at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import httpx
+import pytest
+from support.eventually import eventually
+from support.processes.http_requests import FOREVER
+from support.processes.swarm import ENDLESS, MODEL, Endpoints, two_spans
+
+from modelswarm.client.openai import OpenAIClient
+from modelswarm.client.swarm import SwarmClient
+
+
+@dataclass(frozen=True, slots=True)
+class Gateways:
+    one: Endpoints
+    two: Endpoints
+
+
+@pytest.fixture(scope="module")
+def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
+    with two_spans(tmp_path_factory.mktemp("close"), context=ENDLESS) as swarm:
+        yield Gateways(swarm.gateway(name="one"), swarm.gateway(name="two"))
+
+
+def delete(endpoints: Endpoints, session: str, **query: str) -> httpx.Response:
+    return httpx.delete(
+        f"{endpoints.url}/v1/sessions/{quote(session, safe='')}", params=query, timeout=30
+    )
+
+
+def run_turn(endpoints: Endpoints, session: str) -> None:
+    body = {"model": MODEL, "prompt": "hi", "max_tokens": 3, "session_id": session}
+    answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=30)
+    assert answer.status_code == 200, answer.text
+
+
+def used_pages(endpoints: Endpoints) -> int:
+    with SwarmClient(endpoints.grpc) as client:
+        servers = client.fetch_snapshot().servers
+    assert len(servers) == 2
+    return sum(server.total_pages - server.free_pages for server in servers)
+
+
+def wait_freed(endpoints: Endpoints) -> None:
+    eventually("all pages are free", lambda: used_pages(endpoints) == 0)
+
+
+@pytest.mark.parametrize("session", ["talk", "a/b c?d#é%2F"])
+def test_closed_session_frees_its_pages_and_is_gone(gateways: Gateways, session: str) -> None:
+    run_turn(gateways.one, session)
+    eventually("pages are in use", lambda: used_pages(gateways.one))
+
+    answer = delete(gateways.one, session, model=MODEL)
+
+    assert answer.status_code == 200
+    assert answer.json() == {"id": session, "object": "session", "deleted": True}
+    wait_freed(gateways.one)
+    again = delete(gateways.one, session, model=MODEL)
+    assert again.status_code == 404
+    assert again.json()["error"]["param"] == "session_id"
+    assert "no gateway holds a session" in again.json()["error"]["message"]
+
+
+def test_session_of_another_gateway_is_closed_there(gateways: Gateways) -> None:
+    run_turn(gateways.one, "elsewhere")
+
+    answer = delete(gateways.two, "elsewhere", model=MODEL)
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["deleted"]
+    wait_freed(gateways.one)
+
+
+def test_running_turn_ends_when_its_session_is_closed(gateways: Gateways) -> None:
+    begun, ended = threading.Event(), threading.Event()
+
+    def read() -> None:
+        body = FOREVER | {"stream": True, "session_id": "busy"}
+        with (
+            httpx.Client(timeout=60) as client,
+            client.stream("POST", f"{gateways.one.url}/v1/completions", json=body) as answer,
+        ):
+            try:
+                for line in answer.iter_lines():
+                    if line.startswith("data:"):
+                        begun.set()
+            except httpx.TransportError:
+                assert begun.is_set()
+            ended.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        assert begun.wait(60)
+        assert delete(gateways.one, "busy", model=MODEL).status_code == 200
+        assert ended.wait(60)
+        wait_freed(gateways.one)
+    finally:
+        reader.join(60)
+
+
+def test_wrong_closes_are_refused_by_name(gateways: Gateways) -> None:
+    missing = delete(gateways.one, "talk")
+    assert missing.status_code == 400
+    assert missing.json()["error"]["param"] == "model"
+    unknown = delete(gateways.one, "talk", model="other")
+    assert unknown.status_code == 404
+    assert unknown.json()["error"]["code"] == "model_not_found"
+
+
+def test_client_reports_whether_a_session_was_open(gateways: Gateways) -> None:
+    run_turn(gateways.one, "client")
+    with OpenAIClient(gateways.one.url) as client:
+        assert client.close_session(MODEL, "client")
+        assert not client.close_session(MODEL, "client")
