@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from modelswarm.cli.options.target import grpc_target, grpc_target_options
+from modelswarm.cli.terminal.names import count_of, find_name
 from modelswarm.client.swarm import DrainTimeoutError, SwarmClient
 from modelswarm.errors import ModelSwarmError
 from modelswarm.placement.spans import format_blocks
@@ -37,12 +38,14 @@ def drain(
 ) -> None:
     """Migrate all sessions off SERVER and send it no new ones. It keeps working meanwhile.
 
-    SERVER is a name that `modelswarm status` shows. Streams are not interrupted: a session's KV is copied first.
+    SERVER is a name that `modelswarm status` shows, in full or in its short form. Streams are not interrupted: a
+    session's KV is copied first.
     The drain covers the sessions of all gateways, because the server reports it to each of them; so does --undo.
     Exit code 0: the server is empty. 1: it is not.
     """
     with SwarmClient(grpc_target(name, target)) as client:
         last, message = api_pb2.DrainProgress(), ""
+        server = _full_name(client, server)
         try:
             for state in client.drain_server(server, undo=undo, wait=wait, timeout=wait + timeout):
                 line = _describe(state, undo)
@@ -53,6 +56,11 @@ def drain(
             left = _remaining(last)
             message = f"{left} still there" if left else "it has not reported that it is empty"
             raise ModelSwarmError(f"{server}: {message} after {timeout:g} s") from error
+
+
+def _full_name(client: SwarmClient, server: str) -> str:
+    """Return the name of the server that `server` names in full or in short; else `server` itself, to be refused."""
+    return find_name(server, [name_of(each.peer) for each in client.fetch_snapshot().servers])
 
 
 def _describe(state: api_pb2.DrainProgress, undo: bool) -> str:
@@ -72,8 +80,4 @@ def _describe(state: api_pb2.DrainProgress, undo: bool) -> str:
 def _remaining(state: api_pb2.DrainProgress) -> str:
     """Return the sessions still there, as `2 sessions and 1 session of other gateways`; empty if none."""
     counts = ((state.own_sessions, ""), (state.other_sessions, " of other gateways"))
-    return " and ".join(f"{_count_sessions(count)}{owner}" for count, owner in counts if count)
-
-
-def _count_sessions(count: int) -> str:
-    return f"{count} session{'' if count == 1 else 's'}"
+    return " and ".join(f"{count_of(count, 'session')}{owner}" for count, owner in counts if count)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-from modelswarm.cli.terminal.tables import make_console, make_table
+from modelswarm.cli.terminal.names import count_of
+from modelswarm.cli.terminal.tables import Column, FittedTable, make_console
 from modelswarm.local.planning import plan_file
 from modelswarm.placement.plan import PAGE_SIZE, ServerPlan, SwarmPlan
 from modelswarm.placement.quantity import human_bytes
@@ -28,34 +31,40 @@ def plan(file: Path, memory: str | None) -> None:
 
 
 def print_plan(swarm: SwarmPlan) -> None:
-    out = make_console()
     for warning in swarm.warnings:
         click.echo(f"warning: {warning}")
-    out.print(
-        f"{swarm.name}: {swarm.source}, {swarm.n_blocks} blocks as {swarm.dtype}, served as {swarm.served_name!r}"
-    )
-    columns = (
-        "span",
-        "blocks",
-        "weights",
-        "KV/token",
-        "pages",
-        "KV",
-        "replay log",
-        "total",
-        "free KV tokens",
-    )
-    rows = [_row(index, server) for index, server in enumerate(swarm.servers)]
-    out.print(make_table("One server of each span", columns, rows))
-    out.print(
-        f"{swarm.replicas} servers per span, {swarm.replicas * len(swarm.servers)} in all, "
+    make_console().print(render_plan(swarm))
+
+
+def render_plan(swarm: SwarmPlan) -> RenderableType:
+    """Draw the plan: a table of spans between running text."""
+    head = f"{swarm.name}: {swarm.source}, {swarm.n_blocks} blocks as {swarm.dtype}, served as {swarm.served_name!r}"
+    servers = (
+        f"{count_of(swarm.replicas, 'server')} per span, {swarm.replicas * len(swarm.servers)} in all, "
         f"{human_bytes(swarm.total_bytes)} together. A page holds {PAGE_SIZE} tokens; "
         "a tenth of the pages is reserved for recovery."
     )
-    out.print(
-        f"A session may have {swarm.max_length} tokens; one server of each span has room for "
-        f"{swarm.full_sessions} such sessions at the same time."
+    sessions = (
+        f"A session may have {count_of(swarm.max_length, 'token')}; one server of each span has room for "
+        f"{swarm.full_sessions} such session{'' if swarm.full_sessions == 1 else 's'} at the same time."
     )
+    return Group(Text(head), Text(""), _span_table(swarm), Text(servers), Text(sessions))
+
+
+def _span_table(swarm: SwarmPlan) -> FittedTable:
+    columns = (
+        Column("span", right=True),
+        Column("blocks"),
+        Column("weights", rank=5, right=True),
+        Column("KV/token", rank=1, right=True),
+        Column("pages", rank=3, right=True),
+        Column("KV", rank=4, right=True),
+        Column("replay log", rank=2, right=True),
+        Column("total", right=True),
+        Column("free KV tokens", right=True),
+    )
+    rows = [_row(index, server) for index, server in enumerate(swarm.servers)]
+    return FittedTable("One server of each span", columns, rows)
 
 
 def _row(index: int, server: ServerPlan) -> tuple[str, ...]:

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import click
 from google.protobuf.json_format import MessageToDict
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
 from modelswarm.cli.options.target import grpc_target, grpc_target_options
-from modelswarm.cli.terminal.tables import make_console, make_table
+from modelswarm.cli.terminal.names import common_beginning, count_of
+from modelswarm.cli.terminal.server_cells import name_cell, name_column
+from modelswarm.cli.terminal.states import READY, server_state, session_state, state_cell
+from modelswarm.cli.terminal.tables import Column, FittedTable, make_console
 from modelswarm.client.swarm import SwarmClient, format_route
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
 
 MAX_SHOWN_SESSIONS = 20
+HOP_INDENT = 4  # columns before the lines of a route's hops
 LAST_RESORT_COST_MS = 1e9  # a cost this high: used only if no other server holds some block
 
 
@@ -31,24 +37,36 @@ def routes(model: str, name: str | None, target: str | None, as_json: bool) -> N
     """
     with SwarmClient(grpc_target(name, target)) as client:
         found = client.explain_routes(model)
-    if as_json:
-        click.echo(json.dumps(MessageToDict(found, preserving_proto_field_name=True)))
-    else:
-        make_console().print(render_routes(found))
+        if as_json:
+            click.echo(json.dumps(MessageToDict(found, preserving_proto_field_name=True)))
+        else:
+            make_console().print(render_routes(found, client.fetch_snapshot()))
 
 
-def render_routes(found: api_pb2.RoutesReply) -> RenderableType:
-    parts = [_cost_table(found)]
-    if found.sessions:
-        parts.append(_route_list(found))
-    return Group(*parts)
+def render_routes(found: api_pb2.RoutesReply, snapshot: api_pb2.Snapshot) -> RenderableType:
+    """Draw the costs as a table, and below it each session's route. `snapshot` has the states of both."""
+    return Group(_cost_table(found, snapshot), *_route_lines(found, snapshot))
 
 
-def _cost_table(found: api_pb2.RoutesReply) -> RenderableType:
-    columns = ("server", "blocks", "zone", "block", "hop", "wait", "rtt", "load", "score", "state")
+def _cost_table(found: api_pb2.RoutesReply, snapshot: api_pb2.Snapshot) -> RenderableType:
+    states = {server.peer: server_state(server) for server in snapshot.servers}
+    servers = sorted(found.servers, key=lambda one: (one.model, one.first, one.peer))
+    beginning = common_beginning([name_of(server.peer) for server in servers])
+    columns = (
+        name_column("server", beginning),
+        Column("blocks"),
+        Column("zone", rank=1),
+        Column("block", right=True),
+        Column("hop", right=True),
+        Column("wait", rank=5, right=True),
+        Column("rtt", rank=3, right=True),
+        Column("load", rank=4, right=True),
+        Column("score", rank=2, right=True),
+        Column("state"),
+    )
     rows = [
         (
-            name_of(server.peer),
+            name_cell(name_of(server.peer), beginning),
             f"{server.first}:{server.last}",
             server.zone or "-",
             _format_ms(server.block_ms),
@@ -57,31 +75,39 @@ def _cost_table(found: api_pb2.RoutesReply) -> RenderableType:
             _format_ms(server.rtt_ms) if server.HasField("rtt_ms") else "-",
             f"{server.load:.1f}",
             f"{server.score:.2f}",
-            server.state or "ok",
+            state_cell(_cost_state(server, states.get(server.peer, READY))),
         )
-        for server in sorted(found.servers, key=lambda one: (one.model, one.first, one.peer))
+        for server in servers
     ]
-    return make_table("Costs of a hop", columns, rows)
+    return FittedTable("Costs of a hop", columns, rows)
 
 
-def _route_list(found: api_pb2.RoutesReply) -> RenderableType:
-    shown = found.sessions[:MAX_SHOWN_SESSIONS]
-    lines = [line for session in shown for line in _session_lines(session)]
-    if len(found.sessions) > len(shown):
-        lines.append(f"({len(found.sessions) - len(shown)} more sessions not shown)")
-    return Text("\n".join(lines))
+def _cost_state(server: api_pb2.ServerCost, known: str) -> str:
+    """Return the state that `status` shows; of a ready server, the reason for its cost if there is one."""
+    return server.state if known == READY and server.state else known
 
 
-def _session_lines(session: api_pb2.RouteReason) -> list[str]:
-    """Return the route's cost now and the best route's, then each hop with its cost when it was chosen."""
-    name = session.id.rsplit(":", 1)[-1]
-    if not session.hops:
-        return [f"{name} {session.state}: no route"]
-    return [f"{name} {session.state}: {_current_cost(session)}", *map(_hop_line, session.hops)]
+def _route_lines(
+    found: api_pb2.RoutesReply, snapshot: api_pb2.Snapshot
+) -> Iterator[RenderableType]:
+    states = {session.id: session_state(session) for session in snapshot.sessions}
+    for session in found.sessions[:MAX_SHOWN_SESSIONS]:
+        state = states.get(session.id, session.state)
+        yield Text.assemble(
+            f"{session.id.rsplit(':', 1)[-1]} ",
+            (state, state_cell(state).style),
+            f": {_current_cost(session) if session.hops else 'no route'}",
+        )
+        for hop in session.hops:
+            yield Padding(_hop_line(hop), (0, 0, 0, HOP_INDENT), expand=False)
+    hidden = len(found.sessions) - MAX_SHOWN_SESSIONS
+    if hidden > 0:
+        yield Text(f"({count_of(hidden, 'more session')} not shown)")
 
 
 def _hop_line(hop: api_pb2.HopReason) -> str:
-    line = f"    {name_of(hop.peer)} [{hop.first}:{hop.last}]"
+    """Return the hop, with its cost when it was chosen."""
+    line = f"{name_of(hop.peer)} [{hop.first}:{hop.last}]"
     if not hop.options:
         return line
     if hop.options == 1:
@@ -93,6 +119,7 @@ def _hop_line(hop: api_pb2.HopReason) -> str:
 
 
 def _current_cost(session: api_pb2.RouteReason) -> str:
+    """Return the route's cost now and the best route's."""
     cost = (
         f"costs {_format_ms(session.cost_ms)}"
         if session.HasField("cost_ms")

@@ -12,7 +12,10 @@ from rich.live import Live
 from rich.text import Text
 
 from modelswarm.cli.options.target import grpc_target, grpc_target_options
-from modelswarm.cli.terminal.tables import make_console, make_table
+from modelswarm.cli.terminal.names import common_beginning, count_of
+from modelswarm.cli.terminal.server_cells import name_cell, name_column, pages_cell
+from modelswarm.cli.terminal.states import server_state, session_state, state_cell
+from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, make_console
 from modelswarm.client.swarm import SwarmClient, format_route
 from modelswarm.placement.spans import format_blocks
 from modelswarm.protocol.identity import name_of
@@ -40,12 +43,14 @@ def status(name: str | None, target: str | None, watch: bool, as_json: bool) -> 
 
 def render_status(snapshot: api_pb2.Snapshot) -> RenderableType:
     """Draw models as lines, then servers and sessions as tables."""
-    parts: list[RenderableType] = [Text(_model_line(model)) for model in snapshot.models]
+    parts: list[RenderableType] = [_model_line(model) for model in snapshot.models]
     if not parts:
         parts.append(Text("no model yet: the gateway has no link to a server"))
+    parts.append(Text(""))
     parts.append(_server_table(snapshot))
     if snapshot.sessions:
         parts.append(_session_table(snapshot))
+        parts.extend(_held_lines(snapshot))
     return Group(*parts)
 
 
@@ -61,42 +66,76 @@ def _watch(client: SwarmClient) -> None:
             live.update(render_status(client.fetch_snapshot()), refresh=True)
 
 
-def _model_line(model: api_pb2.ModelState) -> str:
+def _model_line(model: api_pb2.ModelState) -> Text:
+    line = Text(f"{model.model}: ")
     if model.ready:
-        return f"{model.model}: ready, {model.n_blocks} blocks"
+        return line.append("ready", style="green").append(f", {count_of(model.n_blocks, 'block')}")
     missing = format_blocks(model.missing_blocks)
     why = f"no server for blocks {missing}" if missing else "the tokenizer is not loaded yet"
-    return f"{model.model}: not ready, {why}"
+    return line.append("not ready", style="red").append(f", {why}")
 
 
 def _server_table(snapshot: api_pb2.Snapshot) -> RenderableType:
-    columns = ("server", "blocks", "health", "score", "sessions", "free pages", "step", "address")
+    servers = sorted(snapshot.servers, key=lambda one: (one.first, one.last, one.peer))
+    beginning = common_beginning([name_of(server.peer) for server in servers])
+    columns = (
+        name_column("server", beginning),
+        Column("blocks"),
+        Column("state"),
+        Column("score", rank=2, right=True),
+        Column("sessions", right=True),
+        Column("free pages", rank=4, short_title="free", right=True),
+        Column("step", rank=3, right=True),
+        Column("address", rank=1),
+    )
     rows = [
         (
-            name_of(server.peer),
+            name_cell(name_of(server.peer), beginning),
             f"{server.first}:{server.last}",
-            server.health,
+            state_cell(server_state(server)),
             f"{server.score:.2f}",
             str(server.sessions),
-            f"{server.free_pages} of {server.total_pages}",
+            pages_cell(server),
             f"{server.step_ms:.1f} ms",
             server.target,
         )
-        for server in sorted(snapshot.servers, key=lambda one: (one.first, one.last, one.peer))
+        for server in servers
     ]
-    return make_table("Servers", columns, rows)
+    return FittedTable("Servers", columns, rows)
 
 
 def _session_table(snapshot: api_pb2.Snapshot) -> RenderableType:
+    shown = snapshot.sessions[:MAX_SHOWN_SESSIONS]
+    beginning = common_beginning([name_of(server.peer) for server in snapshot.servers])
+    columns = (
+        Column("session"),
+        Column("state"),
+        Column("tokens", right=True),
+        Column("route", rank=1),
+    )
     rows = [
         (
             session.id.rsplit(":", 1)[-1],
-            session.state,
+            state_cell(session_state(session)),
             str(session.length),
-            format_route(tuple(session.route)),
+            _route_cell(session, beginning),
         )
-        for session in snapshot.sessions[:MAX_SHOWN_SESSIONS]
+        for session in shown
     ]
     hidden = len(snapshot.sessions) - len(rows)
     title = f"Sessions ({hidden} more not shown)" if hidden > 0 else "Sessions"
-    return make_table(title, ("session", "state", "tokens", "route"), rows)
+    return FittedTable(title, columns, rows)
+
+
+def _route_cell(session: api_pb2.Session, beginning: str) -> Cell:
+    names = (name_of(hop.peer).removeprefix(beginning) for hop in session.route)
+    return Cell(format_route(tuple(session.route)), short=" -> ".join(names))
+
+
+def _held_lines(snapshot: api_pb2.Snapshot) -> list[RenderableType]:
+    """Return a line for each session that is held, with the reason."""
+    return [
+        Text(f"{session.id.rsplit(':', 1)[-1]} is held: {session.hold_reason}")
+        for session in snapshot.sessions[:MAX_SHOWN_SESSIONS]
+        if session.hold_reason
+    ]

@@ -10,16 +10,17 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from modelswarm.cli.terminal.process_table import process_table
 from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
-from modelswarm.cli.terminal.tables import make_console, make_table
+from modelswarm.cli.terminal.tables import make_console
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.errors import UserError
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.run_folder import RunInfo
-from modelswarm.local.supervisor import JobChange, JobState, JobStatus
+from modelswarm.local.supervisor import JobChange, JobState
 from modelswarm.local.swarm import LocalSwarm
-from modelswarm.protocol.identity import name_of
+from modelswarm.protocol.wire import api_pb2
 from modelswarm.resources.loading import load_document
 
 REFRESH_SECONDS = 0.5
@@ -130,50 +131,13 @@ def _watch(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
 
 
 def render_processes(swarm: LocalSwarm, client: SwarmClient) -> RenderableType:
-    """Draw every process of the swarm, as a table."""
-    columns = ("process", "blocks", "state", "sessions", "free pages", "pid", "starts", "last exit")
-    known = _fetch_loads(client)
-    rows = [
-        (
-            job.name,
-            blocks,
-            _describe_state(job),
-            *known.get(job.name, ("", "")),
-            str(job.pid or ""),
-            str(job.incarnation),
-            job.exit_reason,
-        )
-        for blocks, job in _job_rows(swarm)
-    ]
-    return make_table(
-        f"{swarm.plan.name}: at least {swarm.coverage} ready servers for every block", columns, rows
-    )
+    """Draw every process of the swarm, as a table with the gateway's view of the servers."""
+    return process_table(swarm.plan.name, swarm.servers, swarm.gateway, _fetch_snapshot(client))
 
 
-def _job_rows(swarm: LocalSwarm) -> list[tuple[str, JobStatus]]:
-    """Return (blocks, status) of every server, then of the gateway."""
-    return [
-        *((str(server.slot.span), server.job_status) for server in swarm.servers),
-        ("", swarm.gateway),
-    ]
-
-
-def _fetch_loads(client: SwarmClient) -> dict[str, tuple[str, str]]:
-    """Return sessions and free pages of the servers linked to the gateway; empty while it does not answer."""
+def _fetch_snapshot(client: SwarmClient) -> api_pb2.Snapshot | None:
+    """Return the gateway's view; None while it does not answer."""
     try:
-        servers = client.fetch_snapshot(REFRESH_SECONDS).servers
+        return client.fetch_snapshot(REFRESH_SECONDS)
     except SwarmClientError:
-        return {}
-    return {
-        name_of(server.peer): (
-            str(server.sessions),
-            f"{server.free_pages} of {server.total_pages}",
-        )
-        for server in servers
-    }
-
-
-def _describe_state(job: JobStatus) -> str:
-    return (
-        f"restarts in {job.restart_in:.1f} s" if job.state is JobState.WAITING else job.state.value
-    )
+        return None

@@ -45,4 +45,5 @@ def session_view(s: Session, registry: ServerRegistry, hold_reason: str) -> Sess
         replayed=s.replayed,
         hold_reason=hold_reason,
         is_reachable=any(registry.is_connected(hop.peer) for hop in s.hops),
+        waits_for_reader=s.waits_for_reader,
     )

@@ -760,6 +760,8 @@ class Session(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     LENGTH_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    WAITS_FOR_READER_FIELD_NUMBER: _builtins.int
+    HOLD_REASON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     model: _builtins.str
     state: _builtins.str
@@ -767,6 +769,10 @@ class Session(_message.Message):
     epoch: _builtins.int
     length: _builtins.int
     """entries of the input log"""
+    waits_for_reader: _builtins.bool
+    """running, but its client has read too little: no token is computed until it reads"""
+    hold_reason: _builtins.str
+    """why it is held; empty: it is not held"""
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[Global___Hop]: ...
     def __init__(
@@ -778,10 +784,12 @@ class Session(_message.Message):
         epoch: _builtins.int = ...,
         length: _builtins.int = ...,
         route: _abc.Iterable[Global___Hop] | None = ...,
+        waits_for_reader: _builtins.bool = ...,
+        hold_reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "id", b"id", "length", b"length", "model", b"model", "route", b"route", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "hold_reason", b"hold_reason", "id", b"id", "length", b"length", "model", b"model", "route", b"route", "state", b"state", "waits_for_reader", b"waits_for_reader"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -92,7 +92,7 @@ def test_generate_goes_on_with_the_text(shown: Shown) -> None:
 
 def test_status_shows_servers(shown: Shown) -> None:
     out = shown.run(*commands()["status"])
-    assert "4:8" in out and "linked" in out
+    assert "4:8" in out and "ready" in out
 
 
 def test_routes_shows_costs(shown: Shown) -> None:

@@ -82,4 +82,6 @@ def _session(view: SessionView) -> api_pb2.Session:
         epoch=view.epoch.counter,
         length=view.length,
         route=[api_pb2.Hop(peer=h.peer, first=h.first, last=h.last) for h in view.route],
+        waits_for_reader=view.waits_for_reader,
+        hold_reason=view.hold_reason,
     )

@@ -53,3 +53,4 @@ class SessionView:
     replayed: int  # entries run again in this turn after faults
     hold_reason: str = ""  # the reason why it is held; empty: it is not held
     is_reachable: bool = True  # a connected server has a hop of it
+    waits_for_reader: bool = False  # running, and without credit until its client reads

@@ -185,6 +185,12 @@ class Session:
         """True if the tail may not sample after the newest token: no row of the session is in flight."""
         return not self.read_only and self.length > self.credit
 
+    @property
+    def waits_for_reader(self) -> bool:
+        """True if the tail may not sample because the client has not read enough. False during a cutover, which also
+        takes the credit away."""
+        return self.state is SessionState.RUNNING and self.credit_cap is None and self.is_quiescent
+
 
 def ring_neighbours(session: Session, hop: Hop) -> frozenset[PeerId]:
     """Return the servers that a hop of the route exchanges rows or tokens with: route and ring make a circle."""
