@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -10,13 +11,62 @@ from typing import Any
 import click
 
 from modelswarm.cli.options.sampling import request_fields, sampling_options
-from modelswarm.cli.options.target import base_url, grpc_target, http_target_options
+from modelswarm.cli.options.target import (
+    base_url,
+    grpc_target,
+    http_target_options,
+    model_option,
+)
+from modelswarm.cli.terminal.endings import LENGTH, NEW_CONVERSATION, length_remark
+from modelswarm.cli.terminal.line_editing import LineReader, history_path
 from modelswarm.cli.terminal.printing import print_piece
-from modelswarm.client.openai import OpenAIClient, OpenAIClientError
+from modelswarm.cli.terminal.signals import exit_on_signals
+from modelswarm.cli.terminal.wrapping import WrappingWriter
+from modelswarm.client.openai import (
+    CompletionChunk,
+    ContextFullError,
+    OpenAIClient,
+    OpenAIClientError,
+    ServedModel,
+)
+from modelswarm.client.resuming import RECONNECT_SECONDS, stream_resuming
 from modelswarm.client.swarm import SwarmClient, format_route
-from modelswarm.errors import ModelSwarmError
+from modelswarm.errors import ModelSwarmError, UserError
 
-HINT = "/new starts a new conversation, /quit or Ctrl-D ends the chat."
+COMMANDS = {
+    "/new": "start a new conversation",
+    "/help": "show these commands",
+    "/quit": "end the chat; so does Ctrl-D",
+}
+HINT = "/help shows the commands, /quit or Ctrl-D ends the chat."
+
+
+class AnswerPrinter:
+    """Prints an answer as it arrives: on a terminal with lines broken between words, else unchanged."""
+
+    def __init__(self) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        self._writer = WrappingWriter(sys.stdout, width, indent="") if sys.stdout.isatty() else None
+
+    def print_text(self, text: str) -> None:
+        if self._writer is None:
+            print_piece(text)
+        else:
+            self._writer.write(text)
+
+    def print_break(self, error: ModelSwarmError) -> None:
+        """Say that the stream broke off and is being resumed. The text continues below."""
+        remark = f"({error}; reconnecting for {RECONNECT_SECONDS:.0f} s, Ctrl-C gives up)"
+        if self._writer is None:
+            click.echo(remark, err=True)
+        else:
+            self._writer.write_remark(remark)
+
+    def end(self) -> None:
+        if self._writer is None:
+            click.echo()
+        else:
+            self._writer.end_line()
 
 
 class Conversation:
@@ -25,18 +75,35 @@ class Conversation:
     def __init__(
         self,
         client: OpenAIClient,
+        model: ServedModel,
         system: str | None,
         sampling: dict[str, Any],
         swarm: SwarmClient | None,
     ) -> None:
         self._client, self._system, self._sampling = client, system, sampling
         self._swarm = swarm  # if given, the route of every turn is printed
-        self.model = client.first_model()
-        self.forget()
+        self.model = model
+        self._has_session = False  # a request with the session's name was sent
+        self._begin()
 
-    def forget(self) -> None:
+    def _begin(self) -> None:
         self._session = f"chat-{secrets.token_hex(8)}"
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def start_again(self) -> None:
+        """Close the session, and start another conversation with one of its own."""
+        self.close()
+        self._begin()
+
+    def close(self) -> None:
+        """Close the session, which frees its KV on the servers. A failure is only reported."""
+        if not self._has_session:
+            return
+        self._has_session = False
+        try:
+            self._client.close_session(self.model.name, self._session)
+        except ModelSwarmError as error:
+            click.echo(f"note: the session stays open until it has been idle: {error}", err=True)
 
     def run_turn(self, text: str) -> None:
         """Send `text` and print the answer as it arrives.
@@ -44,23 +111,45 @@ class Conversation:
         The whole transcript is sent; the servers reuse the KV they keep for the session.
         """
         self._messages.append({"role": "user", "content": text})
+        self._has_session = True
         answer, route = "", ""
+        last = CompletionChunk("")
+        printer = AnswerPrinter()
         try:
-            for piece in self._client.stream_chat(
-                self.model, self._messages, session_id=self._session, **self._sampling
+            for piece in stream_resuming(
+                self._client,
+                self.model.name,
+                self._messages,
+                self._session,
+                on_break=printer.print_break,
+                **self._sampling,
             ):
                 if self._swarm is not None and not answer:
                     route = format_route(self._swarm.fetch_running_route())
                 answer += piece.text
-                print_piece(piece.text)
+                printer.print_text(piece.text)
+                last = _join_ends(last, piece)
         finally:
-            click.echo()
+            printer.end()
             if answer:
                 self._messages.append({"role": "assistant", "content": answer})
             else:
                 self._messages.pop()  # without an answer, the question is dropped too
+        self._print_remarks(last, route)
+
+    def _print_remarks(self, last: CompletionChunk, route: str) -> None:
+        if last.finish_reason == LENGTH:
+            remark = length_remark(last.usage or {}, self.model.max_length, in_chat=True)
+            click.echo(remark, err=True)
         if self._swarm is not None:
             click.echo(f"[{route or 'route unknown: other sessions are running too'}]", err=True)
+
+
+def _join_ends(before: CompletionChunk, piece: CompletionChunk) -> CompletionChunk:
+    """Return the finish reason and the usage so far: they come in two events."""
+    return CompletionChunk(
+        "", piece.finish_reason or before.finish_reason, piece.usage or before.usage
+    )
 
 
 @click.command()
@@ -69,32 +158,61 @@ class Conversation:
 @click.option(
     "--grpc", "target", metavar="HOST:PORT", help="gRPC address, for --verbose with --url."
 )
+@model_option
 @sampling_options
 @http_target_options
 def chat(
     system: str | None,
     verbose: bool,
     target: str | None,
+    model: str | None,
     name: str | None,
     url: str | None,
     **sampling: Any,
 ) -> None:
-    """Chat with the model of a running swarm. /new starts a new conversation, /quit ends the chat."""
+    """Chat with the model of a running swarm. /help shows the commands, /quit or Ctrl-D ends the chat.
+
+    On a terminal, lines can be edited, and Up or Ctrl-R find earlier ones. A connection that breaks in an answer is
+    made again, and the answer continues.
+    """
+    fields = request_fields(**sampling)
     with ExitStack() as clients:
         client = clients.enter_context(OpenAIClient(base_url(name, url)))
         swarm = clients.enter_context(SwarmClient(grpc_target(name, target))) if verbose else None
-        conversation = Conversation(client, system, request_fields(**sampling), swarm)
-        if sys.stdin.isatty():
-            click.echo(f"{conversation.model}. {HINT}")
-        _run_conversation(conversation)
+        conversation = Conversation(client, client.choose_model(model), system, fields, swarm)
+        reader = LineReader("> ", history_path("chat_history"))
+        if reader.is_interactive:
+            click.echo(f"{conversation.model.name}. {HINT}")
+        with exit_on_signals():
+            try:
+                _run_conversation(conversation, reader)
+            finally:
+                conversation.close()
 
 
-def _run_conversation(conversation: Conversation) -> None:
-    while (text := _read_input()) not in (None, "/quit"):
-        if text == "/new":
-            conversation.forget()
-        elif text:
-            _run_turn(conversation, text)
+def _run_conversation(conversation: Conversation, reader: LineReader) -> None:
+    while (line := reader.read_line()) is not None:
+        text = line.strip()
+        if not line.startswith("/"):
+            if text:
+                _run_turn(conversation, text)
+        elif text == "/quit":
+            return
+        else:
+            _run_command(conversation, text)
+
+
+def _run_command(conversation: Conversation, text: str) -> None:
+    if text == "/new":
+        conversation.start_again()
+    elif text == "/help":
+        for command, meaning in COMMANDS.items():
+            click.echo(f"{command:<6} {meaning}")
+        click.echo("A line that begins with a space is sent as it is.")
+    else:
+        allowed = ", ".join(COMMANDS)
+        error = UserError(text.split()[0], f"there is no such command; allowed: {allowed}")
+        click.echo(f"Error: {error}", err=True)
 
 
 def _run_turn(conversation: Conversation, text: str) -> None:
@@ -103,15 +221,9 @@ def _run_turn(conversation: Conversation, text: str) -> None:
         conversation.run_turn(text)
     except KeyboardInterrupt:
         click.echo("(interrupted)", err=True)
+    except ContextFullError as error:
+        click.echo(f"Error: {error}; {NEW_CONVERSATION}", err=True)
     except ModelSwarmError as error:
         if isinstance(error, OpenAIClientError) and not sys.stdin.isatty():
             raise  # no person is there to try again
         click.echo(f"Error: {error}", err=True)
-
-
-def _read_input() -> str | None:
-    """Read the next line of input; None at its end."""
-    try:
-        return input("> " if sys.stdin.isatty() else "").strip()
-    except EOFError:
-        return None

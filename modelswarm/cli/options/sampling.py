@@ -11,6 +11,8 @@ from typing import Any
 
 import click
 
+from modelswarm.errors import UserError
+
 
 def _require_finite(
     context: click.Context, parameter: click.Parameter, value: float | None
@@ -39,10 +41,9 @@ _OPTIONS = (
         help="Sample from the likeliest tokens with total probability P.",
     ),
     click.option(
-        "--do-sample/--greedy",
-        default=None,
-        help="Sample tokens, or always take the likeliest. Default: the model's own.",
+        "--do-sample", is_flag=True, help="Sample tokens. Default: as the model's own settings say."
     ),
+    click.option("--greedy", is_flag=True, help="Always take the likeliest token."),
     click.option("--seed", type=int, metavar="SEED", help="The same seed gives the same answer."),
 )
 
@@ -59,11 +60,25 @@ def request_fields(
     temperature: float | None,
     top_k: int | None,
     top_p: float | None,
-    do_sample: bool | None,
+    do_sample: bool,
+    greedy: bool,
     seed: int | None,
 ) -> dict[str, Any]:
-    """Return the request's fields. `--do-sample` alone means temperature 1, `--greedy` temperature 0."""
-    if do_sample is False:
+    """Return the request's fields. `--do-sample` alone means temperature 1, `--greedy` temperature 0.
+
+    UserError for options that contradict each other.
+    """
+    if do_sample and greedy:
+        raise UserError("--greedy", "contradicts --do-sample; allowed: one of them")
+    if greedy and temperature:
+        raise UserError(
+            "--greedy", f"contradicts --temperature {temperature:g}; allowed: one of them"
+        )
+    if do_sample and temperature == 0:
+        raise UserError(
+            "--do-sample", "contradicts --temperature 0; allowed: a temperature above 0"
+        )
+    if greedy:
         temperature = 0.0
     elif do_sample and temperature is None:
         temperature = 1.0

@@ -18,6 +18,13 @@ _NAME = click.option(
 )
 
 
+def model_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--model` to a command that asks a model."""
+    return click.option(
+        "--model", metavar="MODEL", help="Served name of the model. Default: the gateway's first."
+    )(command)
+
+
 def http_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--name` and `--url` to a command that talks to a gateway over HTTP."""
     url = click.option(

@@ -1,22 +1,35 @@
-"""Signals of a command that runs a swarm: Ctrl-C, SIGTERM and a closed terminal all stop it, once.
+"""Signals of commands: Ctrl-C, SIGTERM and a closed terminal stop a swarm once, and let a chat close its session.
 
-Used by `up` and `demo`.
+Used by `up`, `demo` and `chat`.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def interrupt_on_signals() -> Iterator[None]:
     """Raise KeyboardInterrupt on each of the signals inside the block. Main thread only."""
     before = {number: signal.signal(number, _raise_interrupt) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Raise SystemExit on SIGTERM and SIGHUP inside the block, so that cleanup runs. Main thread only."""
+    before = {number: signal.signal(number, _raise_exit) for number in _END_SIGNALS}
     try:
         yield
     finally:
@@ -32,3 +45,7 @@ def ignore_signals() -> None:
 
 def _raise_interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+def _raise_exit(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)

@@ -11,12 +11,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from support.models.hub_server import serve
 from support.models.tiny_models import make_model
 from support.processes.forked_process import fork_process
 from support.processes.swarm import HASH, plan, write_document
 
+from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.run_folder import RunInfo
 from modelswarm.local.swarm import LocalSwarm
 
@@ -51,6 +53,12 @@ class Shell:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def keep_session(self, name: str) -> None:
+        """Run one turn of a named session, which the gateway keeps afterwards."""
+        body = {"model": "tiny", "prompt": "hi", "max_tokens": 5, "session_id": name}
+        answer = httpx.post(f"http://{self.info.http}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
@@ -71,7 +79,7 @@ def test_status_shows_blocks_and_health_of_each_server(shell: Shell) -> None:
 
     assert "tiny: ready, 4 blocks" in shown
     for name, blocks in [("tiny-s0-r0", "0:2"), ("tiny-s0-r1", "0:2"), ("tiny-s1-r0", "2:4")]:
-        assert re.search(rf"{name} +{blocks} +linked", shown)
+        assert re.search(rf"{name} +{blocks} +ready", shown)
     assert ESCAPE not in shown
 
 
@@ -126,6 +134,18 @@ def test_generate_finds_the_swarm_by_its_address_too(shell: Shell) -> None:
     [
         (("generate", "hello", "--max-tokens", "-1"), "Error: max_tokens: "),
         (("generate", "hello", "--temperature", "-1"), "Error: temperature: "),
+        (
+            ("generate", "hello", "--do-sample", "--greedy"),
+            "Error: --greedy: contradicts --do-sample; allowed: one of them",
+        ),
+        (
+            ("chat", "--greedy", "--temperature", "0.5"),
+            "Error: --greedy: contradicts --temperature 0.5",
+        ),
+        (
+            ("generate", "hello", "--do-sample", "--temperature", "0"),
+            "Error: --do-sample: contradicts --temperature 0",
+        ),
         (("generate", "hello", "--temperature", "nan"), "nan is not allowed; allowed: a number"),
         (("generate", "x" * 600), "Error: prompt: "),
         (
@@ -178,12 +198,55 @@ def test_chat_keeps_one_session_until_a_new_one_begins(shell: Shell) -> None:
     first, second, again = said.split("\n")[:3]
     assert first == again
     assert first != second
-    sessions = json.loads(shell.output("status", "--json"))["sessions"]
-    assert len(sessions) == 2
+
+
+def test_chat_closes_its_sessions_when_it_leaves(shell: Shell) -> None:
+    with SwarmClient(shell.info.grpc) as client:
+        before = {session.id for session in client.fetch_snapshot().sessions}
+        shell.output("chat", "--max-tokens", "12", typed="hi\n/new\nhi\n/quit\n")
+        assert {session.id for session in client.fetch_snapshot().sessions} <= before
+
+
+def test_unknown_chat_command_is_an_error_with_the_commands(shell: Shell) -> None:
+    done = shell.run("chat", "--max-tokens", "3", typed="/foo\n/help\n /foo\n")
+
+    assert done.stderr.splitlines()[0] == (
+        "Error: /foo: there is no such command; allowed: /new, /help, /quit"
+    )
+    assert "/new   start a new conversation" in done.stdout
+    assert len(done.stdout.splitlines()) > 4, "a line that begins with a space is a message"
+
+
+def test_answer_that_ended_for_its_length_says_so(shell: Shell) -> None:
+    remark = "(stopped after 16 tokens; --max-tokens N allows more)\n"
+
+    assert shell.run("generate", "hello").stderr == remark
+    assert shell.run("chat", "--max-tokens", "16", typed="hi\n").stderr == remark
+
+
+def test_full_context_of_a_chat_mentions_new(shell: Shell) -> None:
+    done = shell.run("chat", typed="x" * 480 + "\nhi\n")
+
+    remark, error = done.stderr.splitlines()
+    assert re.fullmatch(
+        r"\(the model's context of \d+ tokens is full: /new starts a new conversation\)", remark
+    )
+    assert error.startswith("Error: messages: ")
+    assert error.endswith("; /new starts a new conversation")
+
+
+def test_model_option_chooses_a_served_model(shell: Shell) -> None:
+    chosen = shell.output("generate", "hello", "--model", "tiny", "--max-tokens", "5")
+
+    assert chosen == shell.output("generate", "hello", "--max-tokens", "5")
+    for command in (("generate", "hello"), ("chat",)):
+        done = shell.run(*command, "--model", "tyni")
+        assert done.returncode == 2
+        assert done.stderr == "Error: --model: 'tyni' is not served here; known are: tiny\n"
 
 
 def test_routes_shows_costs_and_reasons_of_each_route(shell: Shell) -> None:
-    shell.output("chat", "--max-tokens", "5", typed="hi\n/quit\n")  # its session is kept
+    shell.keep_session("kept")
     shown = shell.output("routes")
     told = json.loads(shell.output("routes", "--model", "tiny", "--json"))
 
@@ -286,10 +349,11 @@ def test_help_is_written_for_newcomers(shell: Shell) -> None:
 
 def test_drained_server_is_shown_and_used_again_after_undo(shell: Shell) -> None:
     assert shell.output("drain", "tiny-s0-r0") == "tiny-s0-r0: empty\n"
-    assert re.search(r"tiny-s0-r0 +0:2 +draining", shell.output("status"))
-    assert shell.output("drain", "tiny-s0-r0") == "tiny-s0-r0: empty\n", "twice is once"
+    assert re.search(r"tiny-s0-r0 +0:2 +drained", shell.output("status"))
+    assert re.search(r"tiny-s0-r0 +0:2 .* drained\n", shell.output("routes"))
+    assert shell.output("drain", "s0-r0") == "tiny-s0-r0: empty\n", "twice is once"
     assert shell.output("drain", "tiny-s0-r0", "--undo") == "tiny-s0-r0: used again\n"
-    assert re.search(r"tiny-s0-r0 +0:2 +linked", shell.output("status"))
+    assert re.search(r"tiny-s0-r0 +0:2 +ready", shell.output("status"))
 
 
 def test_draining_an_unknown_server_names_the_known_ones(shell: Shell) -> None:
@@ -307,7 +371,7 @@ def test_drain_of_only_server_is_refused_with_its_blocks(shell: Shell) -> None:
             done = shell.run("drain", "tiny-s1-r1", *more)
             assert done.returncode == 1
             assert "tiny-s1-r1 is the only server that holds blocks 2:4" in done.stderr
-            assert re.search(r"tiny-s1-r1 +2:4 +linked", shell.output("status"))
+            assert re.search(r"tiny-s1-r1 +2:4 +ready", shell.output("status"))
     finally:
         shell.output("drain", "tiny-s1-r0", "--undo")
 
