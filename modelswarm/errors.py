@@ -6,7 +6,8 @@ Raised everywhere; turned into exit codes, HTTP statuses and gRPC codes only at 
     ├── UserError            the caller's input: names the field and what is allowed; the same input fails again
     │   ├── ModelSourceError     the model's folder, address or files
     │   └── DocumentError        a swarm document
-    └── UnavailableError     no capacity or no server now: a retry may help
+    ├── UnavailableError     no capacity or no server now: a retry may help
+    └── UnreachableError     a gateway's API does not answer at an address
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ class ModelSwarmError(Exception):
     """Base of all errors this project raises on purpose. `str()` is one sentence for a person."""
 
     retryable: ClassVar[bool] = False
+    is_user_error: bool = False  # True: the same input fails again
 
 
 class UserError(ModelSwarmError):
     """Input that cannot be accepted. `field` is its name as the user writes it."""
+
+    is_user_error = True
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -45,3 +49,12 @@ class UnavailableError(ModelSwarmError):
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after  # seconds
+
+
+class UnreachableError(ModelSwarmError):
+    """A gateway's API does not answer at an address, or something else answers there."""
+
+    def __init__(self, message: str, address: str, api: str) -> None:
+        super().__init__(message)
+        self.address = address  # `host:port`, or a URL
+        self.api = api  # `HTTP` or `gRPC`

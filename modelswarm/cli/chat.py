@@ -10,13 +10,6 @@ from typing import Any
 
 import click
 
-from modelswarm.cli.options.sampling import request_fields, sampling_options
-from modelswarm.cli.options.target import (
-    base_url,
-    grpc_target,
-    http_target_options,
-    model_option,
-)
 from modelswarm.cli.terminal.endings import LENGTH, NEW_CONVERSATION, length_remark
 from modelswarm.cli.terminal.line_editing import LineReader, history_path
 from modelswarm.cli.terminal.printing import print_piece
@@ -152,34 +145,18 @@ def _join_ends(before: CompletionChunk, piece: CompletionChunk) -> CompletionChu
     )
 
 
-@click.command()
-@click.option("--system", metavar="TEXT", help="System message before the conversation.")
-@click.option("--verbose", "-v", is_flag=True, help="Print the route after each answer.")
-@click.option(
-    "--grpc", "target", metavar="HOST:PORT", help="gRPC address, for --verbose with --url."
-)
-@model_option
-@sampling_options
-@http_target_options
-def chat(
-    system: str | None,
-    verbose: bool,
+def run_chat(
+    base: str,
     target: str | None,
     model: str | None,
-    name: str | None,
-    url: str | None,
-    **sampling: Any,
+    system: str | None,
+    sampling: dict[str, Any],
 ) -> None:
-    """Chat with the model of a running swarm. /help shows the commands, /quit or Ctrl-D ends the chat.
-
-    On a terminal, lines can be edited, and Up or Ctrl-R find earlier ones. A connection that breaks in an answer is
-    made again, and the answer continues.
-    """
-    fields = request_fields(**sampling)
+    """Chat over HTTP at `base` until the end of the input. With `target` (gRPC) routes are printed."""
     with ExitStack() as clients:
-        client = clients.enter_context(OpenAIClient(base_url(name, url)))
-        swarm = clients.enter_context(SwarmClient(grpc_target(name, target))) if verbose else None
-        conversation = Conversation(client, client.choose_model(model), system, fields, swarm)
+        client = clients.enter_context(OpenAIClient(base))
+        swarm = clients.enter_context(SwarmClient(target)) if target else None
+        conversation = Conversation(client, client.choose_model(model), system, sampling, swarm)
         reader = LineReader("> ", history_path("chat_history"))
         if reader.is_interactive:
             click.echo(f"{conversation.model.name}. {HINT}")

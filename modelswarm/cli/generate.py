@@ -1,4 +1,4 @@
-"""`modelswarm generate PROMPT`: continues a text."""
+"""`modelswarm generate PROMPT`: continues a text. The options are in `commands/generate.py`."""
 
 from __future__ import annotations
 
@@ -6,30 +6,16 @@ from typing import Any
 
 import click
 
-from modelswarm.cli.options.sampling import request_fields, sampling_options
-from modelswarm.cli.options.target import base_url, http_target_options, model_option
 from modelswarm.cli.terminal.endings import LENGTH, length_remark
 from modelswarm.cli.terminal.printing import print_piece
 from modelswarm.client.openai import OpenAIClient
 
 
-@click.command()
-@click.argument("prompt")
-@click.option("--stream", is_flag=True, help="Print the text as it is generated.")
-@model_option
-@sampling_options
-@http_target_options
-def generate(
-    prompt: str,
-    stream: bool,
-    model: str | None,
-    name: str | None,
-    url: str | None,
-    **sampling: Any,
+def print_continuation(
+    base: str, model: str | None, prompt: str, fields: dict[str, Any], stream: bool
 ) -> None:
-    """Continue PROMPT with the model of a running swarm. Without --max-tokens, by 16 tokens."""
-    fields = request_fields(**sampling)
-    with OpenAIClient(base_url(name, url)) as client:
+    """Print the continuation of `prompt` by the gateway at `base`: piece by piece, or at its end."""
+    with OpenAIClient(base) as client:
         chosen = client.choose_model(model)
         text, remark = "", ""
         finish = None

@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from modelswarm.cli.terminal.names import count_of
 from modelswarm.cli.terminal.tables import Column, FittedTable, make_console
-from modelswarm.local.planning import plan_file
 from modelswarm.placement.plan import PAGE_SIZE, ServerPlan, SwarmPlan
 from modelswarm.placement.quantity import human_bytes
-
-
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--memory",
-    metavar="AMOUNT",
-    help="Memory of one server, e.g. 2Gi, instead of the pools' limits.",
-)
-def plan(file: Path, memory: str | None) -> None:
-    """Show the spans and memory per server that FILE would get.
-
-    Reads the model's files, and starts nothing.
-    """
-    print_plan(plan_file(file, memory))
 
 
 def print_plan(swarm: SwarmPlan) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
-import click
-from google.protobuf.json_format import MessageToDict
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from modelswarm.cli.options.target import grpc_target, grpc_target_options
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column
 from modelswarm.cli.terminal.states import READY, server_state, session_state, state_cell
@@ -25,22 +21,11 @@ HOP_INDENT = 4  # columns before the lines of a route's hops
 LAST_RESORT_COST_MS = 1e9  # a cost this high: used only if no other server holds some block
 
 
-@click.command()
-@click.option("--model", metavar="MODEL", default="", help="Only this model. Default: all.")
-@grpc_target_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-def routes(model: str, name: str | None, target: str | None, as_json: bool) -> None:
-    """Show the cost of each server and the reason for each route.
-
-    The cost of a route is the sum over its servers of `hop`, of `block` for each block used, and of the network
-    time between servers. `block` and `hop` grow with a server's load and are divided by its health score.
-    """
-    with SwarmClient(grpc_target(name, target)) as client:
+def show_routes(target: str, model: str) -> None:
+    """Print the costs and routes of the gateway at `target`, of one model or of all."""
+    with SwarmClient(target) as client:
         found = client.explain_routes(model)
-        if as_json:
-            click.echo(json.dumps(MessageToDict(found, preserving_proto_field_name=True)))
-        else:
-            make_console().print(render_routes(found, client.fetch_snapshot()))
+        make_console().print(render_routes(found, client.fetch_snapshot()))
 
 
 def render_routes(found: api_pb2.RoutesReply, snapshot: api_pb2.Snapshot) -> RenderableType:

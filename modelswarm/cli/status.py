@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 
-import click
-from google.protobuf.json_format import MessageToDict
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from modelswarm.cli.options.target import grpc_target, grpc_target_options
+from modelswarm.cli.facts.status import WATCH_SECONDS, fetch_status
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column, pages_cell
 from modelswarm.cli.terminal.states import server_state, session_state, state_cell
@@ -21,24 +18,16 @@ from modelswarm.placement.spans import format_blocks
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
 
-WATCH_SECONDS = 1.0
 MAX_SHOWN_SESSIONS = 20
 
 
-@click.command()
-@grpc_target_options
-@click.option("--watch", is_flag=True, help="Refresh once a second, until Ctrl-C.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-def status(name: str | None, target: str | None, watch: bool, as_json: bool) -> None:
-    """Show the servers, spans, health and sessions of a running swarm."""
-    with SwarmClient(grpc_target(name, target)) as client:
-        if as_json:
-            snapshot = MessageToDict(client.fetch_snapshot(), preserving_proto_field_name=True)
-            click.echo(json.dumps(snapshot))
-        elif watch:
-            _watch(client)
+def show_status(target: str, session: str | None, watch: bool) -> None:
+    """Print the status of the gateway at `target`, of one session or of all; with `watch` until Ctrl-C."""
+    with SwarmClient(target) as client:
+        if watch:
+            _watch(client, session)
         else:
-            make_console().print(render_status(client.fetch_snapshot()))
+            make_console().print(render_status(fetch_status(client, session)))
 
 
 def render_status(snapshot: api_pb2.Snapshot) -> RenderableType:
@@ -54,16 +43,18 @@ def render_status(snapshot: api_pb2.Snapshot) -> RenderableType:
     return Group(*parts)
 
 
-def _watch(client: SwarmClient) -> None:
+def _watch(client: SwarmClient, session: str | None) -> None:
     out = make_console()
     if not out.is_terminal:
         while True:
-            out.print(render_status(client.fetch_snapshot()))
+            out.print(render_status(fetch_status(client, session)))
             time.sleep(WATCH_SECONDS)
-    with Live(render_status(client.fetch_snapshot()), console=out, auto_refresh=False) as live:
+    with Live(
+        render_status(fetch_status(client, session)), console=out, auto_refresh=False
+    ) as live:
         while True:
             time.sleep(WATCH_SECONDS)
-            live.update(render_status(client.fetch_snapshot()), refresh=True)
+            live.update(render_status(fetch_status(client, session)), refresh=True)
 
 
 def _model_line(model: api_pb2.ModelState) -> Text:

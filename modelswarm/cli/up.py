@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Any
 
-import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
@@ -14,57 +11,21 @@ from modelswarm.cli.terminal.process_table import process_table
 from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
 from modelswarm.cli.terminal.tables import make_console
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
-from modelswarm.errors import UserError
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.run_folder import RunInfo
 from modelswarm.local.supervisor import JobChange, JobState
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.wire import api_pb2
-from modelswarm.resources.loading import load_document
+from modelswarm.resources.spec import ModelSwarm
 
 REFRESH_SECONDS = 0.5
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option(
-    "--http", default="127.0.0.1:8000", show_default=True, help="Address of the OpenAI HTTP API."
-)
-@click.option(
-    "--grpc", default="127.0.0.1:8001", show_default=True, help="Address of the gRPC API."
-)
-@click.option(
-    "--metrics", default="127.0.0.1:8002", show_default=True, help="Address of Prometheus metrics."
-)
-@click.option(
-    "--memory",
-    metavar="AMOUNT",
-    help="Memory of one server, e.g. 2Gi: weights, KV and replay log.",
-)
-@click.option(
-    "--threads",
-    type=click.IntRange(1, 1024),
-    default=1,
-    show_default=True,
-    help="CPU threads per server.",
-)
-@click.option(
-    "--table/--no-table",
-    "with_table",
-    default=True,
-    help="Show a live table on the terminal, or only print lines.",
-)
-@click.option("--hash-model", is_flag=True, help="Run a hash function as the model, for tests.")
-def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
-    """Run the swarm of FILE on this machine, until Ctrl-C.
-
-    Every span gets its server processes, and one gateway answers OpenAI clients. A server that dies is started
-    again; meanwhile its streams continue on the other servers.
-    """
-    document = load_document(file)
-    if document.spec.paused:
-        raise UserError("spec.paused", "true; allowed to start it: false")
+def run_up(
+    document: ModelSwarm, memory: str | None, with_table: bool, settings: LocalSettings
+) -> None:
+    """Run the swarm of a document until a signal, and print its states: as lines, or as a live table below them."""
     plan = plan_document(document, memory)
     out = make_console()
     for field in unused_fields(document):
@@ -72,7 +33,7 @@ def up(file: Path, memory: str | None, with_table: bool, **chosen: Any) -> None:
     for warning in plan.warnings:
         click.echo(f"warning: {warning}")
     log = ProcessLog(out)
-    swarm = LocalSwarm(plan, LocalSettings(**chosen), log)
+    swarm = LocalSwarm(plan, settings, log)
     with interrupt_on_signals():
         try:
             info = swarm.start()

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import httpx
 
-from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
+from modelswarm.errors import ModelSwarmError, UnavailableError, UnreachableError, UserError
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 READ_TIMEOUT_SECONDS = 600.0  # a held session sends comments; a longer silence: a dead gateway
@@ -36,6 +36,14 @@ class OpenAIClientError(ModelSwarmError):
 
 class ConnectionBrokenError(OpenAIClientError):
     """The connection could not be made, or broke off. A stream with a session may be resumed."""
+
+
+class GatewayUnreachableError(ConnectionBrokenError, UnreachableError):
+    """As its base, with the address: a port of another kind may be the cause."""
+
+
+class NotAGatewayError(OpenAIClientError, UnreachableError):
+    """Something else than a gateway answers at the address."""
 
 
 class ContextFullError(UserError):
@@ -76,8 +84,11 @@ class OpenAIClient:
         """Return the models that the gateway serves. UnavailableError if there is none."""
         with self._translated_errors():
             answer = self._http.get("/v1/models")
-        _raise_for_status(answer)
-        models = answer.json()["data"]
+        _raise_for_status(answer, self._base)
+        try:
+            models = answer.json()["data"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise _not_a_gateway(answer, self._base) from error
         if not models:
             raise UnavailableError(f"the gateway at {self._base} serves no model yet")
         return [ServedModel(str(each["id"]), each.get("max_model_len")) for each in models]
@@ -105,7 +116,7 @@ class OpenAIClient:
             )
         if answer.status_code == httpx.codes.NOT_FOUND:
             return False
-        _raise_for_status(answer)
+        _raise_for_status(answer, self._base)
         return True
 
     def stream_chat(
@@ -142,7 +153,7 @@ class OpenAIClient:
         ):
             if answer.status_code != httpx.codes.OK:
                 answer.read()
-                _raise_for_status(answer)
+                _raise_for_status(answer, self._base)
             yield from _parse_chunks(answer.iter_lines())
 
     def _translated_errors(self) -> AbstractContextManager[None]:
@@ -155,9 +166,10 @@ def _translate_errors(base: str) -> Iterator[None]:
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise ConnectionBrokenError(f"no gateway answers at {base}") from error
+        raise GatewayUnreachableError(f"no gateway answers at {base}", base, "HTTP") from error
     except httpx.TransportError as error:
-        raise ConnectionBrokenError(f"the connection to the gateway at {base} broke") from error
+        message = f"the connection to the gateway at {base} broke"
+        raise GatewayUnreachableError(message, base, "HTTP") from error
 
 
 def _parse_chunks(lines: Iterator[str]) -> Iterator[CompletionChunk]:
@@ -193,18 +205,23 @@ def _parse_chunk(event: Mapping[str, Any], event_id: str | None) -> CompletionCh
     return CompletionChunk(text, choice.get("finish_reason"), event.get("usage"), event_id)
 
 
-def _raise_for_status(answer: httpx.Response) -> None:
+def _raise_for_status(answer: httpx.Response, base: str) -> None:
     """Raise the error that an answer other than 200 describes."""
     if answer.status_code == httpx.codes.OK:
         return
     try:
         error = answer.json()["error"]
         message, field, code = str(error["message"]), error.get("param"), error.get("code")
-    except (ValueError, KeyError, TypeError):
-        message, field, code = f"the gateway answered {answer.status_code}", None, None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise _not_a_gateway(answer, base) from None
     if answer.status_code in _RETRYABLE_STATUSES:
         raise UnavailableError(message, float(answer.headers.get("retry-after", "1")))
     if answer.is_client_error:
         kind = ContextFullError if code == CONTEXT_LENGTH_CODE else UserError
         raise kind(str(field or "request"), message.removeprefix(f"{field}: "))
     raise OpenAIClientError(message)
+
+
+def _not_a_gateway(answer: httpx.Response, base: str) -> NotAGatewayError:
+    message = f"{base} answers {answer.status_code}, but not as a gateway does"
+    return NotAGatewayError(message, base, "HTTP")

@@ -10,7 +10,7 @@ from typing import Self, TypeAlias
 
 import grpc
 
-from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.errors import ModelSwarmError, UnreachableError, UserError
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -20,7 +20,7 @@ Route: TypeAlias = tuple[api_pb2.Hop, ...]
 """The hops of a session, head first."""
 
 
-class SwarmClientError(ModelSwarmError):
+class SwarmClientError(UnreachableError):
     """The gateway does not answer gRPC calls."""
 
 
@@ -45,9 +45,7 @@ class SwarmClient:
         try:
             return self._swarm.List(api_pb2.ListRequest(), timeout=timeout)
         except grpc.RpcError as error:
-            raise SwarmClientError(
-                f"no gateway answers at {self._target} (gRPC): {error_details(error)}"
-            ) from error
+            raise self._unreachable(error) from error
 
     def is_serving(self, servers: int) -> bool:
         """True if a model is ready and at least `servers` servers are linked; False while no gateway answers."""
@@ -90,7 +88,11 @@ class SwarmClient:
             return ModelSwarmError(details)
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return DrainTimeoutError("the time is up")
-        return SwarmClientError(f"no gateway answers at {self._target} (gRPC): {details}")
+        return self._unreachable(error)
+
+    def _unreachable(self, error: grpc.RpcError) -> SwarmClientError:
+        message = f"no gateway answers at {self._target} (gRPC): {error_details(error)}"
+        return SwarmClientError(message, self._target, "gRPC")
 
     def fetch_running_route(self) -> Route:
         """Return the route of the only session that runs a turn now; empty unless exactly one does and has a route."""

@@ -13,19 +13,22 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Any
 
 from modelswarm.errors import ModelSwarmError, UserError
 
 LOCK_TIMEOUT_SECONDS = 0.5  # for another process to finish removing a stale folder
 
 
-class RunInfo(BaseModel):
-    """A swarm that runs on this machine, as run.json describes it. Addresses are `host:port`."""
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A swarm that runs on this machine, as run.json describes it. Addresses are `host:port`.
 
-    model_config = ConfigDict(extra="ignore", frozen=True)
+    No pydantic here: its import takes longer than all else that `modelswarm status` does.
+    """
 
     name: str
     model: str  # the served name
@@ -33,6 +36,16 @@ class RunInfo(BaseModel):
     http: str
     grpc: str
     metrics: str
+
+
+@dataclass(frozen=True, slots=True)
+class LocalProcess:
+    """A ready server or gateway of this machine, as its run file describes it."""
+
+    peer: str
+    pid: int
+    metrics: str  # `host:port`
+    ready_seconds: float  # since it has been ready
 
 
 class NoSwarmError(ModelSwarmError):
@@ -60,7 +73,7 @@ class RunFolder:
             owner = f" (pid {pid})" if pid else ""
             raise UserError(
                 "metadata.name",
-                f"a swarm {name!r} runs already{owner}; stop it or choose another name",
+                f"a swarm {name!r} runs already{owner}; stop it, or give this one another name with --name",
             )
         folder = cls(path, lock)
         for part in (folder.members, folder.logs):
@@ -71,7 +84,7 @@ class RunFolder:
     def publish(self, info: RunInfo) -> None:
         """Write run.json: from now on other commands find the swarm."""
         written = self.path / "run.json.new"
-        written.write_text(json.dumps(info.model_dump(), indent=1))
+        written.write_text(json.dumps(asdict(info), indent=1))
         written.replace(self.path / "run.json")
 
     def release(self) -> None:
@@ -121,6 +134,24 @@ def find_run(name: str | None = None, parent: Path | None = None) -> RunInfo:
     raise NoSwarmError(
         "no swarm runs on this machine: start one with `modelswarm up FILE`, or give an address with --url"
     )
+
+
+def server_names(name: str, parent: Path | None = None) -> list[str]:
+    """Return the ready servers of a swarm of this machine."""
+    members = (parent or runs_folder()) / name / "members"
+    return sorted(path.stem for path in members.glob("[!.]*.json"))
+
+
+def server_processes(name: str, parent: Path | None = None) -> dict[str, LocalProcess]:
+    """Return the ready servers of a swarm of this machine, by peer."""
+    members = (parent or runs_folder()) / name / "members"
+    found = [_read_process(path) for path in members.glob("[!.]*.json")]
+    return {process.peer: process for process in found if process is not None}
+
+
+def gateway_process(name: str, parent: Path | None = None) -> LocalProcess | None:
+    """Return the gateway of a swarm of this machine; None while it is not ready."""
+    return _read_process((parent or runs_folder()) / name / "gateway.json")
 
 
 def _lock_with_retry(path: Path) -> int | None:
@@ -182,10 +213,34 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read_info(path: Path) -> RunInfo | None:
-    try:
-        return RunInfo.model_validate_json((path / "run.json").read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValidationError):
+    record = _read_record(path / "run.json")
+    known: dict[str, Any] = {field.name: record.get(field.name) for field in fields(RunInfo)}
+    texts = [value for name, value in known.items() if name != "pid"]
+    if not isinstance(known["pid"], int) or not all(isinstance(text, str) for text in texts):
         return None
+    return RunInfo(**known)
+
+
+def _read_process(path: Path) -> LocalProcess | None:
+    record = _read_record(path)
+    if not isinstance(record.get("pid"), int):
+        return None
+    try:
+        ready = max(0.0, time.time() - path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+    return LocalProcess(
+        str(record.get("peer", "")), record["pid"], str(record.get("metrics", "")), ready
+    )
+
+
+def _read_record(path: Path) -> Mapping[str, Any]:
+    """Return the JSON object of a file; empty if there is none."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _read_pid(path: Path) -> str:

@@ -5,6 +5,7 @@ Used by both cores and by the links. Knows neither transports nor Kubernetes.
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 from typing import NamedTuple
 
@@ -56,3 +57,8 @@ def name_of(peer: PeerId) -> str:
 def is_dialled_peer(peer: PeerId, dialled: PeerId) -> bool:
     """Return True if `peer` is the dialled process, or the process that now runs in the dialled pod."""
     return dialled in (peer, pod_of(peer))
+
+
+def session_wire_name(model: str, session_id: str) -> str:
+    """Return the protocol's name of a session that clients name by `session_id`: a hash, so any text is allowed."""
+    return "named:" + hashlib.sha256(f"{model}\0{session_id}".encode()).hexdigest()[:32]

@@ -6,11 +6,11 @@ sessions are bounded, and the longest idle one is evicted when room is short. Do
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from modelswarm.protocol.identity import session_wire_name
 from modelswarm_gateway.errors import ApiError, Code
 
 SessionKey = tuple[str, str]
@@ -19,7 +19,7 @@ SessionKey = tuple[str, str]
 
 def wire_name(key: SessionKey) -> str:
     """Return the session's name in the protocol. Every gateway derives the same name; any client string is allowed."""
-    return "named:" + hashlib.sha256("\0".join(key).encode()).hexdigest()[:32]
+    return session_wire_name(*key)
 
 
 @dataclass(slots=True)

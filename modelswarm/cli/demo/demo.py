@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 from rich.console import Console
 
 from modelswarm.cli.demo.comparison import Comparison, Recording
@@ -29,7 +28,6 @@ from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 from modelswarm.resources.loading import load_document
 
-QUESTION = "Count from 1 to 200."
 MAX_ANSWER_TOKENS = 1000
 MIN_ANSWER_TOKENS = 20  # a shorter answer leaves no time for a kill in its middle
 KILL_AFTER_FRACTION = 0.4  # of the tokens of the run without a kill
@@ -43,18 +41,8 @@ class DemoError(ModelSwarmError):
     """The demo could not show a recovery."""
 
 
-@click.command()
-@click.argument("file", type=click.Path(path_type=Path), required=False)
-@click.option("--question", default=QUESTION, show_default=True, help="Question to the model.")
-@click.option("--hash-model", is_flag=True, help="Run a hash function as the model, for tests.")
-def demo(file: Path | None, question: str, hash_model: bool) -> int:
-    """Show that a stream survives the kill of a server.
-
-    Starts a swarm, asks a question, kills a server in the middle of the answer, and compares the answer with that of
-    a run without a kill.
-
-    FILE is a swarm document with two or more servers per span. Default: the project's example.
-    """
+def run_demo(file: Path | None, question: str, hash_model: bool) -> int:
+    """Run the demo with a document, or with the project's example; return the exit code."""
     plan = plan_document(load_document(file) if file else load_example())
     if plan.replicas < MIN_REPLICAS:
         raise UserError(

@@ -1,20 +1,58 @@
 """Options for the gateway a command talks to. Default: that of the swarm running on this machine.
 
-Used by `chat` and `generate` (HTTP), `status`, `routes` and `drain` (gRPC). Opens no connection.
+`--url` means the HTTP address of a gateway in every command. Commands that use gRPC take port 8001 of the same host,
+as the chart's Service has it, or `--grpc`. Opens no connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from modelswarm.errors import UserError
-from modelswarm.local.run_folder import find_run
+from modelswarm.local.run_folder import RunInfo, find_run, list_runs, server_names
+
+GRPC_PORT = 8001  # of a gateway, by default
+URL_EXAMPLE = "http://127.0.0.1:8000"
+_ALLOWED_URL = (
+    f"allowed: the gateway's HTTP address, e.g. {URL_EXAMPLE}; its gRPC address is --grpc"
+)
+
+
+def complete_swarm_name(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the swarms of this machine whose names begin so."""
+    return [CompletionItem(run.name) for run in list_runs() if run.name.startswith(incomplete)]
+
+
+def complete_server(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Return the servers that begin so, of the swarm `--name`, or of all on this machine."""
+    wanted = context.params.get("name")
+    runs = [run for run in list_runs() if wanted in (None, run.name)]
+    names = sorted(name for run in runs for name in server_names(run.name))
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
 
 _NAME = click.option(
-    "--name", metavar="NAME", help="Name of the swarm, if several run on this machine."
+    "--name",
+    metavar="NAME",
+    shell_complete=complete_swarm_name,
+    help="Name of the swarm. Needed only if several run on this machine.",
+)
+_URL = click.option(
+    "--url", metavar="URL", help=f"HTTP address of a gateway elsewhere, e.g. {URL_EXAMPLE}."
+)
+_GRPC = click.option(
+    "--grpc",
+    metavar="HOST:PORT",
+    help=f"gRPC address of a gateway elsewhere. Default: port {GRPC_PORT} of the host in --url.",
 )
 
 
@@ -27,31 +65,72 @@ def model_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def http_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--name` and `--url` to a command that talks to a gateway over HTTP."""
-    url = click.option(
-        "--url",
-        metavar="URL",
-        help="HTTP address of a gateway elsewhere, e.g. http://127.0.0.1:8000.",
-    )
-    return _NAME(url(command))
+    return _NAME(_URL(command))
 
 
 def grpc_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--name` and `--url` (as `target`) to a command that talks to a gateway over gRPC."""
-    target = click.option(
-        "--url", "target", metavar="HOST:PORT", help="gRPC address of a gateway elsewhere."
-    )
-    return _NAME(target(command))
+    """Add `--name`, `--url` and `--grpc` to a command that talks to a gateway over gRPC."""
+    return _NAME(_URL(_GRPC(command)))
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcTarget:
+    """A gateway's gRPC address, and its swarm if that runs on this machine."""
+
+    address: str  # `host:port`
+    run: RunInfo | None = None
 
 
 def base_url(name: str | None, url: str | None) -> str:
-    """Return `http://host:port` of the gateway, without a slash at the end."""
-    if url is None:
-        return f"http://{find_run(name).http}"
-    if not url.startswith(("http://", "https://")):
-        raise UserError("--url", f"{url!r} is not an address; allowed: e.g. http://127.0.0.1:8000")
-    return url.rstrip("/")
+    """Return the URL before `/v1/...` of the gateway, without a slash at the end."""
+    _refuse_two(name, url)
+    return f"http://{find_run(name).http}" if url is None else _parse_url(url)[0]
 
 
-def grpc_target(name: str | None, target: str | None) -> str:
-    """Return `host:port` of the gateway's gRPC API."""
-    return target or find_run(name).grpc
+def grpc_target(name: str | None, url: str | None, grpc: str | None) -> GrpcTarget:
+    """Return the gateway's gRPC API: of `--grpc`, of the host in `--url`, or of a swarm of this machine."""
+    _refuse_two(name, url or grpc, "--url" if url else "--grpc")
+    parsed = None if url is None else _parse_url(url)
+    if grpc is not None:
+        return GrpcTarget(_check_grpc(grpc))
+    if parsed is None:
+        run = find_run(name)
+        return GrpcTarget(run.grpc, run)
+    base, host = parsed
+    if base.startswith("https://"):
+        raise UserError(
+            "--grpc", "needed with an https:// address; allowed: HOST:PORT, without TLS"
+        )
+    return GrpcTarget(f"[{host}]:{GRPC_PORT}" if ":" in host else f"{host}:{GRPC_PORT}")
+
+
+def _refuse_two(name: str | None, elsewhere: str | None, flag: str = "--url") -> None:
+    if name is not None and elsewhere is not None:
+        raise UserError(
+            "--name", f"names a swarm of this machine; allowed: either --name or {flag}"
+        )
+
+
+def _parse_url(url: str) -> tuple[str, str]:
+    """Return the URL without `/v1` and slashes at its end, and its host."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise UserError("--url", f"{url!r} is not a URL ({error}); {_ALLOWED_URL}") from None
+    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+        raise UserError("--url", f"{url!r} is not the URL of a gateway; {_ALLOWED_URL}")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/"), host
+
+
+def _check_grpc(address: str) -> str:
+    from modelswarm.process.command_line import split_target
+
+    if "://" in address:
+        raise UserError(
+            "--grpc", f"{address!r} is a URL; allowed: HOST:PORT of the gateway's gRPC port"
+        )
+    split_target("--grpc", address, example=f"127.0.0.1:{GRPC_PORT}")
+    return address

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -87,7 +88,12 @@ def test_status_as_json_can_be_read_by_scripts(shell: Shell) -> None:
     told = json.loads(shell.output("status", "--json"))
 
     assert told["models"][0]["ready"]
-    assert len(told["servers"]) == 4
+    assert sorted(server["server"] for server in told["servers"]) == [
+        *("tiny-s0-r0", "tiny-s0-r1", "tiny-s1-r0", "tiny-s1-r1")
+    ]
+    assert {server["first"] for server in told["servers"]} == {0, 2}
+    assert all(server["pid"] > 0 and server["ready_seconds"] >= 0 for server in told["servers"])
+    assert told["swarm"] == "tiny" and told["gateway"]["http"] == shell.info.http
 
 
 def test_generate_prints_the_same_streamed_or_whole(shell: Shell) -> None:
@@ -96,6 +102,52 @@ def test_generate_prints_the_same_streamed_or_whole(shell: Shell) -> None:
 
     assert len(once) > 5
     assert streamed == once
+
+
+def test_generate_reads_its_prompt_from_standard_input(shell: Shell) -> None:
+    given = shell.output("generate", "hello", "--max-tokens", "5")
+
+    assert shell.output("generate", "-", "--max-tokens", "5", typed="hello\n") == given
+
+
+def test_generate_as_json_has_the_text_and_its_end(shell: Shell) -> None:
+    printed = shell.output("generate", "hello", "--max-tokens", "5")
+
+    told = json.loads(shell.output("generate", "hello", "--max-tokens", "5", "--json"))
+
+    assert set(told) == {"model", "text", "finish_reason", "usage"}
+    assert f"{told['text']}\n" == printed
+    assert told["finish_reason"] == "length"
+    assert told["usage"]["completion_tokens"] == 5
+
+
+def test_bytes_that_are_not_utf8_end_a_chat_with_a_sentence(shell: Shell) -> None:
+    done = subprocess.run(
+        (sys.executable, "-m", "modelswarm.cli", "chat"),
+        input=b"caf\xe9\n",
+        capture_output=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(shell.runtime)},
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"Error: the input is not UTF-8")
+
+
+def test_ports_of_a_swarm_in_the_wrong_place_are_explained(shell: Shell) -> None:
+    info = shell.info
+    for flags, kind, meant in (
+        (("generate", "x", "--url", f"http://{info.metrics}"), "a metrics port", info.http),
+        (("generate", "x", "--url", f"http://{info.grpc}"), "a gRPC port", info.http),
+        (("status", "--grpc", info.metrics), "a metrics port", info.grpc),
+        (("status", "--grpc", info.http), "the HTTP port of a gateway", info.grpc),
+    ):
+        done = shell.run(*flags)
+
+        assert done.returncode == 1
+        assert f" is {kind}; allowed: " in done.stderr and meant in done.stderr
+        assert len(done.stderr.splitlines()) == 1
 
 
 def test_generate_samples_by_its_seed(shell: Shell) -> None:
@@ -150,8 +202,10 @@ def test_generate_finds_the_swarm_by_its_address_too(shell: Shell) -> None:
         (("generate", "x" * 600), "Error: prompt: "),
         (
             ("generate", "hello", "--url", "localhost"),
-            "Error: --url: 'localhost' is not an address",
+            "Error: --url: 'localhost' is not the URL of a gateway",
         ),
+        (("status", "--url", "127.0.0.1:8001"), "allowed: the gateway's HTTP address"),
+        (("generate", "hello", "--stream", "--json"), "allowed: --stream or --json"),
         (("routes", "--model", "tyni"), "--model: 'tyni' is not served here; known are: tiny"),
         (("status", "--name", "other"), "no swarm 'other' runs here; allowed: tiny"),
         (("generate",), "Missing argument 'PROMPT'"),
@@ -173,8 +227,8 @@ def test_wrong_input_gets_one_sentence_and_exit_code_2(
 def test_missing_gateway_is_one_sentence_and_exit_code_1(shell: Shell) -> None:
     for arguments in (
         ("generate", "hello", "--url", "http://127.0.0.1:1"),
-        ("status", "--url", "127.0.0.1:1"),
-        ("routes", "--url", "127.0.0.1:1"),
+        ("status", "--grpc", "127.0.0.1:1"),
+        ("routes", "--grpc", "127.0.0.1:1"),
     ):
         done = shell.run(*arguments)
 
@@ -353,6 +407,11 @@ def test_drained_server_is_shown_and_used_again_after_undo(shell: Shell) -> None
     assert re.search(r"tiny-s0-r0 +0:2 .* drained\n", shell.output("routes"))
     assert shell.output("drain", "s0-r0") == "tiny-s0-r0: empty\n", "twice is once"
     assert shell.output("drain", "tiny-s0-r0", "--undo") == "tiny-s0-r0: used again\n"
+    states = [
+        json.loads(line) for line in shell.output("drain", "tiny-s0-r1", "--json").splitlines()
+    ]
+    assert states[-1]["done"] and states[-1]["server"] == "tiny-s0-r1"
+    shell.output("drain", "tiny-s0-r1", "--undo", "--json")
     assert re.search(r"tiny-s0-r0 +0:2 +ready", shell.output("status"))
 
 
@@ -385,6 +444,37 @@ def test_a_drain_with_bad_options_is_refused(shell: Shell, arguments: tuple[str,
 
 
 def test_a_drain_without_a_gateway_says_so(shell: Shell) -> None:
-    done = shell.run("drain", "tiny-s0-r0", "--url", "127.0.0.1:1")
+    done = shell.run("drain", "tiny-s0-r0", "--grpc", "127.0.0.1:1")
     assert done.returncode == 1
     assert "no gateway answers at 127.0.0.1:1" in done.stderr
+
+
+def test_status_finds_a_session_by_its_id(shell: Shell) -> None:
+    shell.keep_session("mine")
+
+    [session] = json.loads(shell.output("status", "--session", "mine", "--json"))["sessions"]
+
+    assert session["session"] in shell.output("status", "--session", "mine")
+    assert session["route"][0]["server"].startswith("tiny-s0-r")
+    missing = shell.run("status", "--session", "other")
+    assert missing.returncode == 1
+    assert "no session with session_id 'other'" in missing.stderr
+
+
+def test_interrupted_watch_ends_without_a_traceback(shell: Shell) -> None:
+    command = (sys.executable, "-m", "modelswarm.cli", "status", "--watch", "--json")
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(shell.runtime)},
+    ) as process:
+        assert process.stdout is not None
+        first, second = process.stdout.readline(), process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+
+    assert process.returncode == 130
+    assert told.strip() == ""
+    assert set(json.loads(first)) == set(json.loads(second))

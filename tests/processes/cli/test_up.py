@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -207,3 +208,33 @@ def test_second_swarm_of_the_same_name_is_refused(folder: Path) -> None:
             LocalSwarm(one, HASH).start()
 
         assert [server.job_status.state for server in swarm.servers] == [JobState.READY]
+
+
+@pytest.mark.full
+def test_up_from_standard_input_tells_its_events_as_json(folder: Path, tmp_path: Path) -> None:
+    document = write_document(tmp_path / "swarm.yaml", folder)
+    flags = ("-", "--json", "--name", "other", "--hash-model", *ANY_PORTS)
+    with (
+        document.open() as typed,
+        subprocess.Popen(
+            (sys.executable, "-m", "modelswarm.cli", "up", *flags),
+            stdin=typed,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        events = [json.loads(process.stdout.readline())]
+        while events[-1]["event"] != "ready":
+            events.append(json.loads(process.stdout.readline()))
+        process.send_signal(signal.SIGINT)
+        rest = [json.loads(line) for line in process.stdout]
+
+    assert process.returncode == 0
+    states = [event for event in events if event["event"] == "process"]
+    assert {(event["process"], event["state"]) for event in states} == {
+        *((name, state) for name in ("gateway", "other-s0-r0") for state in ("starting", "ready"))
+    }
+    assert (events[-1]["name"], events[-1]["pid"]) == ("other", process.pid)
+    assert [event["event"] for event in rest][:1] == ["stopping"]
+    assert rest[-1]["event"] == "stopped"

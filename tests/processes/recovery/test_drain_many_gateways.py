@@ -13,7 +13,7 @@ from support.eventually import eventually
 from support.processes.http_requests import lines, tokens_of, whole
 from support.processes.swarm import MODEL, Endpoints, HashSwarm, two_spans
 
-from modelswarm.cli.drain import drain
+from modelswarm.cli.commands.drain import drain
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
@@ -43,7 +43,7 @@ def server(endpoints: Endpoints, name: str) -> api_pb2.Server:
 
 
 def drained(endpoints: Endpoints, *flags: str) -> Result:
-    return CliRunner().invoke(drain, ["s1", "--url", endpoints.grpc, "--timeout", "60", *flags])
+    return CliRunner().invoke(drain, ["s1", "--grpc", endpoints.grpc, "--timeout", "60", *flags])
 
 
 def wait_linked(endpoints: Endpoints) -> None:

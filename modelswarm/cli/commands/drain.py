@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
-from modelswarm.cli.options.target import grpc_target, grpc_target_options
-from modelswarm.cli.terminal.names import count_of, find_name
-from modelswarm.client.swarm import DrainTimeoutError, SwarmClient
+from modelswarm.cli.options.target import complete_server, grpc_target, grpc_target_options
 from modelswarm.errors import ModelSwarmError
-from modelswarm.placement.spans import format_blocks
-from modelswarm.protocol.identity import name_of
-from modelswarm.protocol.wire import api_pb2
+
+if TYPE_CHECKING:
+    from modelswarm.client.swarm import SwarmClient
+    from modelswarm.protocol.wire import api_pb2
 
 _SECONDS = click.FloatRange(min=0, max=86400)
 
 
 @click.command()
-@click.argument("server")
+@click.argument("server", shell_complete=complete_server)
 @grpc_target_options
 @click.option("--undo", is_flag=True, help="End the drain: use the server again.")
 @click.option(
@@ -33,8 +34,16 @@ _SECONDS = click.FloatRange(min=0, max=86400)
     show_default=True,
     help="Seconds after which this command stops waiting. The drain continues.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print each state as a line of JSON.")
 def drain(
-    server: str, name: str | None, target: str | None, undo: bool, wait: float, timeout: float
+    server: str,
+    name: str | None,
+    url: str | None,
+    grpc: str | None,
+    undo: bool,
+    wait: float,
+    timeout: float,
+    as_json: bool,
 ) -> None:
     """Migrate all sessions off SERVER and send it no new ones. It keeps working meanwhile.
 
@@ -43,15 +52,19 @@ def drain(
     The drain covers the sessions of all gateways, because the server reports it to each of them; so does --undo.
     Exit code 0: the server is empty. 1: it is not.
     """
-    with SwarmClient(grpc_target(name, target)) as client:
-        last, message = api_pb2.DrainProgress(), ""
+    target = grpc_target(name, url, grpc).address
+
+    from modelswarm.client.swarm import DrainTimeoutError, SwarmClient
+    from modelswarm.protocol.wire import api_pb2
+
+    report = _print_facts if as_json else _LinePrinter(undo)
+    with SwarmClient(target) as client:
+        last = api_pb2.DrainProgress()
         server = _full_name(client, server)
         try:
             for state in client.drain_server(server, undo=undo, wait=wait, timeout=wait + timeout):
-                line = _describe(state, undo)
-                if line not in ("", message):
-                    click.echo(f"{name_of(state.peer)}: {line}")
-                last, message = state, line
+                report(state)
+                last = state
         except DrainTimeoutError as error:
             left = _remaining(last)
             message = f"{left} still there" if left else "it has not reported that it is empty"
@@ -60,7 +73,32 @@ def drain(
 
 def _full_name(client: SwarmClient, server: str) -> str:
     """Return the name of the server that `server` names in full or in short; else `server` itself, to be refused."""
+    from modelswarm.cli.terminal.names import find_name
+    from modelswarm.protocol.identity import name_of
+
     return find_name(server, [name_of(each.peer) for each in client.fetch_snapshot().servers])
+
+
+def _print_facts(state: api_pb2.DrainProgress) -> None:
+    from modelswarm.cli.facts.messages import message_facts
+    from modelswarm.cli.facts.printing import print_json
+
+    print_json(message_facts(state))
+
+
+class _LinePrinter:
+    """Prints each state as a sentence, unless it is the one before."""
+
+    def __init__(self, undo: bool) -> None:
+        self._undo, self._last = undo, ""
+
+    def __call__(self, state: api_pb2.DrainProgress) -> None:
+        from modelswarm.protocol.identity import name_of
+
+        line = _describe(state, self._undo)
+        if line not in ("", self._last):
+            click.echo(f"{name_of(state.peer)}: {line}")
+        self._last = line
 
 
 def _describe(state: api_pb2.DrainProgress, undo: bool) -> str:
@@ -71,6 +109,8 @@ def _describe(state: api_pb2.DrainProgress, undo: bool) -> str:
     if state.done:
         return "empty"
     if state.uncovered_blocks:
+        from modelswarm.placement.spans import format_blocks
+
         blocks = format_blocks(state.uncovered_blocks)
         return f"waiting for another server of blocks {blocks}"
     left = _remaining(state)
@@ -79,5 +119,7 @@ def _describe(state: api_pb2.DrainProgress, undo: bool) -> str:
 
 def _remaining(state: api_pb2.DrainProgress) -> str:
     """Return the sessions still there, as `2 sessions and 1 session of other gateways`; empty if none."""
+    from modelswarm.cli.terminal.names import count_of
+
     counts = ((state.own_sessions, ""), (state.other_sessions, " of other gateways"))
     return " and ".join(f"{count_of(count, 'session')}{owner}" for count, owner in counts if count)

@@ -1,0 +1,26 @@
+"""`modelswarm demo`: its options. The steps are in `modelswarm.cli.demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+QUESTION = "Count from 1 to 200."
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+@click.option("--question", default=QUESTION, show_default=True, help="Question to the model.")
+@click.option("--hash-model", is_flag=True, help="Run a hash function as the model, for tests.")
+def demo(file: Path | None, question: str, hash_model: bool) -> int:
+    """Show that a stream survives the kill of a server.
+
+    Starts a swarm, asks a question, kills a server in the middle of the answer, and compares the answer with that of
+    a run without a kill.
+
+    FILE is a swarm document with two or more servers per span. Default: the project's example.
+    """
+    from modelswarm.cli.demo.demo import run_demo
+
+    return run_demo(file, question, hash_model)

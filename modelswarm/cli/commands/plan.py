@@ -1,0 +1,38 @@
+"""`modelswarm plan FILE`: its options. The table is in `modelswarm.cli.plan`, the JSON in `modelswarm.cli.facts`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from modelswarm.cli.options.document import read_document
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--memory",
+    metavar="AMOUNT",
+    help="Memory of one server, e.g. 2Gi, instead of the pools' limits.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+def plan(file: Path, memory: str | None, as_json: bool) -> None:
+    """Show the spans and memory per server that FILE would get. With - the document is read from standard input.
+
+    Reads the model's files, and starts nothing.
+    """
+    document = read_document(file)
+
+    from modelswarm.local.planning import plan_document
+
+    planned = plan_document(document, memory)
+    if as_json:
+        from modelswarm.cli.facts.plan import plan_facts
+        from modelswarm.cli.facts.printing import print_json
+
+        print_json(plan_facts(planned))
+    else:
+        from modelswarm.cli.plan import print_plan
+
+        print_plan(planned)

@@ -1,0 +1,28 @@
+"""`modelswarm routes`: its options. The tables are in `modelswarm.cli.routes`, the JSON in `modelswarm.cli.facts`."""
+
+from __future__ import annotations
+
+import click
+
+from modelswarm.cli.options.target import grpc_target, grpc_target_options
+
+
+@click.command()
+@click.option("--model", metavar="MODEL", default="", help="Only this model. Default: all.")
+@grpc_target_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+def routes(model: str, name: str | None, url: str | None, grpc: str | None, as_json: bool) -> None:
+    """Show the cost of each server and the reason for each route.
+
+    The cost of a route is the sum over its servers of `hop`, of `block` for each block used, and of the network
+    time between servers. `block` and `hop` grow with a server's load and are divided by its health score.
+    """
+    target = grpc_target(name, url, grpc)
+    if as_json:
+        from modelswarm.cli.facts.routes import print_routes
+
+        print_routes(target.address, model)
+    else:
+        from modelswarm.cli.routes import show_routes
+
+        show_routes(target.address, model)

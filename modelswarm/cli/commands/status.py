@@ -1,0 +1,36 @@
+"""`modelswarm status`: its options. The tables are in `modelswarm.cli.status`, the JSON in `modelswarm.cli.facts`."""
+
+from __future__ import annotations
+
+import click
+
+from modelswarm.cli.options.target import grpc_target, grpc_target_options
+
+
+@click.command()
+@grpc_target_options
+@click.option(
+    "--session",
+    metavar="ID",
+    help="Only the session that requests name by this session_id; it is shown by its hash.",
+)
+@click.option("--watch", is_flag=True, help="Refresh once a second, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+def status(
+    name: str | None,
+    url: str | None,
+    grpc: str | None,
+    session: str | None,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """Show the servers, spans, health and sessions of a running swarm."""
+    target = grpc_target(name, url, grpc)
+    if as_json:
+        from modelswarm.cli.facts.status import print_status
+
+        print_status(target, session, watch)
+    else:
+        from modelswarm.cli.status import show_status
+
+        show_status(target.address, session, watch)

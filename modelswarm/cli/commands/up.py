@@ -1,0 +1,73 @@
+"""`modelswarm up FILE`: its options. The work is in `modelswarm.cli.up`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from modelswarm.cli.options.document import read_document
+from modelswarm.errors import UserError
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--name", metavar="NAME", help="Name of the swarm, instead of metadata.name in FILE.")
+@click.option(
+    "--http", default="127.0.0.1:8000", show_default=True, help="Address of the OpenAI HTTP API."
+)
+@click.option(
+    "--grpc", default="127.0.0.1:8001", show_default=True, help="Address of the gRPC API."
+)
+@click.option(
+    "--metrics", default="127.0.0.1:8002", show_default=True, help="Address of Prometheus metrics."
+)
+@click.option(
+    "--memory",
+    metavar="AMOUNT",
+    help="Memory of one server, e.g. 2Gi: weights, KV and replay log.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="CPU threads per server.",
+)
+@click.option(
+    "--table/--no-table",
+    "with_table",
+    default=True,
+    help="Show a live table on the terminal, or only print lines.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print each event as a line of JSON.")
+@click.option("--hash-model", is_flag=True, help="Run a hash function as the model, for tests.")
+def up(
+    file: Path,
+    name: str | None,
+    memory: str | None,
+    with_table: bool,
+    as_json: bool,
+    **chosen: Any,
+) -> None:
+    """Run the swarm of FILE on this machine, until Ctrl-C. With - the document is read from standard input.
+
+    Every span gets its server processes, and one gateway answers OpenAI clients. A server that dies is started
+    again; meanwhile its streams continue on the other servers.
+    """
+    document = read_document(file, name)
+    if document.spec.paused:
+        raise UserError("spec.paused", "true; allowed to start it: false")
+
+    from modelswarm.local.commands import LocalSettings
+
+    settings = LocalSettings(**chosen)
+    if as_json:
+        from modelswarm.cli.facts.up import run_up_json
+
+        run_up_json(document, memory, settings)
+    else:
+        from modelswarm.cli.up import run_up
+
+        run_up(document, memory, with_table, settings)

@@ -1,0 +1,1 @@
+"""Parts of the entry point: standard streams before a command, errors after it."""

@@ -1,0 +1,91 @@
+"""Explains a wrong address: finds out what answers there, and names the port that was meant.
+
+Called by `failures` after a call has failed. One short connection; nothing is changed at the other end.
+"""
+
+from __future__ import annotations
+
+import enum
+import socket
+from urllib.parse import urlsplit
+
+from modelswarm.errors import ModelSwarmError
+from modelswarm.local.run_folder import RunInfo, list_runs
+from modelswarm.process.command_line import split_target
+
+PROBE_SECONDS = 2.0  # for the connection, and for each part of the answer
+ANSWER_BYTES = 4096
+HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002  # of a gateway, by default
+_REQUEST = b"GET /health HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
+_SETTINGS_FRAME = 4  # the first frame of an HTTP/2 server, by its type
+
+
+class Answer(enum.Enum):
+    """The kinds of listeners at an address; the value is the name in sentences."""
+
+    GATEWAY = "the HTTP port of a gateway"
+    GRPC = "a gRPC port"
+    METRICS = "a metrics port"
+    OTHER_HTTP = "an HTTP port, but not of a gateway"
+
+
+def explain_answer(address: str, api: str) -> str | None:
+    """Return one sentence about what answers at `address` in place of `api`; None if nothing does, or the right one.
+
+    `address`: `host:port` or a URL. `api`: `HTTP` or `gRPC`.
+    """
+    try:
+        host, port = _split(address)
+    except (ModelSwarmError, ValueError):
+        return None
+    found = probe(host, port)
+    if found is None or found is (Answer.GATEWAY if api == "HTTP" else Answer.GRPC):
+        return None
+    run = _local_run(host, port)
+    if api == "HTTP":
+        where = f"http://{run.http}" if run else f"by default port {HTTP_PORT}"
+        return f"{address} is {found.value}; allowed: the gateway's HTTP port, {where}"
+    where = run.grpc if run else f"by default port {GRPC_PORT}"
+    return f"{address} is {found.value}; allowed: the gateway's gRPC port, {where} (--grpc)"
+
+
+def probe(host: str, port: int) -> Answer | None:
+    """Return what answers a small HTTP request there; None if nothing does."""
+    received = b""
+    try:
+        with socket.create_connection((host, port), PROBE_SECONDS) as connection:
+            connection.sendall(_REQUEST)
+            while len(received) < ANSWER_BYTES and (part := connection.recv(ANSWER_BYTES)):
+                received += part
+    except (OSError, UnicodeError):
+        return _classify(received)  # a refused or broken connection; a host name that cannot be one
+    return _classify(received)
+
+
+def _classify(received: bytes) -> Answer | None:
+    if received.startswith(b"HTTP/"):
+        if b"# HELP " in received or b"openmetrics" in received:
+            return Answer.METRICS
+        return Answer.GATEWAY if b"x-request-id" in received.lower() else Answer.OTHER_HTTP
+    if len(received) >= 9 and received[3] == _SETTINGS_FRAME:
+        return Answer.GRPC
+    return None
+
+
+def _split(address: str) -> tuple[str, int]:
+    if "://" not in address:
+        return split_target("address", address)
+    parts = urlsplit(address)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+
+
+def _local_run(host: str, port: int) -> RunInfo | None:
+    """Return the swarm of this machine that listens on this port."""
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    for run in list_runs():
+        if port in (
+            int(address.rpartition(":")[2]) for address in (run.http, run.grpc, run.metrics)
+        ):
+            return run
+    return None

@@ -1,0 +1,31 @@
+"""The facts of `plan`: every number of the plan, with the sums that its table shows."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
+from modelswarm.placement.spans import Span
+
+
+def plan_facts(plan: SwarmPlan) -> dict[str, Any]:
+    """Return the plan's facts; amounts of memory in bytes."""
+    facts = _facts(plan)
+    del facts["spans"]  # each server has its own
+    return facts | {"page_size": PAGE_SIZE}
+
+
+def _facts(part: Any) -> dict[str, Any]:
+    """Return the fields and the properties of a part of the plan, a dataclass."""
+    properties = [name for name, value in vars(type(part)).items() if isinstance(value, property)]
+    names = [field.name for field in fields(part)] + properties
+    return {name: _value(getattr(part, name)) for name in names}
+
+
+def _value(value: Any) -> Any:
+    if is_dataclass(value):
+        return _facts(value)
+    if isinstance(value, Span):
+        return value._asdict()
+    return [_value(part) for part in value] if isinstance(value, tuple) else value

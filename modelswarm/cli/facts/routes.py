@@ -1,0 +1,13 @@
+"""The facts of `routes`: the cost of each server, and the reason of each route."""
+
+from __future__ import annotations
+
+from modelswarm.cli.facts.messages import message_facts
+from modelswarm.cli.facts.printing import print_json
+from modelswarm.client.swarm import SwarmClient
+
+
+def print_routes(target: str, model: str) -> None:
+    """Print the costs and routes of the gateway at `target` as one line of JSON."""
+    with SwarmClient(target) as client:
+        print_json(message_facts(client.explain_routes(model)))

@@ -1,0 +1,70 @@
+"""The facts of `status`: the gateway's snapshot, with what only this machine knows of its own processes.
+
+Also used by the tables of `status`, for the choice of one session.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from modelswarm.cli.facts.messages import message_facts
+from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.options.target import GrpcTarget
+from modelswarm.client.swarm import SwarmClient
+from modelswarm.errors import ModelSwarmError
+from modelswarm.local.run_folder import (
+    LocalProcess,
+    RunInfo,
+    gateway_process,
+    server_processes,
+)
+from modelswarm.protocol.identity import session_wire_name
+from modelswarm.protocol.wire import api_pb2
+
+WATCH_SECONDS = 1.0
+
+
+def print_status(target: GrpcTarget, session: str | None, watch: bool) -> None:
+    """Print the status as one line of JSON; with `watch` one line a second, until Ctrl-C."""
+    with SwarmClient(target.address) as client:
+        print_json(status_facts(fetch_status(client, session), target.run))
+        while watch:
+            time.sleep(WATCH_SECONDS)
+            print_json(status_facts(fetch_status(client, session), target.run))
+
+
+def fetch_status(client: SwarmClient, session: str | None) -> api_pb2.Snapshot:
+    """Return the gateway's snapshot, with only the session of that `session_id` if one is given."""
+    snapshot = client.fetch_snapshot()
+    if session is None:
+        return snapshot
+    found = [one for one in snapshot.sessions if one.id == session_wire_name(one.model, session)]
+    if not found:
+        raise ModelSwarmError(f"this gateway has no session with session_id {session!r}")
+    del snapshot.sessions[:]
+    snapshot.sessions.extend(found)
+    return snapshot
+
+
+def status_facts(snapshot: api_pb2.Snapshot, run: RunInfo | None) -> dict[str, Any]:
+    """Return the snapshot's facts. `run`: the swarm, if it runs on this machine; else its fields are None."""
+    facts = message_facts(snapshot)
+    processes = server_processes(run.name) if run else {}
+    for server in facts["servers"]:
+        server |= _process_facts(processes.get(server["peer"]))
+    gateway = gateway_process(run.name) if run else None
+    addresses = {api: getattr(run, api, None) for api in ("http", "grpc")}
+    return {
+        "swarm": run.name if run else None,
+        "gateway": addresses | _process_facts(gateway),
+        **facts,
+    }
+
+
+def _process_facts(process: LocalProcess | None) -> dict[str, Any]:
+    return {
+        "pid": process.pid if process else None,
+        "metrics": process.metrics if process else None,
+        "ready_seconds": round(process.ready_seconds, 1) if process else None,
+    }

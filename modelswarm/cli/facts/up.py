@@ -1,0 +1,56 @@
+"""The events of `up --json`, one line each: notes, states of processes, ready, stopping, stopped."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import Any
+
+from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
+from modelswarm.local.commands import LocalSettings
+from modelswarm.local.planning import plan_document, unused_fields
+from modelswarm.local.supervisor import JobChange
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.resources.spec import ModelSwarm
+
+CHECK_SECONDS = 0.5
+
+
+def run_up_json(document: ModelSwarm, memory: str | None, settings: LocalSettings) -> None:
+    """Run the swarm of a document until a signal, and print each event."""
+    plan = plan_document(document, memory)
+    for field in unused_fields(document):
+        print_event("note", message=f"{field} is not used on one machine")
+    swarm = LocalSwarm(plan, settings, print_change)
+    with interrupt_on_signals():
+        try:
+            print_event("ready", **asdict(swarm.start()))
+            while True:
+                swarm.raise_if_failed()
+                time.sleep(CHECK_SECONDS)
+        except KeyboardInterrupt:
+            print_event("stopping")
+        finally:
+            ignore_signals()
+            swarm.stop()
+    print_event("stopped")
+
+
+def print_change(change: JobChange) -> None:
+    """Print the new state of a process."""
+    job = change.job
+    print_event(
+        "process",
+        process=job.name,
+        state=job.state.value,
+        incarnation=job.incarnation,
+        pid=job.pid or None,
+        restart_in=job.restart_in,
+        exit_reason=job.exit_reason or None,
+        log=list(change.log_tail),
+    )
+
+
+def print_event(event: str, **facts: Any) -> None:
+    print_json({"event": event, "time": time.time(), **facts})

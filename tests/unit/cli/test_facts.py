@@ -1,0 +1,153 @@
+"""`--json`: all fields always there, numbers as numbers, names as in the tables; documented in docs/cli.md."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelswarm.cli import run
+from modelswarm.cli.facts.messages import message_facts
+from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.facts.status import status_facts
+from modelswarm.cli.facts.up import print_change, print_event
+from modelswarm.local.run_folder import RunFolder, RunInfo
+from modelswarm.local.supervisor import JobChange, JobState, JobStatus
+from modelswarm.protocol.identity import session_wire_name
+from modelswarm.protocol.wire import api_pb2
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+EXAMPLE = ROOT / "examples" / "counting.yaml"
+INFO = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002")
+SESSION = session_wire_name("m", "mine")
+HOP = api_pb2.Hop(peer="s/1/x", first=0, last=4)
+SNAPSHOT = api_pb2.Snapshot(
+    models=[api_pb2.ModelState(model="m")],
+    servers=[api_pb2.Server(peer="s/1/x", steps=2**63)],
+    sessions=[api_pb2.Session(id=SESSION, model="m", route=[HOP])],
+)
+
+
+def documented(heading: str) -> dict[str, set[str]]:
+    """Return the fields that docs/cli.md lists for one command: by object, from the rows of its table."""
+    section = re.search(rf"^### `{heading}.*?(?=^##|\Z)", DOCS, re.MULTILINE | re.DOTALL)
+    assert section is not None, heading
+    rows = [line.split(" | ") for line in section.group().splitlines() if line.startswith("| ")]
+    named = {row[0].strip("| `"): set(re.findall(r"`(\w+)`", row[1])) for row in rows}
+    return {name.removeprefix("(top)"): fields for name, fields in named.items() if fields}
+
+
+def shape(facts: dict[str, Any], name: str = "") -> dict[str, set[str]]:
+    """Return the fields of an object and of the objects inside it, by path."""
+    shapes = {name: set(facts)}
+    for key, value in facts.items():
+        path = f"{name}.{key}" if name else key
+        if isinstance(value, dict):
+            shapes |= shape(value, path)
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            shapes |= shape(value[0], f"{path}[]")
+    return shapes
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_status_has_every_field_even_if_it_is_zero() -> None:
+    facts = status_facts(SNAPSHOT, None)
+
+    [server] = facts["servers"]
+    assert (server["first"], server["sessions"], server["score"]) == (0, 0, 0.0)
+    assert (server["server"], server["peer"]) == ("s", "s/1/x")
+    assert server["steps"] == 2**63
+    assert facts["sessions"][0]["session"] == SESSION.removeprefix("named:")
+    assert shape(facts) == documented("status")
+
+
+def test_status_of_this_machine_has_pids_and_ports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = RunFolder.claim("one")
+    try:
+        member = {"peer": "s/1/x", "metrics": "127.0.0.1:7", "pid": 42}
+        (folder.members / "s.json").write_text(json.dumps(member))
+        folder.gateway_file.write_text(json.dumps({"pid": 43, "metrics": "127.0.0.1:8"}))
+
+        facts = status_facts(SNAPSHOT, INFO)
+    finally:
+        folder.release()
+
+    assert facts["swarm"] == "one"
+    assert (facts["servers"][0]["pid"], facts["servers"][0]["metrics"]) == (42, "127.0.0.1:7")
+    assert facts["servers"][0]["ready_seconds"] >= 0
+    assert (facts["gateway"]["pid"], facts["gateway"]["http"]) == (43, "127.0.0.1:9000")
+
+
+def test_status_of_another_machine_has_null_instead() -> None:
+    facts = status_facts(SNAPSHOT, None)
+
+    assert facts["swarm"] is None
+    assert facts["servers"][0]["pid"] is None
+    assert set(facts["gateway"].values()) == {None}
+
+
+def test_routes_has_every_field_and_null_if_unset() -> None:
+    reason = api_pb2.RouteReason(id="x", hops=[api_pb2.HopReason(peer="s/1/x")], best=[HOP])
+    reply = api_pb2.RoutesReply(servers=[api_pb2.ServerCost(peer="s/1/x")], sessions=[reason])
+
+    facts = message_facts(reply)
+
+    assert facts["servers"][0]["rtt_ms"] is None
+    assert facts["servers"][0]["block_ms"] == 0.0
+    assert facts["sessions"][0]["cost_ms"] is None
+    assert shape(facts) == documented("routes")
+
+
+def test_drain_state_has_every_field() -> None:
+    facts = message_facts(api_pb2.DrainProgress(peer="s/1/x"))
+
+    assert (facts["server"], facts["done"], facts["uncovered_blocks"]) == ("s", False, [])
+    assert shape(facts) == documented("drain")
+
+
+def test_plan_prints_every_number_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["plan", str(EXAMPLE), "--json"]) == 0
+
+    [facts] = printed(capsys)
+    assert facts["servers"][1]["span"] == {"first": 4, "last": 8}
+    assert facts["total_bytes"] == 2 * sum(server["total_bytes"] for server in facts["servers"])
+    assert shape(facts) == documented("plan")
+
+
+def test_up_prints_each_change_as_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    job = JobStatus("one-s0-r0", JobState.WAITING, 2, 0, 0.5, "killed by SIGKILL")
+
+    print_change(JobChange(1.0, job, ("last words",)))
+    print_event("ready", **asdict(INFO))
+
+    change, ready = printed(capsys)
+    assert (change["state"], change["pid"], change["restart_in"]) == ("waiting", None, 0.5)
+    assert (change["exit_reason"], change["log"]) == ("killed by SIGKILL", ["last words"])
+    told = documented("up")
+    assert {"event", "time"} | told["process"] == set(change)
+    assert {"event", "time"} | told["ready"] == set(ready)
+
+
+def test_number_unknown_to_json_becomes_null(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": math.nan, "b": [{"c": -math.inf}], "d": 1.5})
+
+    assert printed(capsys) == [{"a": None, "b": [{"c": None}], "d": 1.5}]
+
+
+def test_generate_fields_are_documented() -> None:
+    assert documented("generate") == {
+        "": {"model", "text", "finish_reason", "usage"},
+        "usage": {"prompt_tokens", "completion_tokens", "total_tokens"},
+    }

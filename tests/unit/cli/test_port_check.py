@@ -1,0 +1,154 @@
+"""A wrong address is explained by what answers there: real HTTP, gRPC and metrics ports."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import grpc
+import pytest
+from prometheus_client import start_http_server
+from typing_extensions import override
+
+from modelswarm.cli import run
+from modelswarm.cli.entry.port_check import Answer, explain_answer, probe
+from modelswarm.local.run_folder import RunFolder, RunInfo
+
+
+class GatewayHandler(BaseHTTPRequestHandler):
+    """Answers as a gateway's HTTP API does; without `is_gateway` as any other HTTP server."""
+
+    is_gateway = True
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        if self.is_gateway:
+            self.send_header("x-request-id", "req_1")
+        self.end_headers()
+        self.wfile.write(b"<html></html>")
+
+    @override
+    def log_message(self, *parts: object) -> None:
+        """Print nothing."""
+
+
+class OtherHandler(GatewayHandler):
+    is_gateway = False
+
+
+@contextmanager
+def http_port(handler: type[GatewayHandler]) -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def metrics_port() -> Iterator[int]:
+    server, thread = start_http_server(0, "127.0.0.1")
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def grpc_port() -> Iterator[int]:
+    with ThreadPoolExecutor() as threads:
+        server = grpc.server(threads)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield port
+        finally:
+            server.stop(None).wait()
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+    return port
+
+
+def test_each_kind_of_port_is_recognised() -> None:
+    with http_port(GatewayHandler) as port:
+        assert probe("127.0.0.1", port) is Answer.GATEWAY
+    with http_port(OtherHandler) as port:
+        assert probe("127.0.0.1", port) is Answer.OTHER_HTTP
+    with metrics_port() as port:
+        assert probe("127.0.0.1", port) is Answer.METRICS
+    with grpc_port() as port:
+        assert probe("127.0.0.1", port) is Answer.GRPC
+    assert probe("127.0.0.1", free_port()) is None
+
+
+def test_right_port_and_no_port_need_no_explanation() -> None:
+    with http_port(GatewayHandler) as port:
+        assert explain_answer(f"http://127.0.0.1:{port}", "HTTP") is None
+    with grpc_port() as port:
+        assert explain_answer(f"127.0.0.1:{port}", "gRPC") is None
+    assert explain_answer(f"127.0.0.1:{free_port()}", "gRPC") is None
+    assert explain_answer("nonsense", "gRPC") is None
+
+
+def test_port_of_a_local_swarm_names_the_right_address() -> None:
+    with metrics_port() as port:
+        metrics = f"127.0.0.1:{port}"
+        info = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", metrics)
+        folder = RunFolder.claim("one")
+        try:
+            folder.publish(info)
+            for_http = explain_answer(f"http://{metrics}", "HTTP")
+            for_grpc = explain_answer(metrics, "gRPC")
+            folder.publish(replace(info, metrics="127.0.0.1:9002"))
+            elsewhere = explain_answer(metrics, "gRPC")
+        finally:
+            folder.release()
+
+    assert for_http == (
+        f"http://{metrics} is a metrics port; allowed: the gateway's HTTP port, http://127.0.0.1:9000"
+    )
+    assert for_grpc is not None and "gRPC port, 127.0.0.1:9001 (--grpc)" in for_grpc
+    assert elsewhere is not None and "by default port 8001" in elsewhere
+
+
+@pytest.mark.parametrize("flags", [(), ("--json",)])
+def test_generate_with_a_wrong_port_is_one_sentence(
+    flags: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for wrong, kind in ((metrics_port, "a metrics port"), (grpc_port, "a gRPC port")):
+        with wrong() as port:
+            assert run(["generate", "x", "--url", f"http://127.0.0.1:{port}", *flags]) == 1
+        told = capsys.readouterr().err
+        assert f"Error: http://127.0.0.1:{port} is {kind}; allowed: " in told
+        assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", [("status",), ("routes", "--json"), ("drain", "s")])
+def test_grpc_command_with_a_wrong_port_is_one_sentence(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with http_port(GatewayHandler) as port:
+        assert run([*command, "--grpc", f"127.0.0.1:{port}"]) == 1
+
+    told = capsys.readouterr().err
+    assert told.startswith(f"Error: 127.0.0.1:{port} is the HTTP port of a gateway; allowed: ")
+    assert len(told.splitlines()) == 1

@@ -1,0 +1,178 @@
+"""The options that name a gateway: `--name`, `--url` and `--grpc`, and the completion of names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from modelswarm.cli import run
+from modelswarm.cli.commands import commands
+from modelswarm.cli.options.document import read_document
+from modelswarm.cli.options.target import GrpcTarget, base_url, grpc_target
+from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.local.run_folder import NoSwarmError, RunFolder, RunInfo
+
+INFO = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002")
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
+
+
+@pytest.fixture(autouse=True)
+def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+
+@contextmanager
+def running(*names: str) -> Iterator[None]:
+    """Publish swarms of these names, each with a server `NAME-s0-r0`."""
+    with ExitStack() as folders:
+        for name in names:
+            folder = RunFolder.claim(name)
+            folders.callback(folder.release)
+            (folder.members / f"{name}-s0-r0.json").write_text("{}")
+            (folder.members / f".{name}-s0-r1.json.7.tmp").write_text("")
+            folder.publish(replace(INFO, name=name))
+        yield
+
+
+def test_only_swarm_of_the_machine_needs_no_name() -> None:
+    with running("one"):
+        assert base_url(None, None) == "http://127.0.0.1:9000"
+        assert grpc_target(None, None, None) == GrpcTarget("127.0.0.1:9001", INFO)
+
+
+def test_several_swarms_are_listed_by_the_error() -> None:
+    with running("one", "two"):
+        with pytest.raises(UserError, match=r"--name: several swarms run here.*one, two"):
+            base_url(None, None)
+        assert grpc_target("two", None, None).run == replace(INFO, name="two")
+
+
+def test_no_swarm_tells_how_to_start_one() -> None:
+    with pytest.raises(NoSwarmError, match="start one with `modelswarm up FILE`"):
+        grpc_target(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("url", "base", "grpc"),
+    [
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000", "127.0.0.1:8001"),
+        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000", "127.0.0.1:8001"),
+        ("http://modelswarm-gateway", "http://modelswarm-gateway", "modelswarm-gateway:8001"),
+        ("http://[::1]:9/", "http://[::1]:9", "[::1]:8001"),
+        ("http://host/swarm/v1", "http://host/swarm", "host:8001"),
+    ],
+)
+def test_url_names_both_apis_of_a_gateway(url: str, base: str, grpc: str) -> None:
+    assert base_url(None, url) == base
+    assert grpc_target(None, url, None) == GrpcTarget(grpc)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "localhost",
+        "127.0.0.1:8001",
+        "ftp://host",
+        "http://",
+        "http://host:port",
+        "http://host:99999",
+        "http://host?x",
+        "http://[::1",
+    ],
+)
+def test_url_of_another_form_is_refused(url: str) -> None:
+    for call in (lambda: base_url(None, url), lambda: grpc_target(None, url, None)):
+        with pytest.raises(UserError, match=r"--url: .*allowed: the gateway's HTTP address"):
+            call()
+
+
+def test_grpc_address_wins_over_the_default_port() -> None:
+    assert grpc_target(None, "http://host", "other:7") == GrpcTarget("other:7")
+    assert grpc_target(None, "https://host", "other:7") == GrpcTarget("other:7")
+    assert grpc_target(None, None, "other:7") == GrpcTarget("other:7")
+
+
+def test_https_needs_a_grpc_address() -> None:
+    assert base_url(None, "https://host") == "https://host"
+    with pytest.raises(UserError, match="--grpc: needed with an https:// address"):
+        grpc_target(None, "https://host", None)
+
+
+@pytest.mark.parametrize("grpc", ["http://host:8001", "host", "host:x", ":1"])
+def test_grpc_address_of_another_form_is_refused(grpc: str) -> None:
+    with pytest.raises(UserError, match="--grpc: "):
+        grpc_target(None, None, grpc)
+
+
+def test_name_beside_an_address_is_refused() -> None:
+    with pytest.raises(UserError, match="either --name or --url"):
+        base_url("one", "http://host")
+    with pytest.raises(UserError, match="either --name or --grpc"):
+        grpc_target("one", None, "host:1")
+
+
+def completions(*arguments: str, incomplete: str = "") -> list[str]:
+    shell = ShellComplete(commands, {}, "modelswarm", "_MODELSWARM_COMPLETE")
+    return [item.value for item in shell.get_completions(list(arguments), incomplete)]
+
+
+def test_names_of_swarms_and_servers_are_completed() -> None:
+    with running("one", "two"):
+        assert completions("status", "--name") == ["one", "two"]
+        assert completions("chat", "--name", incomplete="t") == ["two"]
+        assert completions("drain") == ["one-s0-r0", "two-s0-r0"]
+        assert completions("drain", "--name", "two") == ["two-s0-r0"]
+        assert completions("drain", incomplete="one-") == ["one-s0-r0"]
+    assert completions("drain") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", shell]) == 0
+
+    assert f"_MODELSWARM_COMPLETE={shell}_complete" in capsys.readouterr().out
+
+
+def test_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["completion", "cmd"]) == 2
+
+    assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err
+
+
+def test_name_of_up_replaces_that_of_the_document() -> None:
+    assert read_document(EXAMPLE).metadata.name == "counting"
+
+    document = read_document(EXAMPLE, "other")
+
+    assert (document.metadata.name, document.served_name) == ("other", "other")
+
+
+@pytest.mark.parametrize("name", ["", "Upper", "a/b", "x" * 200])
+def test_impossible_name_of_up_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=r"^--name: "):
+        read_document(EXAMPLE, name)
+
+
+def test_taken_name_says_which_flag_changes_it() -> None:
+    with (
+        running("one"),
+        pytest.raises(ModelSwarmError, match="give this one another name with --name"),
+    ):
+        RunFolder.claim("one")
+
+
+def test_foreign_run_file_is_passed_over() -> None:
+    with running("one"):
+        folder = RunFolder.claim("two")
+        for content in ("[]", "{", '{"name": "two"}', '{"pid": "x"}'):
+            (folder.path / "run.json").write_text(content)
+            assert base_url(None, None) == "http://127.0.0.1:9000"
+        folder.release()
+    assert os.listdir(folder.path.parent) == []
