@@ -9,7 +9,14 @@ from collections.abc import Callable
 from bench.harness import Result, report
 
 FOLDERS = {
-    "speed": ("two_spans_1", "two_spans_8", "hop", "failure_free_cost", "metrics_cost"),
+    "speed": (
+        "two_spans_1",
+        "two_spans_8",
+        "hop",
+        "failure_free_cost",
+        "metrics_cost",
+        "cli_start",
+    ),
     "recovery": (
         "gap_after_kill",
         "gap_after_freeze",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import click
 import time
 
 from rich.console import Console, RenderableType

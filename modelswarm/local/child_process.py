@@ -8,6 +8,7 @@ Used by the supervisor. Does not know servers, gateways or restarts.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -121,6 +122,11 @@ def describe_exit(code: int) -> str:
         return f"killed by {signal.Signals(-code).name}"
     except ValueError:
         return f"killed by signal {-code}"
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free bytes of the folder's disk."""
+    return shutil.disk_usage(folder).free
 
 
 def read_log_tail(log: Path, lines: int = 10) -> list[str]:

@@ -21,6 +21,7 @@ from modelswarm.local.child_process import (
     ParentPipe,
     Spawn,
     describe_exit,
+    free_bytes,
     read_log_tail,
     spawn_process,
     stop_all,
@@ -29,6 +30,7 @@ from modelswarm.process.command_line import USER_ERROR_EXIT_CODE
 
 POLL_SECONDS = 0.05  # between two checks of the jobs
 STOP_GRACE_SECONDS = 6.0  # from SIGTERM to SIGKILL
+LOG_ROOM_BYTES = 64 << 10  # with less free, a process cannot write its log or its run file
 KEPT_LOGS_PER_JOB = 3  # a job that keeps failing must not fill the disk with files
 
 
@@ -265,5 +267,12 @@ def _describe_start_failure(record: _JobRecord) -> str:
     lines = read_log_tail(record.logs[-1])
     if record.exit_code == USER_ERROR_EXIT_CODE and lines:
         return lines[-1]
+    logs = record.logs[-1].parent
+    cause = describe_full_disk(logs, free_bytes(logs))
     shown = "".join(f"\n  {line}" for line in lines)
-    return f"{record.job.name} {record.exit_reason} while starting{'; its last lines:' if shown else ''}{shown}"
+    return f"{record.job.name} {record.exit_reason} while starting{cause}{'; its last lines:' if shown else ''}{shown}"
+
+
+def describe_full_disk(logs: Path, free: int) -> str:
+    """Return the cause to add to a failure, if the disk of the logs has too little room to start a process."""
+    return f"; the disk of {logs} is full ({free} bytes are free)" if free < LOG_ROOM_BYTES else ""

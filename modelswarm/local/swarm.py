@@ -42,6 +42,7 @@ from modelswarm.placement.slots import Slot, coverage, slots_of
 from modelswarm.process.run_files import (
     GatewayFile,
     MemberFile,
+    clear_run_file,
     read_gateway_file,
     read_member_file,
 )
@@ -240,7 +241,7 @@ class LocalSwarm:
             return member is not None and member.pid == pid
 
         def forget() -> None:
-            (folder.members / f"{slot.name}.json").unlink(missing_ok=True)
+            clear_run_file(folder.members / f"{slot.name}.json")
 
         return Job(slot.name, command, ready, forget, SERVER_STOP_RANK)
 
@@ -265,7 +266,7 @@ class LocalSwarm:
                     self._ended_gateways[ended.peer] = None
             for oldest in list(self._ended_gateways)[:-MAX_REPLACED_GATEWAYS]:
                 del self._ended_gateways[oldest]
-            folder.gateway_file.unlink(missing_ok=True)
+            clear_run_file(folder.gateway_file)
 
         return Job(GATEWAY_JOB, command, ready, forget, GATEWAY_STOP_RANK)
 

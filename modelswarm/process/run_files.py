@@ -52,8 +52,19 @@ def write_run_file(path: Path, fields: Mapping[str, str | int]) -> None:
     """Write `fields` and the pid of this process, by which `remove_run_file` recognises the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    partial.write_text(json.dumps({**fields, "pid": os.getpid()}), encoding="utf-8")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps({**fields, "pid": os.getpid()}), encoding="utf-8")
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)  # a full disk
+        raise
+
+
+def clear_run_file(path: Path) -> None:
+    """Remove the file of a process that has ended, and what it had written when it was killed."""
+    path.unlink(missing_ok=True)
+    for partial in path.parent.glob(f".{path.name}.*.tmp"):
+        partial.unlink(missing_ok=True)
 
 
 def remove_run_file(path: Path) -> None:

@@ -22,6 +22,8 @@ def run_up_json(document: ModelSwarm, memory: str | None, settings: LocalSetting
     plan = plan_document(document, memory)
     for field in unused_fields(document):
         print_event("note", message=f"{field} is not used on one machine")
+    for warning in plan.warnings:
+        print_event("note", message=warning)
     swarm = LocalSwarm(plan, settings, print_change)
     with interrupt_on_signals():
         try:
