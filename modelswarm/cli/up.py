@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import click
 import time
 
+import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
