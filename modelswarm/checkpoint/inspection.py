@@ -1,7 +1,7 @@
 """Inspects a model: its configuration and sizes as one line of JSON, for planning before any server starts.
 
-Run by the operator as a pod beside the weights (`python -m modelswarm.checkpoint.inspection --model hf://org/name
---output /dev/termination-log`), and called in process by `modelswarm plan` and `up`. Reads JSON and headers only, no
+Run by the operator as a pod beside the weights: `python -m modelswarm.checkpoint.inspection --model hf://org/name
+--output /dev/termination-log`. Called in process by `modelswarm plan` and `up`. Reads JSON and headers only, no
 weights and no torch. Files of a hub model go into the cache, so that servers need not fetch them again. Starts nothing.
 """
 

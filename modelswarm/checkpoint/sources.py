@@ -1,9 +1,14 @@
 """Model sources: turns an address such as `hf://org/name` into a folder on this machine.
 
 Called by the server (for its blocks only), by `modelswarm plan` and by `modelswarm up`. Four kinds of address:
-`demo://counting` (ships with the package), `file:///folder` or a plain path, `hf://org/name[@revision]` (downloads
-only the shards that the wanted blocks need; HF_ENDPOINT and HF_HOME are huggingface_hub's), and `pvc://claim/path`
-(a volume mounted below a known root). Knows no spans.
+
+- `demo://counting` ships with the package.
+- `file:///folder` or a plain path.
+- `hf://org/name[@revision]` downloads only the shards that the wanted blocks need. HF_ENDPOINT and HF_HOME are
+  huggingface_hub's.
+- `pvc://claim/path` is a volume mounted below a known root.
+
+Knows no spans.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Client of a Kubernetes API server: plain dicts in, plain dicts out, a deadline on each request.
 
-Used by the gateway (list and watch of pods) and by the operator (everything but its watches, which are kopf's; kopf
-takes its credentials from `load_configuration`). `kubernetes.aio` gives configuration, TLS and tokens; its typed
+Used by the gateway (list and watch of pods) and by the operator (everything but its watches). Those are kopf's, which
+takes its credentials from `load_configuration`. `kubernetes.aio` gives configuration, TLS and tokens. Its typed
 objects are never used: decoding a thousand pods into them blocks the event loop for a second. Knows no resource.
 """
 
@@ -317,8 +317,10 @@ def _document(code: int, text: bytes, retry_after: str | None) -> Json:
 
 
 def _parse(text: bytes) -> Any:
-    """Parse without garbage collection if it is long: a long list is many objects and no cycle, and looking for cycles
-    meanwhile takes twice as long as parsing."""
+    """Parse JSON, a long text without garbage collection.
+
+    A long list is many objects and no cycle. Looking for cycles meanwhile takes twice as long as parsing.
+    """
     if len(text) < LONG_ANSWER_BYTES or not gc.isenabled():
         return json.loads(text)
     gc.disable()

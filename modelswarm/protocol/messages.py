@@ -402,9 +402,9 @@ class Rows:
     """Rows [first, first + count) of one session at the addressee's first boundary; raw bytes, row-major.
 
     `payload` holds count x row_bytes bytes. Only a row at position n or later carries `sample`, as the last row of its
-    group: the tail samples after it. With `kv_copy` the group is part of a KV transfer (R13, migration): for each
-    position the KV of the addressee's blocks, block by block, then the output row from the sender's replay log (in all
-    positions of the group, or in none).
+    group: the tail samples after it. With `kv_copy` the group is part of a KV transfer (R13, migration). Each position
+    then holds the KV of the addressee's blocks, block by block, and after it the output row from the sender's replay
+    log. All positions of the group have that row, or none has it.
     """
 
     handle: Handle
@@ -445,8 +445,8 @@ Item: TypeAlias = Message | Rows | Token
 class Send:
     """Effect of either core: queue `item` on a lane of the link to `to`.
 
-    The shell dials `to` if no link is up, keeps the order per lane, and packs adjacent Rows (or Tokens) of a lane into
-    one frame. If the link fails, the item is lost and the core is told that the peer was lost.
+    The shell dials `to` if no link is up and keeps the order per lane. It packs adjacent Rows (or Tokens) of a lane
+    into one frame. If the link fails, the item is lost and the core is told that the peer was lost.
     """
 
     to: Address

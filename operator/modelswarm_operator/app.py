@@ -1,7 +1,8 @@
 """`modelswarm-operator`: flags in, a running operator, an exit code out.
 
-Exit codes: 0 after a graceful stop; 2 with one sentence when it cannot start; 1 when it may no longer act (the lease is
-lost) or a part failed: Kubernetes starts it again, and nothing depends on how it ended. Standbys wait for the lease.
+Exit codes: 0 after a graceful stop; 2 with one sentence when it cannot start. 1 means that it may no longer act (the
+lease is lost) or that a part failed. Kubernetes starts it again, and nothing depends on how it ended. Standbys wait
+for the lease.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Failover of one answer that may move from gateway to gateway: retry budget and pauses (R20, takeover).
+"""Failover of a stream between gateways: retry budget and pauses of one answer (R20, takeover).
 
 Used by both APIs around each try to answer. Knows neither HTTP nor gRPC, nor the gateway that answers.
 """

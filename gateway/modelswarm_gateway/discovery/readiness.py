@@ -1,6 +1,6 @@
 """Readiness of a gateway in a cluster: it is ready once it has caught up with the swarms that exist.
 
-Used by `app.py`. Without a cluster, a gateway is ready while a model is. In a cluster it must not wait for a model: a
+Used by `app.py`. Without a cluster, a gateway is ready while a model is. In a cluster it must not wait for a model. A
 gateway that starts before the first server would block every rollout that waits for it. But a gateway that joins others
 must not answer "no such model" while its links are being made. Knows neither pods nor links.
 """

@@ -265,8 +265,11 @@ class Generation:
         self._release_session(self._session, keep=keep)
 
     def _has_hops(self) -> bool:
-        """Return whether the session has a route. A refused first turn left nothing on any server: if kept, it would
-        hide a session of that name at another gateway, whose servers could not be reached during the search."""
+        """Return whether the session has a route.
+
+        A refused first turn left nothing on any server. If kept, it would hide a session of that name at another
+        gateway, whose servers could not be reached during the search.
+        """
         view = self._context.backend.session(self._session)
         return view is not None and bool(view.route)
 

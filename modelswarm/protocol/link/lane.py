@@ -1,7 +1,7 @@
 """One lane of an open link: a queue with a writing task, and a reading task.
 
 Made by `links.py` for each of the two streams of a link. The writer packs all queued items into as few frames as
-possible. Nothing here waits for the handler or blocks a sender (R11, flow control): a queue that grows too long, or a
+possible. Nothing here waits for the handler or blocks a sender (R11, flow control). A queue that grows too long, or a
 peer that reads nothing for too long, ends the link. Knows items and frames; does not know peers or gRPC.
 """
 

@@ -5,7 +5,7 @@ it sent. An error of a link closes that link only: both lanes, one `on_link_down
 dialled again from here. Used by the nodes of gateway and server. Does not know the meaning of items.
 
 Two servers may have dialled each other. All items for a peer leave on the link that was up first, which keeps the
-order per lane; when one link of a peer breaks, all its links are closed.
+order per lane. If one link of a peer breaks, all its links are closed.
 """
 
 from __future__ import annotations

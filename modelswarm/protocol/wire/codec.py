@@ -1,6 +1,6 @@
 """Control messages to protobuf bytes and back.
 
-Called by `frames.py` only. The mapping is driven by the dataclasses of `messages.py`: every field
+Called by `frames.py` only. The mapping is driven by the dataclasses of `messages.py`. Every field
 has the same name in `swarm.proto`, so a new field is written down twice and nowhere else. It is
 checked when this module is imported, and compiled once into closures. Strict towards the outside:
 bytes that are not exactly a message raise FrameError. It does not know what the messages mean.

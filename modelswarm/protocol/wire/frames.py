@@ -1,7 +1,8 @@
 """Packs several items into one frame, the unit of a write on a lane; and unpacks frames.
 
-A frame is a run of items, each `kind u8 | 3 zero bytes | body length u32 | body | zeros to a
-multiple of 8` (little endian). Control bodies are protobuf (`codec.py`), rows a packed header and
+A frame is a run of items, little endian. Each item is
+`kind u8 | 3 zero bytes | body length u32 | body | zeros to a multiple of 8`.
+Control bodies are protobuf (`codec.py`), rows a packed header and
 then raw bytes, tokens a packed struct. Bodies start at multiples of 8, so that rows can be viewed as
 numbers in place: `unpack` copies no rows. A malformed frame raises FrameError and nothing else.
 Called by `lane.py`, `handshake.py` and tests. Knows no connections.

@@ -1,7 +1,7 @@
 """Carries out the actions of a turn: the only writer.
 
-Called by `worker`, once per turn. Every write can be repeated and is safe if it was decided on a stale view: status
-with the resourceVersion that was read, deletes with the uid, pods by POST under names that are never used twice.
+Called by `worker`, once per turn. Every write can be repeated and is safe if it was decided on a stale view. Status is
+written with the resourceVersion that was read. A delete names the uid. Pods are posted under names never used twice.
 Responses go into the cache at once, so that the next turn knows them. Decides nothing.
 """
 

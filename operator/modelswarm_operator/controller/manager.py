@@ -1,7 +1,7 @@
 """The work of the leading process: lists, watches and turns, side by side until it is stopped or must end.
 
 Made and run by `app`, once per process. Knows the order of its parts: no turn and no watch before the first complete
-list, and a list at once whenever the watches had to start again. Knows no rules about swarms.
+list. Whenever the watches had to start again, it lists at once. Knows no rules about swarms.
 """
 
 from __future__ import annotations

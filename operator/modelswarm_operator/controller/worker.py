@@ -1,7 +1,8 @@
-"""One supervised task per swarm: it waits for events, takes turns, and survives every error of a turn.
+"""Work queue of swarms: one supervised task each waits for events, takes turns, and survives every error of a turn.
 
-Started by `manager` while this process leads. A turn reads the cache, asks the pure core for a decision and has it
-carried out. Turns of one swarm are sequential, turns of different swarms overlap up to a limit. Knows no Kubernetes.
+Started by `manager` while this process leads. Events of a swarm that come together start one turn. A turn reads the
+cache, asks the pure core for a decision and has it carried out. Turns of one swarm are sequential, turns of different
+swarms overlap up to a limit. Knows no Kubernetes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The informer cache: the operator's copy of the cluster, fed by events and responses, replaced by lists.
+"""Informer cache: the operator's copy of the cluster, fed by events and responses, replaced by lists.
 
 `watch` feeds events, `executor` the responses to its own writes (so that a turn always knows what the one before it
 did), `resync` whole lists. Each call returns the swarms that need a turn; a turn takes `observed`. Nothing here waits

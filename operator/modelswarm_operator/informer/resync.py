@@ -1,6 +1,6 @@
 """Lists all objects, so that no decision depends on having seen every event.
 
-Called by `manager` before the first turn and then at intervals; `worker` lists one swarm before it deletes anything and
+Called by `manager` before the first turn and then at intervals. `worker` lists one swarm before it deletes anything and
 after a write with an unknown outcome. Fills the cache, returns the changed swarms; decides nothing.
 """
 

@@ -3,8 +3,8 @@
 Used by `cache`, once per kind. Nothing here waits or does I/O, and it knows no kind by name.
 
 The higher resourceVersion of an object wins. A list replaces everything that it is newer than: objects deleted without
-an event vanish, objects created without one appear; changes by events after the list stay. A deleted object leaves its
-last version behind until a list confirms the deletion, so an older list brings nothing back.
+an event vanish, and objects created without one appear. Changes by events after the list stay. A deleted object leaves
+its last version behind until a list confirms the deletion, so an older list brings nothing back.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The permissions that the operator's account needs, and those that it lacks.
 
-Called by `app` before this process tries to lead, and again while one is missing: without a permission kopf would end
+Called by `app` before this process tries to lead, and again while one is missing. Without a permission kopf would end
 over and over without a reason in the log. The chart's roles are tested against these lists.
 """
 

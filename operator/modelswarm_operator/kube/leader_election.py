@@ -1,7 +1,7 @@
 """Leader election by a Lease. Our own, because the client library's election keeps leading when its process hangs.
 
 Used by `app`: `acquire`, then `renew_until_lost` beside everything else; when that returns, the process must end at
-once. `raise_if_lost` is the fence before every write. No timestamp of another machine is ever compared with a clock: a
+once. `raise_if_lost` is the fence before every write. No timestamp of another machine is ever compared with a clock. A
 candidate measures, by its own monotonic clock, for how long the Lease has not changed. The holder stops two seconds
 before a candidate may begin, counted from when its last successful renewal was *sent*. Knows no swarm.
 """

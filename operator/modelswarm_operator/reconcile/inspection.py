@@ -1,7 +1,7 @@
 """Inspection of a model by a pod that sees its weights; the result is kept in status.
 
-Called once per turn while the model is not known. One pod at a time; a failure is reported with the pod's own message
-and retried later, or at once when the user changes anything the pod is made from. Plans no spans.
+Called once per turn while the model is not known. One pod runs at a time. A failure is reported with the pod's own
+message and retried later, or at once when the user changes anything the pod is made from. Plans no spans.
 """
 
 from __future__ import annotations

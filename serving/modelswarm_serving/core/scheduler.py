@@ -1,8 +1,8 @@
-"""Chooses the rows of the next step: decode rows first, then prefill chunks, under a budget of rows.
+"""Continuous batching: each step runs the decode rows first, then prefill chunks, under a budget of rows.
 
-Decode rows run oldest first. Prefill of recoveries and migrations precedes prompts of new turns, each oldest first.
-Used by `server.py` and `step.py`, which tell when a hop becomes ready. Knows neither messages nor pages, and never
-looks at hops that wait.
+`Scheduler` chooses the rows of the next step. Decode rows run oldest first. Prefill of recoveries and migrations
+precedes prompts of new turns, each oldest first. Used by `server.py` and `step.py`, which report when a hop becomes
+ready. Knows neither messages nor pages, and never looks at hops that wait.
 """
 
 from __future__ import annotations

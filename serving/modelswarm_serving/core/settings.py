@@ -37,6 +37,8 @@ MIN_ROW_WINDOW, MAX_ROW_WINDOW = 32, 1024
 
 
 def row_window(row_bytes: int) -> int:
-    """Return the rows of one session that may wait here or be in flight: about 2 MiB, so that many long prompts at once
-    do not fill the queue of their link."""
+    """Return the rows of one session that may wait here or be in flight: about 2 MiB.
+
+    So many long prompts at once do not fill the queue of their link.
+    """
     return max(MIN_ROW_WINDOW, min(MAX_ROW_WINDOW, ROW_WINDOW_BYTES // row_bytes))

@@ -2,7 +2,7 @@
 
 Pure; used by `step.py`. Step times do not show throttling: a process that runs 5 of every 100 ms is paused mostly
 between steps, so each step looks short. Short sleeps that end late do show it, as in Gil Tene's jHiccup.
-The estimate is a share of the last seconds, not a sum, so that the cost of a step does not depend on the number of
+The estimate is a share of the last seconds, not a sum. So the cost of a step does not depend on the number of
 steps. A step that was hit by a stall is longer by itself; adding its share would count the stall twice. Stalls shorter
 than the sleep between two samples are not seen. Knows no clock of its own.
 """

@@ -1,4 +1,4 @@
-"""The failure detector: a server is suspected when it has been silent for its timeout (R21, failure detection).
+"""Failure detector: a server is suspected when it has been silent for its timeout (R21, failure detection).
 
 The timeout is four times the longest interval that the server usually leaves between messages. Pure; used by
 `monitor.py`, which says which servers carry running routes: only these are monitored. Times are those of the stall

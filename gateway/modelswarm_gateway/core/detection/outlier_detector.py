@@ -1,8 +1,8 @@
-"""The outlier detector: finds servers that run but are much slower than their peer group (gray failures).
+"""Outlier detection: finds servers that run but are much slower than their peer group (gray failures).
 
-`monitor.py` asks once a second; `peer_comparison.py` compares. Times per block of steps of equal size are compared,
-among servers that do the same work: the same variant, as many blocks, with or without sampling. Only a comparison
-finds an outlier: under overload all servers are equally slow, and none is found. Knows no sessions and moves none.
+`monitor.py` asks once a second; `peer_comparison.py` compares. Times per block of steps of equal size are compared.
+A peer group does the same work: the same variant, as many blocks, with or without sampling. Only a comparison finds an
+outlier: under overload all servers are equally slow, and none is found. Knows no sessions and moves none.
 """
 
 from __future__ import annotations

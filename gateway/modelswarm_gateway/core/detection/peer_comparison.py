@@ -1,7 +1,7 @@
 """Step times of the servers of one peer group, each compared with all others: one column per step size.
 
 Pure; used by `outlier_detector.py`. Each server is compared with the median of the others, in units of their median
-absolute deviation. From one server to the next, both medians differ by at most one place in the sorted order, so
+absolute deviation. From one server to the next, both medians differ by at most one place in the sorted order. So
 comparing thousands takes as long as a few sorts. Knows no health and no sessions.
 """
 

@@ -1,7 +1,7 @@
 """Probe migrations: an undecided server's session is migrated to a replica, so that the two can be compared.
 
-Used by `monitor.py`. Where a single session runs, the replicas of its server are idle, and no fair comparison exists:
-the server's own past may have been a shorter context, and other servers do other work. A session on a replica makes
+Used by `monitor.py`. If only one session runs, the replicas of its server are idle, and no fair comparison exists. The
+server's own past may have been a shorter context, and other servers do other work. A session on a replica makes
 the two comparable, by a migration that no client notices (R13, migration). Does not decide which server is slow: the
 outlier detector does, afterwards.
 """

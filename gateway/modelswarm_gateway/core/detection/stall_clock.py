@@ -1,7 +1,7 @@
 """A clock that does not advance while our event loop is stalled (R21, failure detection).
 
 So a stall of our own is not taken for a silent server. Pure: `now` is a parameter. Used by `monitor.py`. Messages that
-arrived during a stall are read after the tick that ends it, so a tick advances this clock by little, however late it
+arrived during a stall are read after the tick that ends it. So a tick advances this clock by little, however late it
 is. Knows no servers.
 """
 

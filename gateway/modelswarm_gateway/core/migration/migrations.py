@@ -1,12 +1,12 @@
 """Live migrations (R13, migration): a session leaves a server that still works, and its client does not notice.
 
 The new hop, or a chain of them, is opened beside the route and receives a KV transfer from the old hop, which keeps
-serving. When the copy has nearly caught up, the session gets no more credit, so that it becomes quiescent at a token
-boundary: with nothing in flight no work is lost, and the epoch change to the new route takes only its messages' time.
+serving. When the copy has nearly caught up, the session gets no more credit and becomes quiescent at a token boundary.
+With nothing in flight no work is lost, and the epoch change to the new route takes only its messages' time.
 The sessions of one server cut over together (`cutover.py`). Servers are drained by their heartbeats, by
 `modelswarm drain` and by callers of `drain`. Ticked by `gateway.py`, which also passes the servers' messages.
 
-A copy stands beside the session (`Session.copy_targets`) and never touches it: a fault of the copy ends the copy, and a
+A copy stands beside the session (`Session.copy_targets`) and never touches it. A fault of the copy ends the copy. A
 recovery that the session enters for another reason wins. Does not know how recovery works (`recovery.py`).
 """
 
@@ -334,7 +334,7 @@ class Migrations:
     def _quiesce_batches(self, now: float) -> None:
         """Quiesce the sessions whose copies are ready.
 
-        Done in a tick and not at a token: sessions that share steps get their tokens one after the other, and must
+        Done in a tick and not at a token. Sessions that share steps get their tokens one after the other, and must
         become quiescent after the same one.
         """
         for batch in cutover.ready_batches(list(self._migrations.values()), now):

@@ -1,7 +1,9 @@
-"""The recovery loop (R5) for every cause: fence all hops, create new ones → FenceAcks → plan → StartEpoch.
+"""Failover of a stream to other servers: the recovery loop (R5) for every cause.
+
+One round: fence all hops, create new ones → FenceAcks → plan → StartEpoch.
 
 Called by `gateway.py`, `detection/` and `migration/` with a session and what happened; it changes the session and emits
-effects. A held session (no server for a block, or no room) is inside the loop: it enters it again when something
+effects. A held session (no server for a block, or no room) is inside the loop. It enters the loop again when something
 changes or its pause ends. Does not know how faults are detected or how routes are costed.
 """
 

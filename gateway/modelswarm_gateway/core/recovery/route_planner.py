@@ -1,8 +1,8 @@
 """The route of a session: the hops that can stay, and servers for the blocks between them.
 
 Used by the recovery loop, by migrations and by `explain.py`. Changes nothing: new hops are still choices here. Costs
-come from `routing/`. It decides which hops a session gives up: hops of lost or excluded servers, one end of an
-unreliable link, and, between turns, hops with a long predicted wait.
+come from `routing/`. It decides which hops a session gives up: hops of lost or excluded servers, and one end of an
+unreliable link. Between turns a session also gives up hops with a long predicted wait.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Pure. `cost_table.py` adds the columns that costs are computed from, and `cost_model.py` sets the costs. Knows no
 sessions, no health and no load.
 
-Backward dynamic programming over (block boundary, zone): `cost_to_go[b][z]` is the least cost of the rest of the route
+Backward dynamic programming over (block boundary, zone). `cost_to_go[b][z]` is the least cost of the rest of the route
 once the rows of boundary b are in zone z. A hop uses a server from where the route enters it to the server's end, so
 spans may overlap and routes may enter mid-span. The cost between two servers is the delay between their zones, so no
 array grows with the square of the number of servers. Going forward, each hop is sampled by a softmax over cost-to-go:

@@ -1,7 +1,7 @@
 """Delays between failure domains (zones), estimated from this gateway's round trips to the servers of each.
 
 Used by `cost_model.py`. Servers do not measure the delays between themselves. The difference of two of our round trips
-is a lower bound, and the defaults rank zones correctly: the same zone is near, another one is not. Knows no servers.
+is a lower bound. The defaults rank zones correctly: the same zone is near, another one is not. Knows no servers.
 """
 
 from __future__ import annotations

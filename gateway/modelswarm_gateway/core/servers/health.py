@@ -1,9 +1,9 @@
 """The health of each server: a score in (0, 1], and its ejection.
 
 Pure; the part `registry.health` of the server registry. A server that was at fault, or is much slower than its peer
-group, is ejected for a short time, and twice as long each time it happens again. It returns by carrying one session,
-the canary. A new process whose predecessors of the same name keep crashing (`crash_history.py`) gets a lower score and
-must pass a canary, too; it is never banned. Knows no sessions or routes.
+group, is ejected for a short time. Each repetition doubles that time. It returns by carrying one session, the canary.
+A new process whose predecessors of the same name keep crashing (`crash_history.py`) gets a lower score. It must pass a
+canary, too, and is never banned. Knows no sessions or routes.
 """
 
 from __future__ import annotations

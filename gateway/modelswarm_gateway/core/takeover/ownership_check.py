@@ -1,7 +1,7 @@
 """Ownership check of named sessions after this gateway stalled or lost a link (R19, leases; R20, takeover).
 
 Used by `detection/monitor.py`, which notices stalls, and by `gateway.py`. A Fence only reaches servers that still have
-hops of the session; another gateway may have taken it over and moved it to servers that are not on our route. So all
+hops of the session. Another gateway may have taken it over and moved it to servers that are not on our route. So all
 servers of its model are asked. If another gateway took it over in a higher epoch than ours, this gateway relinquishes
 it. Sends FindSession; does not know how a session is searched or taken over.
 """

@@ -144,7 +144,7 @@ def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo])
     """Combine the servers' answers into one location.
 
     If an owner is alive, it keeps the session. Otherwise the result has the hops of the epoch that ran last and of the
-    epochs fenced since: those may have truncated the log, and generated nothing that a client could have read. Of older
+    epochs fenced since. Those may have truncated the log, and generated nothing that a client could have read. Of older
     routes only the epochs and leases count, because their hops may have been rewound since.
     """
     held = {peer: found for peer, found in answers.items() if found.hops and found.owner != me}

@@ -1,4 +1,4 @@
-"""Takeover (R20): a log copy and the hops that another gateway left on the servers become a session here.
+"""Session takeover (R20): a log copy and the hops that another gateway left on the servers become a session here.
 
 Used by `gateway.py` after a search (`session_search.py`). The hops are fenced like those of any session: they change
 owner by that Fence or not at all. Decides neither whether nor when to take a session over.

@@ -1,6 +1,6 @@
 """Strategic merge patch over a Pod, as `kubectl patch` does it: lists of named things are merged by their names.
 
-Called by `pod_template`. Knows the merge keys of the Pod type (the `x-kubernetes-patch-*` of its OpenAPI schema) and
+Called by `pod_template`. Knows the merge keys of the Pod type (the `x-kubernetes-patch-*` of its OpenAPI schema). Knows
 the directives `$patch: replace | delete | merge`, `$retainKeys` and `$deleteFromPrimitiveList/…`; a null deletes. Knows
 nothing of swarms. Neither argument is changed.
 """

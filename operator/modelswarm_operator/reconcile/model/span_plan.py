@@ -1,7 +1,7 @@
 """The layout of a swarm: spans of the model and the hash of each server pod's template.
 
-Made once per turn. A plan that was stored for the same input is used as it is, so that neither a restart nor another
-version of the operator moves a span; a new one is made by the placement that `modelswarm up` uses. Knows no pod.
+Made once per turn. A plan that was stored for the same input is used as it is. So neither a restart nor another
+version of the operator moves a span. A new plan is made by the placement that `modelswarm up` uses. Knows no pod.
 """
 
 from __future__ import annotations

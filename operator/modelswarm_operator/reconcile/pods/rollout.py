@@ -1,8 +1,8 @@
-"""Planned changes: rollouts, scaling, new plans, departing nodes. Decides which slots may be replaced and which serving
-pods may be deleted.
+"""Rollout: rolling update of a swarm's pods, and other planned changes (scaling, new plans, departing nodes).
 
-Called once per turn beside `slot_filler`. Deletes a serving pod only if, for each of its blocks, enough others serve;
-so a change that goes wrong stops by itself and leaves the good pods.
+Called once per turn beside `slot_filler`. Decides which slots may be replaced and which serving pods may be deleted.
+Deletes a serving pod only if, for each of its blocks, enough others serve. So a rollout that goes wrong stops by itself
+and leaves the good pods.
 """
 
 from __future__ import annotations

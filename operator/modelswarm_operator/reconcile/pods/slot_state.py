@@ -1,7 +1,7 @@
 """The state of one slot: its current pod, the candidate, and the pods that are superfluous or failed.
 
 Called by `slot_filler` for every wanted slot. Two pods in one slot are normal for a while (surge, a node that came
-back) and possible at any time (a stale view): the rules here resolve every mixture the same way. Decides nothing else.
+back) and possible at any time (a stale view). The rules here resolve every mixture the same way. Decides nothing else.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class Turn:
     def is_due(self, slot: str) -> bool:
         """Return True if the slot's wait is over; else requeue for its end.
 
-        A wait longer than `backoff_limit` was written by another clock and counts as over: a clock that was set back
+        A wait longer than `backoff_limit` was written by another clock and counts as over. A clock that was set back
         must not turn minutes into hours.
         """
         wait = self.history_of(slot).not_before - self.now

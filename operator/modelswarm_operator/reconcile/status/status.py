@@ -1,7 +1,7 @@
 """The status of a swarm, built at the end of a turn: its state once the turn's actions are done.
 
-Pods that this turn deletes are not counted any more, so every deletion changes the status, and the status is written
-first: an operator that decided on a stale view fails there and deletes nothing. Decides nothing.
+Pods that this turn deletes are not counted any more, so every deletion changes the status. The status is written
+first, so an operator that decided on a stale view fails there and deletes nothing. Decides nothing.
 """
 
 from __future__ import annotations

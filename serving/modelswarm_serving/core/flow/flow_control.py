@@ -2,7 +2,7 @@
 
 Used by `server.py` and `step.py`. A hop grants a window of rows beyond its applied rows. The rows in flight from one
 peer to all hops, below their row n, are bounded as well. When a span is lost, hundreds of sessions are replayed over
-one link at once; a lane that is sent more than it may queue is closed, with the live rows of all sessions.
+one link at once. A lane that is sent more than it may queue is closed, with the live rows of all sessions.
 Rows from n on need no bound: the ring has one row of a session in flight.
 No hop waits for another: each is always granted at least 1/32 of a window, whatever the others use. So a hop is granted
 its next rows when its own arrive, and never woken by another hop. Knows nothing of what rows hold.

@@ -59,7 +59,7 @@ class ReplayLog:
     def append(self, hop: Handle, first: int, rows: Rows) -> None:
         """Retain rows [first, ...) of a buffer that does not change any more. They replace later rows of the run.
 
-        Rows after a gap are not retained. Neither are rows that fit only instead of older rows of the same hop: the
+        Rows after a gap are not retained. Neither are rows that fit only instead of older rows of the same hop. The
         older ones are worth more, since a new successor needs rows from 0 on.
         """
         count = len(rows) // self._row_bytes

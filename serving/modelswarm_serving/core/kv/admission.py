@@ -1,4 +1,4 @@
-"""Admission of turns: gives a hop the pages that a turn needs, or a reason for refusal (R12, admission).
+"""Admission control of turns: gives a hop the pages that a turn needs, or a reason for refusal (R12, admission).
 
 Used by `fencing.py` for new hops and for next turns. Knows nothing of epochs or of what pages hold.
 """

@@ -1,7 +1,7 @@
 """Top-k, top-p and min-p as one threshold per row: a token stays iff its score reaches the row's threshold.
 
-The order is that of transformers' generate (`GenerationMixin._get_logits_processor`: temperature, top-k, top-p, min-p)
-and so is each rule, except that equal scores at a threshold stay together. Computed on the best K scores of each row.
+The order is that of transformers' generate (`GenerationMixin._get_logits_processor`): temperature, top-k, top-p, min-p.
+So is each rule, except that equal scores at a threshold stay together. Computed on the best K scores of each row.
 The outcome does not depend on K, or `is_decided` reports that K was too small. Used by `sampler.py` and by tests; knows
 no logs.
 """

@@ -1,7 +1,7 @@
 """Builds the part of a Hugging Face model that a span needs, and reads only its tensors.
 
-A subclass of the model's class drops in `__init__` what the span does not own, so `from_pretrained` (which builds on
-the meta device) never allocates it; the state dict holds lazy safetensors slices. Called by `startup.load_span`;
+A subclass of the model's class drops in `__init__` what the span does not own. So `from_pretrained` (which builds on
+the meta device) never allocates it. The state dict holds lazy safetensors slices. Called by `startup.load_span`;
 `self_check.py` checks the outcome. Knows nothing of pages or steps.
 """
 
