@@ -167,11 +167,11 @@ class ServerCore:
             self._reconciled.add(peer)
             self._fencing.on_owned_sessions(peer, live)
 
-    def _on_drain_request(self, peer: PeerId, wish: DrainState | None) -> None:
+    def _on_drain_request(self, peer: PeerId, requested: DrainState | None) -> None:
         """Store the drain request of one gateway and repeat it to all, so that every gateway migrates sessions."""
         gateways = self._peers.gateways
-        if wish is not None and peer in gateways:
-            self._drain_state = wish
+        if requested is not None and peer in gateways:
+            self._drain_state = requested
             for gateway in gateways:
                 self._outbox.send_to_gateway(gateway, self.heartbeat())
 

@@ -116,9 +116,9 @@ class NodeHealth:
         A node that is down for longer is no part of a short fault of the control plane.
         """
         nodes, policy = self._nodes or {}, self._policy
-        lately = self._now - policy.mass_outage_timeout
+        recent = self._now - policy.mass_outage_timeout
         up = sum(node.ready for node in nodes.values())
-        down = sum(self._down_since(node) > lately for node in nodes.values() if not node.ready)
+        down = sum(self._down_since(node) > recent for node in nodes.values() if not node.ready)
         many = down >= policy.mass_outage_count and down > policy.mass_outage_fraction * (up + down)
         return (down, up + down) if many else None
 

@@ -38,7 +38,7 @@ class Peers:
         self._break_counts: dict[PeerId, int] = {}
         self._gone_since: dict[PeerId, float] = {}
         self._targets: dict[PeerId, str] = {}  # of linked gateways
-        self._last_heard: dict[PeerId, float] = {}  # linked gateways, time of the last message
+        self._last_message_at: dict[PeerId, float] = {}  # linked gateways, time of the last message
 
     def advance_clock(self, now: float) -> None:
         """Read the clock; called before everything else."""
@@ -55,14 +55,14 @@ class Peers:
     ) -> None:
         self._linked[peer] = role
         if role is Role.GATEWAY:
-            self._targets[peer], self._last_heard[peer] = target, self.elapsed(now)
+            self._targets[peer], self._last_message_at[peer] = target, self.elapsed(now)
             self._leases[peer] = lease_seconds
         self._gone_since.pop(peer, None)
 
     def remove_link(self, peer: PeerId, now: float) -> None:
         self._linked.pop(peer, None)
         self._targets.pop(peer, None)
-        self._last_heard.pop(peer, None)
+        self._last_message_at.pop(peer, None)
         self._gone_since.setdefault(peer, self.elapsed(now))
         self._break_counts[peer] = self._break_counts.pop(peer, 0) + 1
         if len(self._break_counts) > MAX_BROKEN_PEERS:
@@ -102,16 +102,19 @@ class Peers:
         return self._targets.get(gateway, "")
 
     def on_message(self, peer: PeerId, now: float) -> None:
-        if peer in self._last_heard:
-            self._last_heard[peer] = self.elapsed(now)
+        if peer in self._last_message_at:
+            self._last_message_at[peer] = self.elapsed(now)
 
     def silent_seconds(self, gateway: PeerId, now: float) -> float:
         """Return the seconds since the last message; links are not enough, as a stalled process keeps them."""
         if gateway in self._resigned or gateway in self._ended:
             return math.inf
-        heard = self._last_heard.get(gateway)
+        last_message_at = self._last_message_at.get(gateway)
         return max(
-            0.0, self.gone_seconds(gateway, now) if heard is None else self.elapsed(now) - heard
+            0.0,
+            self.gone_seconds(gateway, now)
+            if last_message_at is None
+            else self.elapsed(now) - last_message_at,
         )
 
     def lease_seconds(self, gateway: PeerId) -> float:
