@@ -55,9 +55,9 @@ def report(result: Result) -> bool:
     console = Console(width=140)
     console.print(table)
     for bar in result.bars:
-        verdict = "met" if bar.is_met(result.figures) else "MISSED"
+        outcome = "met" if bar.is_met(result.figures) else "MISSED"
         console.print(
-            f"  {bar.figure} {result.figures[bar.figure]:.3g} {bar.sense} {bar.value:g}: {verdict}"
+            f"  {bar.figure} {result.figures[bar.figure]:.3g} {bar.sense} {bar.value:g}: {outcome}"
         )
     RESULTS_FOLDER.mkdir(exist_ok=True)
     document = {

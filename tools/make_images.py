@@ -137,25 +137,25 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[str | None, BuildRequest]
     if given.archives and given.builder == "docker":
         parser.error("--archives: docker writes none; use podman or buildah")
     tag = given.tag or project_version()
-    wish = BuildRequest(
+    request = BuildRequest(
         tuple(given.targets) or TARGETS[:3], given.registry, tag, given.base or None, given.archives
     )
-    return given.builder or None, wish
+    return given.builder or None, request
 
 
 def main() -> int:
-    builder, wish = parse_arguments(sys.argv[1:])
+    builder, request = parse_arguments(sys.argv[1:])
     builder = builder or find_builder()
     if builder is None:
         print(NO_BUILDER_MESSAGE, file=sys.stderr)
         return 2
     print(
-        f"building with {builder}: {', '.join(wish.targets)} "
+        f"building with {builder}: {', '.join(request.targets)} "
         "(about 5 minutes with their packages, one minute when only the project has changed)",
         flush=True,
     )
     try:
-        build_images(builder, wish)
+        build_images(builder, request)
     except subprocess.CalledProcessError as error:
         print(
             f"make images: {builder} failed ({error.returncode}); its output is above",

@@ -14,7 +14,7 @@ import time
 
 from support.kubernetes.quickstart import NAMESPACE
 from support.kubernetes.release import Release, pause_after
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 
 from bench.cluster.real_cluster import SHAPE, counting_cluster
 from bench.harness import Bar, Result
@@ -35,17 +35,17 @@ def measure_gaps(place: Release) -> Result:
     gaps = GapStatistics()
     for number in range(KILLS):
         prompt = tuple(rng.randrange(3, VOCABULARY) for _ in range(PROMPT))
-        ask = Ask(prompt, NEW, model="counting")
+        request = Request(prompt, NEW, model="counting")
         place.wait_whole()
-        undisturbed = place.stream(ask).answer()
-        killed, gap = _stream_with_kill(place, ask, hop=number % 2)
+        undisturbed = place.stream(request).answer()
+        killed, gap = _stream_with_kill(place, request, hop=number % 2)
         gaps.add(_to_result(undisturbed), _to_result(killed), gap)
     bars = [Bar("p50_s", "<=", 0.5), Bar("p99_s", "<=", 2)]
     return gaps.result("cluster_gap_after_kill", "kills", f"{SHAPE}, prompt {PROMPT}", bars)
 
 
-def _stream_with_kill(place: Release, ask: Ask, hop: int) -> tuple[Answer, float]:
-    stream = place.stream(ask)
+def _stream_with_kill(place: Release, request: Request, hop: int) -> tuple[Answer, float]:
+    stream = place.stream(request)
     stream.wait_tokens(KILL_AT)
     victim = place.find_route(stream).servers[hop]
     (pid,) = place.cluster.container_pids(victim, NAMESPACE)

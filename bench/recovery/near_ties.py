@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from bench.harness import Bar, Result
 
 if TYPE_CHECKING:
-    from support.processes.streams import Answer, Ask
+    from support.processes.streams import Answer, Request
     from transformers import PreTrainedModel
 
 ROUNDS, NEW, KILL_AT = 12, 160, 15
@@ -35,18 +35,18 @@ def run() -> Result:
     from support.models.tiny_models import JUDGED, make_toy
     from support.processes.oracles import TAU
 
-    verdict = OracleCounts()
+    counts = OracleCounts()
     with tempfile.TemporaryDirectory() as folder:
         toy = make_toy(Path(folder))
-        tried = run_with_kills(toy, verdict)
+        tried = run_with_kills(toy, counts)
     return Result(
         name="near_ties",
         figures={
             "count": JUDGED.near_ties,
             "tokens": JUDGED.tokens,
-            "flips": verdict.flips,
-            "wrong": verdict.wrong,
-            "incomplete": verdict.incomplete,
+            "flips": counts.flips,
+            "wrong": counts.wrong,
+            "incomplete": counts.incomplete,
         },
         columns=("kills", "answers", "tokens", "near ties", "flips", "wrong", "incomplete"),
         rows=[
@@ -57,9 +57,9 @@ def run() -> Result:
                     tried,
                     JUDGED.tokens,
                     JUDGED.near_ties,
-                    verdict.flips,
-                    verdict.wrong,
-                    verdict.incomplete,
+                    counts.flips,
+                    counts.wrong,
+                    counts.incomplete,
                 )
             )
         ],
@@ -91,11 +91,11 @@ def run_with_kills(toy: Path, counts: OracleCounts) -> int:
     return tried
 
 
-def make_requests(number: int) -> Sequence[Ask]:
+def make_requests(number: int) -> Sequence[Request]:
     """Return eight requests, different in every round."""
     from support.models.tiny_models import VOCAB
     from support.processes.kill_scenarios import SAMPLED, prompt_of
-    from support.processes.streams import Ask
+    from support.processes.streams import Request
 
     from modelswarm.protocol.messages import Sampling
 
@@ -112,7 +112,7 @@ def make_requests(number: int) -> Sequence[Ask]:
     ]
     lengths = (5, 333, 64, 150, 31, 200, 90, 17)
     return [
-        Ask(prompt_of(length, first + index, VOCAB), NEW, way)
+        Request(prompt_of(length, first + index, VOCAB), NEW, way)
         for index, (length, way) in enumerate(zip(lengths, ways, strict=True))
     ]
 

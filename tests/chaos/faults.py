@@ -20,7 +20,7 @@ from support.chaos.proxy import Weather
 from support.chaos.swarm import World
 from support.models.tiny_models import TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import prompt_of
-from support.processes.streams import Ask, Stream
+from support.processes.streams import Request, Stream
 from typing_extensions import override
 
 from modelswarm.errors import ModelSwarmError
@@ -226,7 +226,7 @@ class Injector:
         """Requests that want all positions a session may have: they take the free pages, or are refused."""
         stub = self.world.stubs[self.world.gateway_names.index(event.targets[0])]
         streams = [
-            Stream(stub, Ask(prompt_of(20, number, VOCAB), TOY_LENGTH - 20 - number))
+            Stream(stub, Request(prompt_of(20, number, VOCAB), TOY_LENGTH - 20 - number))
             for number in range(int(event.amount))
         ]
 

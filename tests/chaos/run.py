@@ -17,7 +17,7 @@ from pathlib import Path
 from chaos.faults import Injector
 from chaos.schedule import FRAMES, LEASE_SECONDS, Fault, schedule
 from support.chaos.clients import Client
-from support.chaos.oracle import Judge, Tally
+from support.chaos.oracle import Oracle, Tally
 from support.chaos.reference import Right, right_by
 from support.chaos.requests import scripts_of
 from support.chaos.snapshot import held, look, loops
@@ -25,7 +25,7 @@ from support.chaos.swarm import Plan, World, world
 from support.chaos.waiting_bounds import forks, longest_wait
 from support.eventually import eventually
 from support.processes.server import gone_within, group_alive
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 
 LAST_ANSWERS = 120.0  # seconds for those that are under way when the faults end
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0
@@ -51,10 +51,10 @@ class Options:
 
     def command(self) -> str:
         """Runs the same schedule again, on the same swarm with the same load: it says every option."""
-        said = {
+        values = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("faults", "each")
         }
-        words = [f"{name.upper()}={value}" for name, value in said.items()]
+        words = [f"{name.upper()}={value}" for name, value in values.items()]
         words += ["EACH=1"] if self.each else []
         if self.faults != frozenset(Fault):
             words.append(f'FAULTS="{" ".join(sorted(self.faults))}"')
@@ -115,10 +115,10 @@ def chaos(
         run = _Run(options, scene, right, say)
         run.disturb()
         run.calm_down()
-    run.nobody_left()
-    run.everything_was_felt()
-    run.sessions_went_on()
-    run.judge.finish()
+    run.check_processes_ended()
+    run.check_faults_had_effect()
+    run.check_streams_resumed()
+    run.oracle.finish()
     return run.outcome()
 
 
@@ -128,8 +128,8 @@ class _Run:
     def __init__(
         self, options: Options, scene: World, right: Right, say: Callable[[str], None]
     ) -> None:
-        def calm(ask: Ask) -> Answer:
-            answer = scene.running.ask(ask)
+        def calm(request: Request) -> Answer:
+            answer = scene.running.ask(request)
             right.check(answer)
             return answer
 
@@ -146,7 +146,7 @@ class _Run:
             each=options.each,
         )
         self._injector = Injector(scene, events, tell=say)
-        self.judge = Judge(
+        self.oracle = Oracle(
             longest_wait(events, scene.spans, scene.gateway_names, scene.plan.hold_seconds),
             self._injector.outages,
             right.settle,
@@ -156,17 +156,19 @@ class _Run:
             note=lambda at, words: self._injector.note(words, at),
         )
         self._stopping = threading.Event()
-        doors = scene.doors  # half of the clients go on with all that breaks off, as many at each
+        targets = (
+            scene.http_targets
+        )  # half of the clients resume every broken stream, as many at each
         self._clients = [
             Client(
                 f"c{i}",
                 scene.stubs,
-                doors,
+                targets,
                 scripts,
-                self.judge.hear,
+                self.oracle.observe,
                 self._stopping,
                 options.seed,
-                home=doors[i // 2 % len(doors)] if doors and i % 2 else "",
+                home=targets[i // 2 % len(targets)] if targets and i % 2 else "",
             )
             for i in range(options.streams)
         ]
@@ -179,7 +181,7 @@ class _Run:
                 client.start()
             self._injector.start()
             until = time.monotonic() + self._options.seconds
-            while time.monotonic() < until and not self.judge.wrong:
+            while time.monotonic() < until and not self.oracle.wrong:
                 time.sleep(0.1)
         finally:
             self._look()
@@ -191,9 +193,9 @@ class _Run:
         until = time.monotonic() + LAST_ANSWERS
         for client in self._clients:
             if not client.join(max(0.0, until - time.monotonic())):
-                self.judge.blame(f"{client.name} still waits: {client.doing}")
+                self.oracle.fail(f"{client.name} still waits: {client.doing}")
             elif client.failure is not None:
-                self.judge.blame(f"{client.name} failed: {client.failure!r}")
+                self.oracle.fail(f"{client.name} failed: {client.failure!r}")
         try:
             self._scene.running.wait_whole()
             self._ask_again()
@@ -206,14 +208,16 @@ class _Run:
                 lambda: held(self._scene),
             )
         except AssertionError as problem:
-            self.judge.blame(f"when all was over: {problem}")
+            self.oracle.fail(f"when all was over: {problem}")
         self._look()
 
     def _ask_again(self) -> None:
         """Whoever was refused until now is answered, at every gateway."""
         self._stopping.clear()
         last = [
-            Client(f"after-{number}", [stub], (), [script], self.judge.hear, self._stopping, number)
+            Client(
+                f"after-{number}", [stub], (), [script], self.oracle.observe, self._stopping, number
+            )
             for number, (stub, script) in enumerate(product(self._scene.stubs, self._scripts))
         ]
         for client in last:
@@ -225,29 +229,29 @@ class _Run:
         failed = [client.failure for client in last if client.failure is not None]
         assert not failed, failed
 
-    def nobody_left(self) -> None:
+    def check_processes_ended(self) -> None:
         """Nor a child of any: each process began a group of its own."""
         pids = [pid for pid in self._scene.pids if pid]
         if not gone_within(pids, GONE_SECONDS, group_alive):
             left = [pid for pid in pids if group_alive(pid)]
-            self.judge.blame(f"processes that nobody stopped: groups {left}")
+            self.oracle.fail(f"processes that nobody stopped: groups {left}")
 
-    def everything_was_felt(self) -> None:
+    def check_faults_had_effect(self) -> None:
         """What is injected again and again and never changes anything tests nothing; nor does what never comes, or
         comes once and is not felt, where each is wanted."""
         counts, felt, each = self._injector.counts, self._felt(), self._options.each
         for fault, count in counts.items():
             if (each or count >= RARE) and not felt[fault]:
-                self.judge.blame(f"{count} times {fault}, and nobody felt it")
+                self.oracle.fail(f"{count} times {fault}, and nobody felt it")
         missing = self._options.faults - counts.keys()
-        if each and missing and not self.judge.wrong:  # which else had ended it before
-            self.judge.blame(f"never injected: {sorted(missing)}")
+        if each and missing and not self.oracle.wrong:  # which else had ended it before
+            self.oracle.fail(f"never injected: {sorted(missing)}")
 
-    def sessions_went_on(self) -> None:
+    def check_streams_resumed(self) -> None:
         """Whose gateway is lost goes on at another one, unless the tail is lost with it: that is rare."""
-        torn, resumed = self.judge.tally.torn, self.judge.tally.resumed
+        torn, resumed = self.oracle.tally.torn, self.oracle.tally.resumed
         if torn >= RARE and 2 * resumed < torn:
-            self.judge.blame(f"{torn} answers broke off, and only {resumed} went on")
+            self.oracle.fail(f"{torn} answers broke off, and only {resumed} went on")
 
     def _felt(self) -> Counter[Fault]:
         network = self._scene.network
@@ -259,16 +263,16 @@ class _Run:
         injector = self._injector
         return Outcome(
             self._options,
-            self.judge.tally,
+            self.oracle.tally,
             injector.counts,
             self._felt(),
             self._loops,
-            tuple(self.judge.wrong),
+            tuple(self.oracle.wrong),
             tuple(str(done) for done in sorted(injector.log, key=lambda done: done.at)),
             self._picture,
         )
 
     def _look(self) -> None:
         """The first picture after something went wrong shows most."""
-        if self.judge.wrong and not self._picture:
+        if self.oracle.wrong and not self._picture:
             self._picture = look(self._scene, self._clients)

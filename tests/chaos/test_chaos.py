@@ -67,8 +67,8 @@ def test_printed_command_repeats_the_run(options: Options) -> None:
     """All of it: through `make`, the shell and the command line."""
     make = ["make", "--no-print-directory", "-n", *shlex.split(options.command())[1:]]
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    said = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    words = shlex.split(said.stdout.partition("PYTHONPATH=tests")[2].replace("\\\n", ""))
+    done = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    words = shlex.split(done.stdout.partition("PYTHONPATH=tests")[2].replace("\\\n", ""))
     assert options_of(words[words.index("chaos") + 1 :]) == [options]
 
 

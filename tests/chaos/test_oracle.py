@@ -10,33 +10,35 @@ from pathlib import Path
 
 import pytest
 from chaos.schedule import LEASE_SECONDS
-from support.chaos.clients import Heard
-from support.chaos.oracle import ANOTHER, PATIENCE, Judge, Outage
+from support.chaos.clients import Observation
+from support.chaos.oracle import ANOTHER, PATIENCE, Oracle, Outage
 from support.chaos.reference import check_text
 from support.models.tiny_models import write_tokenizer
 from support.processes.server import gone_within, group_alive
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 from tokenizers import Tokenizer
 
-TWIN = Answer(Ask((1, 2, 3), 4), (7, 8, 9, 7), (3, 4, 5, 6), "abca", "length")
+TWIN = Answer(Request((1, 2, 3), 4), (7, 8, 9, 7), (3, 4, 5, 6), "abca", "length")
 CUT = replace(TWIN, tokens=(7, 8), positions=(3, 4), text="ab", finish="")
 KILL = Outage(95.0, 95.0, killed=True)  # of the gateway, while all of this happens
 LONG_AGO = Outage(20.0, 20.0, killed=True)
 LEAVES = Outage(85.0, 115.0, killed=True)
 FROZEN = Outage(91.0, 99.0, killed=False)
 NOTHING = replace(CUT, tokens=(), positions=(), text="")
-NAMED = replace(TWIN.ask, session="s")
+NAMED = replace(TWIN.request, session="s")
 
 
-def heard(answer: Answer, code: str = "", **changes: object) -> Heard:
-    made = Heard("c0", answer, TWIN, began=90.0, ended=100.0, asked=90.0, code=code)
+def observation(answer: Answer, code: str = "", **changes: object) -> Observation:
+    made = Observation("c0", answer, TWIN, began=90.0, ended=100.0, asked=90.0, code=code)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
-def judged(said: Heard, outages: tuple[Outage, ...] = (), gateways: int = 1) -> list[str]:
-    judge = Judge(10.0, outages, None, gateways)
-    judge.hear(said)
-    return judge.wrong
+def violations(
+    observed: Observation, outages: tuple[Outage, ...] = (), gateways: int = 1
+) -> list[str]:
+    oracle = Oracle(10.0, outages, None, gateways)
+    oracle.observe(observed)
+    return oracle.wrong
 
 
 @pytest.mark.parametrize(
@@ -55,11 +57,11 @@ def judged(said: Heard, outages: tuple[Outage, ...] = (), gateways: int = 1) -> 
     ),
 )  # fmt: skip
 def test_a_wrong_answer_is_found(answer: Answer) -> None:
-    assert judged(heard(answer, "" if answer.finish else "UNAVAILABLE"), (KILL,))
+    assert violations(observation(answer, "" if answer.finish else "UNAVAILABLE"), (KILL,))
 
 
 def test_exact_answer_passes() -> None:
-    assert not judged(heard(TWIN))
+    assert not violations(observation(TWIN))
 
 
 @pytest.mark.parametrize(
@@ -82,27 +84,29 @@ def test_exact_answer_passes() -> None:
     ),
 )
 def test_dishonest_end_is_found(answer: Answer, code: str, outages: tuple[Outage, ...]) -> None:
-    assert judged(heard(answer, code), outages)
+    assert violations(observation(answer, code), outages)
 
 
 def test_honest_ends_pass() -> None:
-    assert not judged(heard(NOTHING, "no_servers"))
-    assert not judged(heard(NOTHING, "no_capacity"))
-    assert not judged(heard(replace(NOTHING, ask=NAMED), "session_elsewhere"), gateways=2)
-    assert not judged(heard(replace(NOTHING, ask=NAMED), "session_busy"), (FROZEN,))
-    assert not judged(heard(CUT, "UNAVAILABLE"), (KILL,))
-    assert not judged(heard(CUT, left=True)), "the client itself broke it off"
+    assert not violations(observation(NOTHING, "no_servers"))
+    assert not violations(observation(NOTHING, "no_capacity"))
+    assert not violations(
+        observation(replace(NOTHING, request=NAMED), "session_elsewhere"), gateways=2
+    )
+    assert not violations(observation(replace(NOTHING, request=NAMED), "session_busy"), (FROZEN,))
+    assert not violations(observation(CUT, "UNAVAILABLE"), (KILL,))
+    assert not violations(observation(CUT, left=True)), "the client itself broke it off"
 
 
 def test_a_wait_beyond_its_bound_is_found() -> None:
-    assert judged(heard(TWIN, longest_wait=11.0))
-    assert not judged(heard(TWIN, longest_wait=9.0))
+    assert violations(observation(TWIN, longest_wait=11.0))
+    assert not violations(observation(TWIN, longest_wait=9.0))
 
 
 def test_endless_refusal_is_found() -> None:
-    said = heard(NOTHING, "no_capacity", asked=100.0 - PATIENCE - 1.0)
-    assert judged(said)
-    assert not judged(replace(said, asked=100.0 - PATIENCE + 1.0))
+    observed = observation(NOTHING, "no_capacity", asked=100.0 - PATIENCE - 1.0)
+    assert violations(observed)
+    assert not violations(replace(observed, asked=100.0 - PATIENCE + 1.0))
 
 
 @pytest.mark.parametrize(
@@ -121,33 +125,33 @@ def test_loss_with_a_gateway_requires_loss_of_its_tail(
 ) -> None:
     loss = Outage(died, died, killed=True) if isinstance(died, float) else died
     losses = () if loss is None else (loss,)
-    for said in (
-        heard(CUT, "session_lost", last_wait=last_wait),
-        heard(CUT, "invalid_request", last_wait=last_wait, details=f"it {ANOTHER}"),
+    for observed in (
+        observation(CUT, "session_lost", last_wait=last_wait),
+        observation(CUT, "invalid_request", last_wait=last_wait, details=f"it {ANOTHER}"),
     ):
-        judge = Judge(10.0, (KILL,), None, gateways=2, losses=losses, forks=forks)
-        judge.hear(said)
-        assert bool(judge.wrong) is not right
-    nobody = Judge(10.0, (), None, gateways=2, losses=losses, forks=forks)
-    nobody.hear(heard(CUT, "session_lost", last_wait=last_wait))
-    assert nobody.wrong, "no gateway was hurt"
+        oracle = Oracle(10.0, (KILL,), None, gateways=2, losses=losses, forks=forks)
+        oracle.observe(observed)
+        assert bool(oracle.wrong) is not right
+    unhurt = Oracle(10.0, (), None, gateways=2, losses=losses, forks=forks)
+    unhurt.observe(observation(CUT, "session_lost", last_wait=last_wait))
+    assert unhurt.wrong, "no gateway was hurt"
 
 
 def test_broken_connection_without_gateway_fault_is_found() -> None:
     """Readers go on elsewhere, so that the answer itself is right."""
-    assert judged(heard(TWIN, breaks=1))
-    assert judged(heard(TWIN, breaks=1), (LONG_AGO,))
-    assert not judged(heard(TWIN, breaks=1), (KILL,))
-    assert not judged(heard(TWIN, breaks=1), (FROZEN,))
+    assert violations(observation(TWIN, breaks=1))
+    assert violations(observation(TWIN, breaks=1), (LONG_AGO,))
+    assert not violations(observation(TWIN, breaks=1), (KILL,))
+    assert not violations(observation(TWIN, breaks=1), (FROZEN,))
 
 
 def test_answer_that_parted_at_a_near_tie_has_full_length() -> None:
-    judge = Judge(10.0, (), lambda twin, answer: None)
+    oracle = Oracle(10.0, (), lambda twin, answer: None)
     parted = replace(TWIN, tokens=(7, 8, 8, 8))
-    judge.hear(heard(parted))
-    assert not judge.wrong
-    judge.hear(heard(replace(parted, tokens=(7, 8, 8), positions=(3, 4, 5))))
-    assert judge.wrong, "a token was lost at its end"
+    oracle.observe(observation(parted))
+    assert not oracle.wrong
+    oracle.observe(observation(replace(parted, tokens=(7, 8, 8), positions=(3, 4, 5))))
+    assert oracle.wrong, "a token was lost at its end"
 
 
 def test_text_that_does_not_match_its_tokens_is_found(tmp_path: Path) -> None:
@@ -191,11 +195,11 @@ def test_difference_after_rounding_is_settled_by_the_model() -> None:
         settled.append((twin, answer))
         assert answer.tokens[2] != 1, "no near tie"
 
-    judge = Judge(10.0, (), settle)
+    oracle = Oracle(10.0, (), settle)
     tie, wrong = replace(TWIN, tokens=(7, 8, 8, 8)), replace(TWIN, tokens=(7, 8, 1, 1))
     for answer in (TWIN, tie, wrong):
-        judge.hear(heard(answer))
-    assert not judge.wrong, "it takes long, and comes last"
-    judge.finish()
+        oracle.observe(observation(answer))
+    assert not oracle.wrong, "it takes long, and comes last"
+    oracle.finish()
     assert [answer.tokens for _, answer in settled] == [tie.tokens, wrong.tokens]
-    assert len(judge.wrong) == judge.tally.near_ties == 1
+    assert len(oracle.wrong) == oracle.tally.near_ties == 1

@@ -27,15 +27,15 @@ async def through_a_proxy() -> AsyncIterator[tuple[Network, Node, Node, Address]
             port = int(b.target.rpartition(":")[2])
             way = Address(b.peer, await asyncio.to_thread(network.proxy, "b", port))
             a.links.dial(way)
-            await a.heard.until(lambda: bool(a.heard.up))
-            await b.heard.until(lambda: bool(b.heard.up))
+            await a.received.until(lambda: bool(a.received.up))
+            await b.received.until(lambda: bool(b.received.up))
             yield network, a, b, way
     finally:
         await asyncio.to_thread(network.close)
 
 
 def tokens(node: Node) -> list[int]:
-    return [item.position for item in node.heard.items if isinstance(item, Token)]
+    return [item.position for item in node.received.items if isinstance(item, Token)]
 
 
 def say(source: Node, to: Node, position: int) -> None:
@@ -47,10 +47,10 @@ async def test_both_directions_and_both_lanes_pass() -> None:
         say(a, b, 1)
         say(b, a, 2)
         a.send(way, [Input(1, EPOCH, 0, tuple(range(50_000)))], Lane.BULK)
-        await b.heard.until(lambda: len(b.heard.items) >= 5)
-        await a.heard.until(lambda: bool(a.heard.items))
+        await b.received.until(lambda: len(b.received.items) >= 5)
+        await a.received.until(lambda: bool(a.received.items))
         assert (tokens(a), tokens(b)) == ([2], [1])
-        inputs = [item for item in b.heard.items if isinstance(item, Input)]
+        inputs = [item for item in b.received.items if isinstance(item, Input)]
         assert sum(len(part.tokens) for part in inputs) == 50_000
 
 
@@ -59,14 +59,14 @@ async def test_one_direction_is_blocked_and_the_other_is_not() -> None:
         heal = network.disturb(Weather("a", "b", blocked=True, cause="cut"))
         say(a, b, 1)
         say(b, a, 2)
-        await a.heard.until(lambda: tokens(a) == [2])
+        await a.received.until(lambda: tokens(a) == [2])
         await asyncio.sleep(0.1)
         assert tokens(b) == []
         assert network.felt["cut"] >= 1
         heal()
-        await b.heard.until(lambda: tokens(b) == [1])
-        assert not a.heard.down
-        assert not b.heard.down
+        await b.received.until(lambda: tokens(b) == [1])
+        assert not a.received.down
+        assert not b.received.down
 
 
 async def test_delayed_items_keep_their_order() -> None:
@@ -74,7 +74,7 @@ async def test_delayed_items_keep_their_order() -> None:
         network.disturb(Weather("b", "a", delay=0.3, cause="delay"))
         for position in range(20):
             say(b, a, position)
-        await a.heard.until(lambda: len(tokens(a)) == 20)
+        await a.received.until(lambda: len(tokens(a)) == 20)
         assert network.felt["delay"] >= 1
         assert tokens(a) == list(range(20))
 
@@ -85,7 +85,7 @@ async def test_delayed_item_comes_late() -> None:
         network.disturb(Weather("b", "a", delay=0.3))
         began = time.monotonic()
         say(b, a, 1)
-        await a.heard.until(lambda: tokens(a) == [1])
+        await a.received.until(lambda: tokens(a) == [1])
         assert time.monotonic() - began >= 0.3
 
 
@@ -94,8 +94,8 @@ async def test_doubled_frame_brings_its_items_twice() -> None:
         network.disturb(Weather("b", "a", doubled=1.0))
         for position in range(5):
             say(b, a, position)
-            await a.heard.until(lambda p=position: tokens(a)[-2:] == [p, p])  # type: ignore[misc]
-        assert not a.heard.down
+            await a.received.until(lambda p=position: tokens(a)[-2:] == [p, p])  # type: ignore[misc]
+        assert not a.received.down
         assert network.doubled >= 5
 
 
@@ -103,8 +103,8 @@ async def test_truncated_frame_ends_the_link_at_both_ends() -> None:
     async with through_a_proxy() as (network, a, b, _):
         network.truncate("a", "b")
         say(a, b, 1)
-        await a.heard.until(lambda: bool(a.heard.down))
-        await b.heard.until(lambda: bool(b.heard.down))
+        await a.received.until(lambda: bool(a.received.down))
+        await b.received.until(lambda: bool(b.received.down))
         assert tokens(b) == []
         assert network.truncated >= 1, "of either lane"
 
@@ -117,10 +117,10 @@ async def test_dial_through_a_cut_is_not_linked() -> None:
             way = Address(b.peer, await asyncio.to_thread(network.proxy, "b", port))
             heal = network.disturb(Weather("a", "b", blocked=True), Weather("b", "a", blocked=True))
             a.links.dial(way)
-            await a.heard.until(lambda: bool(a.heard.down))
+            await a.received.until(lambda: bool(a.received.down))
             heal()
             a.links.dial(way)
-            await a.heard.until(lambda: bool(a.heard.up))
+            await a.received.until(lambda: bool(a.received.up))
     finally:
         await asyncio.to_thread(network.close)
 

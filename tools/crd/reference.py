@@ -69,13 +69,13 @@ def _type(schema: Schema) -> str:
 
 def _meaning(schema: Schema) -> str:
     """Return the description, then the allowed values as far as one line can hold them."""
-    said = [schema["description"].replace("|", "\\|")]
+    notes = [schema["description"].replace("|", "\\|")]
     if "enum" in schema:
-        said.append("One of " + ", ".join(f"`{value}`" for value in schema["enum"]) + ".")
+        notes.append("One of " + ", ".join(f"`{value}`" for value in schema["enum"]) + ".")
     if "minimum" in schema or "maximum" in schema:
-        said.append(f"{schema.get('minimum', '')} to {schema.get('maximum', 'any')}.")
+        notes.append(f"{schema.get('minimum', '')} to {schema.get('maximum', 'any')}.")
     if "maxItems" in schema:
-        said.append(f"At most {schema['maxItems']}.")
+        notes.append(f"At most {schema['maxItems']}.")
     for part in (schema, schema.get("items", {}), schema.get("additionalProperties", {})):
-        said += [f"Rule: {rule['message']}." for rule in part.get(VALIDATIONS, ())]
-    return " ".join(said).replace("Rule: allowed: ", "Allowed: ")
+        notes += [f"Rule: {rule['message']}." for rule in part.get(VALIDATIONS, ())]
+    return " ".join(notes).replace("Rule: allowed: ", "Allowed: ")

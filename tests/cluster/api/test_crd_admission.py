@@ -207,8 +207,8 @@ def test_invalid_spec_is_refused_with_field_and_sentence(
     answer = tried.create(swarm(**spec), dry_run=True)
 
     assert answer.code == 422, answer.body
-    told = [cause for cause in answer.causes if cause.startswith(field)]
-    assert any(sentence in cause for cause in told), answer.causes
+    causes = [cause for cause in answer.causes if cause.startswith(field)]
+    assert any(sentence in cause for cause in causes), answer.causes
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "3b", "a" * 41, "a-"])
@@ -226,10 +226,10 @@ def test_all_errors_are_reported_together(tried: SwarmApi) -> None:
         swarm("x.y", replicas=-1, **model(source="s3://b"), **ranges((0, 4), (5, 6)))
     )
 
-    told = " ".join(answer.causes)
+    causes = " ".join(answer.causes)
     for field in ("spec.replicas", "spec.model.source", "spec.spans.ranges"):
-        assert field in told
-    assert "metadata.name" in told
+        assert field in causes
+    assert "metadata.name" in causes
 
 
 def test_served_name_is_immutable_while_servers_run(swarms: SwarmApi) -> None:

@@ -114,8 +114,8 @@ def test_kubectl_get_shows_the_columns(kubectl: Kubectl, swarms: SwarmApi) -> No
     wide_head, wide = kubectl("get", "ai", "-o", "wide").splitlines()
 
     assert head.split() == COLUMNS
-    told = "counting False SpanUncovered demo://counting 0/2 2 http://gateway.ms:8000/v1"
-    assert row.split()[:7] == told.split()
+    columns = "counting False SpanUncovered demo://counting 0/2 2 http://gateway.ms:8000/v1"
+    assert row.split()[:7] == columns.split()
     assert wide_head.split()[8:] == ["SERVED", "SPANS"]
     assert wide.split()[8:] == ["counting", "0:4=2/2", "4:8=0/2"]
 
@@ -148,8 +148,8 @@ def test_kubectl_explain_describes_every_field(kubectl: Kubectl) -> None:
         fields = text.partition("FIELDS:")[2]
         for entry in fields.split("\n\n"):
             lines = [line.strip() for line in entry.strip().splitlines()]
-            said = [line for line in lines[1:] if not line.startswith("enum:")]
-            assert said or not lines, f"{path}: {entry}"
+            values = [line for line in lines[1:] if not line.startswith("enum:")]
+            assert values or not lines, f"{path}: {entry}"
 
 
 def test_apply_by_two_managers_joins_pools_by_name(kubectl: Kubectl, swarms: SwarmApi) -> None:
@@ -224,8 +224,8 @@ def test_object_older_than_a_rule_can_be_corrected(level: ApiLevel, swarms: Swar
 def test_schema_has_no_violation_condition(level: ApiLevel) -> None:
     stored = level.kubectl.get("crd", "modelswarms.modelswarm.io")
 
-    told = {each["type"]: each["status"] for each in stored["status"]["conditions"]}
-    assert told == {"NamesAccepted": "True", "Established": "True"}
+    conditions = {each["type"]: each["status"] for each in stored["status"]["conditions"]}
+    assert conditions == {"NamesAccepted": "True", "Established": "True"}
     assert stored["spec"]["versions"] == build_definition()["spec"]["versions"]
 
 

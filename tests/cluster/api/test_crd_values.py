@@ -169,8 +169,8 @@ def test_api_server_and_cli_agree_on_every_value(
         if answer.accepted != _parses(document):
             split[repr(value)[:60]] = f"API server: {answer.accepted} {answer.causes}"
         if answer.code == 422:  # 400: no valid body, or an unknown field, which is named
-            told = [cause.partition(": ")[0] for cause in answer.causes]
-            assert any(_is_about(field, dotted) for field in told), (value, answer.causes)
+            fields = [cause.partition(": ")[0] for cause in answer.causes]
+            assert any(_is_about(field, dotted) for field in fields), (value, answer.causes)
 
     assert not split
     assert accepted, "no value of this field was good"

@@ -68,10 +68,10 @@ SMALL = [
 class Reader:
     """A client that reads one stream slowly, in a thread."""
 
-    def __init__(self, doors: Endpoints, body: dict[str, Any] = BODY) -> None:
+    def __init__(self, endpoints: Endpoints, body: dict[str, Any] = BODY) -> None:
         self.tokens: list[int] = []
         self._end = 0
-        self._request = (f"{doors.url}/v1/completions", body | {"stream": True})
+        self._request = (f"{endpoints.url}/v1/completions", body | {"stream": True})
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -100,33 +100,33 @@ class Reader:
         assert self.tokens == expected_tokens(len(self.tokens))
 
 
-def route(doors: Endpoints) -> list[str]:
+def route(endpoints: Endpoints) -> list[str]:
     """Return the pods on the route of the only session that has one."""
-    with grpc.insecure_channel(doors.grpc) as channel:
+    with grpc.insecure_channel(endpoints.grpc) as channel:
         seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
     [session] = [session for session in seen.sessions if session.route]
     return [hop.peer.partition("/")[0] for hop in session.route]
 
 
-def peers(doors: Endpoints) -> set[str]:
-    with grpc.insecure_channel(doors.grpc) as channel:
+def peers(endpoints: Endpoints) -> set[str]:
+    with grpc.insecure_channel(endpoints.grpc) as channel:
         seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
     return {server.peer.partition("/")[0] for server in seen.servers}
 
 
-def sees(doors: Endpoints, names: set[str]) -> bool:
-    return names <= peers(doors)
+def sees(endpoints: Endpoints, names: set[str]) -> bool:
+    return names <= peers(endpoints)
 
 
-def knows(doors: Endpoints, names: set[str]) -> bool:
-    return names == peers(doors)
+def knows(endpoints: Endpoints, names: set[str]) -> bool:
+    return names == peers(endpoints)
 
 
-def ready(doors: Endpoints) -> tuple[bool, str]:
-    answer = httpx.get(f"{doors.url}/ready", timeout=10)
-    said = answer.json()
-    assert said["ready"] is (answer.status_code == 200)
-    return said["ready"], said["reason"] or ""
+def ready(endpoints: Endpoints) -> tuple[bool, str]:
+    answer = httpx.get(f"{endpoints.url}/ready", timeout=10)
+    body = answer.json()
+    assert body["ready"] is (answer.status_code == 200)
+    return body["ready"], body["reason"] or ""
 
 
 # ---- pods that come and go
@@ -134,8 +134,8 @@ def ready(doors: Endpoints) -> tuple[bool, str]:
 
 def test_stream_outlives_each_pod_of_its_route(pods: PodSwarm) -> None:
     pods.start_pods(TWICE)
-    doors = pods.pod_gateway(whole=4)
-    reader = Reader(doors)
+    endpoints = pods.pod_gateway(whole=4)
+    reader = Reader(endpoints)
     reader.wait(20)
     for name in ("a0", "b1"):
         pods.kill(name)
@@ -143,42 +143,42 @@ def test_stream_outlives_each_pod_of_its_route(pods: PodSwarm) -> None:
         pods.run(
             name
         )  # the container starts again in the same pod: a new process at the same address
-        eventually("it is linked again", lambda: pods.linked(doors) == 4)
+        eventually("it is linked again", lambda: pods.linked(endpoints) == 4)
     for name in ("b0", "a1"):
         pods.kill(name)
     reader.check()
 
 
 def test_pod_is_linked_when_ready_and_forgotten_when_gone(pods: PodSwarm) -> None:
-    doors = pods.pod_gateway()
-    assert ready(doors) == (True, "")  # a cold start must not wait for itself
-    assert httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"] == []
-    assert ask(doors).status_code == 404
+    endpoints = pods.pod_gateway()
+    assert ready(endpoints) == (True, "")  # a cold start must not wait for itself
+    assert httpx.get(f"{endpoints.url}/v1/models", timeout=10).json()["data"] == []
+    assert ask(endpoints).status_code == 404
     names = ("a0", "a1", "a2")
     for name in names:
         pods.start_pod(name, "0:4", serves=False)
-    eventually("the model is expected", lambda: ask(doors).status_code == 503)
-    [model] = httpx.get(f"{doors.url}/v1/models", timeout=10).json()["data"]
+    eventually("the model is expected", lambda: ask(endpoints).status_code == 503)
+    [model] = httpx.get(f"{endpoints.url}/v1/models", timeout=10).json()["data"]
     assert (model["id"], model["ready"]) == (MODEL, False)
     time.sleep(3.0)  # the pauses between two dials grow
-    seconds = [until_linked(pods, doors, name, count) for count, name in enumerate(names, 1)]
+    seconds = [until_linked(pods, endpoints, name, count) for count, name in enumerate(names, 1)]
     assert median(seconds) < 1.0, f"readiness is a reason to dial at once, not after {seconds}"
-    eventually("a model answers", lambda: ask(doors).status_code == 200)
+    eventually("a model answers", lambda: ask(endpoints).status_code == 200)
     for name in names:
         pods.remove_pod(name)
-    eventually("they are gone", lambda: pods.linked(doors) == 0)
+    eventually("they are gone", lambda: pods.linked(endpoints) == 0)
 
 
-def until_linked(pods: PodSwarm, doors: Endpoints, name: str, count: int) -> float:
+def until_linked(pods: PodSwarm, endpoints: Endpoints, name: str, count: int) -> float:
     """Start the pod's server, and return the seconds from its readiness to its link."""
     pods.run(name)
     came = time.monotonic()
-    eventually(f"{name} is linked", lambda: pods.linked(doors) == count)
+    eventually(f"{name} is linked", lambda: pods.linked(endpoints) == count)
     return time.monotonic() - came
 
 
-def ask(doors: Endpoints) -> httpx.Response:
-    return httpx.post(f"{doors.url}/v1/completions", json=BODY | {"max_tokens": 9}, timeout=30)
+def ask(endpoints: Endpoints) -> httpx.Response:
+    return httpx.post(f"{endpoints.url}/v1/completions", json=BODY | {"max_tokens": 9}, timeout=30)
 
 
 def test_new_gateway_is_ready_only_when_it_can_answer(pods: PodSwarm) -> None:
@@ -186,22 +186,22 @@ def test_new_gateway_is_ready_only_when_it_can_answer(pods: PodSwarm) -> None:
     pods.start_pods(TWICE)
     pods.start_pod("starting", "0:4", serves=False)  # readiness does not wait for this one
     for name in ("gateway-0", "gateway-1"):
-        doors = pods.pod_gateway(name=name)  # returns as soon as /ready returns 200
-        assert ask(doors).status_code == 200
-        assert pods.linked(doors) == 4
+        endpoints = pods.pod_gateway(name=name)  # returns as soon as /ready returns 200
+        assert ask(endpoints).status_code == 200
+        assert pods.linked(endpoints) == 4
 
 
 def test_terminating_pod_keeps_its_link_and_gets_no_new_one(pods: PodSwarm) -> None:
     pods.start_pods(TWICE)
-    doors = pods.pod_gateway(whole=4)
-    reader = Reader(doors)
+    endpoints = pods.pod_gateway(whole=4)
+    reader = Reader(endpoints)
     reader.wait(20)
-    [first, second] = route(doors)
+    [first, second] = route(endpoints)
     for name in (first, second):
         pods.delete_pod(name)
     reader.more(50)
-    assert route(doors) == [first, second]
-    assert pods.linked(doors) == 4
+    assert route(endpoints) == [first, second]
+    assert pods.linked(endpoints) == 4
     pods.kill(first)
     reader.more(10)
     pods.launch(first)  # a kubelet would not; the address is not dialled any more
@@ -209,12 +209,12 @@ def test_terminating_pod_keeps_its_link_and_gets_no_new_one(pods: PodSwarm) -> N
     pods.remove_pod(second)
     reader.check()
     time.sleep(2.5)
-    assert peers(doors) == set(TWICE) - {first, second}
+    assert peers(endpoints) == set(TWICE) - {first, second}
 
 
 def test_pod_with_another_identity_is_not_linked(pods: PodSwarm) -> None:
     pods.start_pod("a0", "0:4")
-    doors = pods.pod_gateway(whole=1)
+    endpoints = pods.pod_gateway(whole=1)
     pods.start_pod("a0-before", "0:2", address=pods.addresses["a0"], serves=False)
     pods.set_pod_status("a0-before", ready=True)
     eventually(
@@ -222,8 +222,8 @@ def test_pod_with_another_identity_is_not_linked(pods: PodSwarm) -> None:
         lambda: "cannot link to a0-before/1: other identity: a0/1/" in pods.log("gateway"),
     )
     pods.set_pod_status("a0-before", phase="Failed")
-    assert peers(doors) == {"a0"}
-    assert whole(doors, SHORT) == expected_tokens(SHORT_TOKENS)
+    assert peers(endpoints) == {"a0"}
+    assert whole(endpoints, SHORT) == expected_tokens(SHORT_TOKENS)
     # Its successor has another incarnation: the address and the name alone are not enough.
     pods.kill("a0")
     pods.kubectl("label", "pod", "a0", "modelswarm.io/incarnation=2", "--overwrite")
@@ -232,24 +232,24 @@ def test_pod_with_another_identity_is_not_linked(pods: PodSwarm) -> None:
         "it is refused",
         lambda: "cannot link to a0/2: other identity: a0/1/" in pods.log("gateway"),
     )
-    assert pods.linked(doors) == 0
+    assert pods.linked(endpoints) == 0
 
 
 def test_pods_that_are_no_servers_are_ignored(pods: PodSwarm) -> None:
-    doors = pods.pod_gateway()
+    endpoints = pods.pod_gateway()
     pods.start_pod("odd", "0:4")
     pods.kubectl("label", "pod", "odd", "modelswarm.io/incarnation=first", "--overwrite")
     pods.start_pod("inspector", "0:4")
     pods.kubectl("label", "pod", "inspector", "modelswarm.io/role=inspect", "--overwrite")
     pods.start_pod("good", "0:4")
-    eventually("the good one is linked", lambda: "good" in peers(doors))
+    eventually("the good one is linked", lambda: "good" in peers(endpoints))
     pods.kill("odd")
     pods.kill("inspector")
-    eventually("the others are forgotten", lambda: peers(doors) == {"good"})
+    eventually("the others are forgotten", lambda: peers(endpoints) == {"good"})
     pods.run("odd")
     pods.run("inspector")
     time.sleep(1.0)
-    assert "inspector" not in peers(doors)
+    assert "inspector" not in peers(endpoints)
 
 
 # ---- several gateways, several swarms
@@ -258,14 +258,14 @@ def test_pods_that_are_no_servers_are_ignored(pods: PodSwarm) -> None:
 def test_two_gateways_share_the_pods_of_two_swarms(pods: PodSwarm) -> None:
     pods.start_pods({"a0": "0:2", "a1": "2:4", "a2": "2:4"}, model="alpha")
     pods.start_pods({"b0": "0:4"}, model="beta")
-    doors = [pods.pod_gateway(name=name) for name in ("gateway-0", "gateway-1")]
+    endpoints = [pods.pod_gateway(name=name) for name in ("gateway-0", "gateway-1")]
     # Not endless: a server has KV for one such session only.
     bodies = [BODY | {"model": name, "max_tokens": 4000} for name in ("alpha", "beta")]
-    for door in doors:
-        eventually("all are linked", partial(sees, door, {"a0", "a1", "a2", "b0"}))
-        served = httpx.get(f"{door.url}/v1/models", timeout=10).json()["data"]
+    for each in endpoints:
+        eventually("all are linked", partial(sees, each, {"a0", "a1", "a2", "b0"}))
+        served = httpx.get(f"{each.url}/v1/models", timeout=10).json()["data"]
         assert {model["id"] for model in served} == {"alpha", "beta"}
-    readers = [Reader(door, body=body) for door in doors for body in bodies]
+    readers = [Reader(each, body=body) for each in endpoints for body in bodies]
     for reader in readers:
         reader.wait(20)
     text = httpx.get(f"http://{pods.addresses['b0']}:7001/metrics", timeout=10).text
@@ -289,12 +289,12 @@ def test_one_gateway_watches_several_namespaces(
         admin = ("--kubernetes", "--kubeconfig", str(api.kubeconfig))
         both = ("--namespace", pods.namespace, "--namespace", second)
         for name, flags in (("named", both), ("every", ())):
-            doors = pods.gateway(*admin, *flags, name=name)
-            eventually("both are linked", partial(sees, doors, {"first", "second"}))
+            endpoints = pods.gateway(*admin, *flags, name=name)
+            eventually("both are linked", partial(sees, endpoints, {"first", "second"}))
         # A namespace without permission does not stop the others.
         mine = ("--kubernetes", "--kubeconfig", str(pods.make_kubeconfig()))
-        doors = pods.gateway(*mine, *both, name="partly")
-        eventually("its own are linked", lambda: peers(doors) == {"first"})
+        endpoints = pods.gateway(*mine, *both, name="partly")
+        eventually("its own are linked", lambda: peers(endpoints) == {"first"})
 
 
 # ---- the API server
@@ -303,23 +303,23 @@ def test_one_gateway_watches_several_namespaces(
 def test_requests_are_served_without_the_api_server(own_pods: PodSwarm) -> None:
     pods, api = own_pods, own_pods.api
     pods.start_pods(TWICE)
-    doors = pods.pod_gateway(whole=4)
-    reader = Reader(doors)
+    endpoints = pods.pod_gateway(whole=4)
+    reader = Reader(endpoints)
     reader.wait(20)
     api.stop_apiserver()
     try:
         reader.more(30)
-        [first, _] = route(doors)
+        [first, _] = route(endpoints)
         pods.kill(first)  # its address is known: the next process is found without the API server
         pods.launch(first)
-        eventually("it is linked again", lambda: pods.linked(doors) == 4)
-        assert ready(doors) == (True, "")
-        assert whole(doors, SHORT) == expected_tokens(SHORT_TOKENS)
+        eventually("it is linked again", lambda: pods.linked(endpoints) == 4)
+        assert ready(endpoints) == (True, "")
+        assert whole(endpoints, SHORT) == expected_tokens(SHORT_TOKENS)
         reader.check()
     finally:
         api.start_apiserver()
     pods.start_pod("c0", "0:4")
-    eventually("news come again", lambda: "c0" in peers(doors))
+    eventually("news come again", lambda: "c0" in peers(endpoints))
 
 
 def test_changes_during_an_api_outage_are_learned(own_pods: PodSwarm) -> None:
@@ -328,7 +328,7 @@ def test_changes_during_an_api_outage_are_learned(own_pods: PodSwarm) -> None:
     second = api.add_apiserver("second")
     try:
         pods.start_pods({"old": "0:4", "kept": "0:4"})
-        doors = pods.pod_gateway(whole=2)
+        endpoints = pods.pod_gateway(whole=2)
         api.stop_apiserver()
         pods.kubectl = Kubectl(
             api.user_kubeconfig("admin", "system:masters", second), pods.namespace
@@ -336,31 +336,31 @@ def test_changes_during_an_api_outage_are_learned(own_pods: PodSwarm) -> None:
         pods.remove_pod("old")
         pods.start_pod("new", "0:4")
         time.sleep(3.0)
-        assert "new" not in peers(doors)
+        assert "new" not in peers(endpoints)
     finally:
         api.start_apiserver()
         api.stop_apiserver("second")
         pods.kubectl = api.kubectl.in_namespace(pods.namespace)
-    eventually("all is known", lambda: peers(doors) == {"new", "kept"})
+    eventually("all is known", lambda: peers(endpoints) == {"new", "kept"})
     assert "keeping the known ones" in pods.log("gateway")
 
 
 def test_silent_api_server_delays_no_stream(own_pods: PodSwarm) -> None:
     pods, api = own_pods, own_pods.api
     pods.start_pods({"a0": "0:4", "a1": "0:4"})
-    doors = pods.pod_gateway(whole=2)
-    reader = Reader(doors)
+    endpoints = pods.pod_gateway(whole=2)
+    reader = Reader(endpoints)
     reader.wait(20)
     api.pause_apiserver()
     try:
-        [used] = route(doors)
+        [used] = route(endpoints)
         pods.kill(used)
         reader.check()
-        assert ready(doors) == (True, "")
+        assert ready(endpoints) == (True, "")
     finally:
         api.resume_apiserver()
     pods.run(used)
-    eventually("it is linked again", lambda: pods.linked(doors) == 2)
+    eventually("it is linked again", lambda: pods.linked(endpoints) == 2)
 
 
 def test_gateway_that_cannot_list_pods_is_not_ready(own_pods: PodSwarm) -> None:
@@ -368,8 +368,8 @@ def test_gateway_that_cannot_list_pods_is_not_ready(own_pods: PodSwarm) -> None:
     pods.start_pod("a0", "0:4")
     account = ("--kubernetes", "--kubeconfig", str(pods.make_kubeconfig()))
     forbidden = pods.gateway(*account, "--namespace", "elsewhere", name="forbidden", ready=False)
-    said = eventually("it is told", lambda: reason(forbidden, "403"))
-    assert "cannot list resource" in said
+    found = eventually("the reason is reported", lambda: reason(forbidden, "403"))
+    assert "cannot list resource" in found
     assert httpx.get(f"{forbidden.url}/health", timeout=10).status_code == 200
     api.stop_apiserver()
     try:
@@ -382,11 +382,11 @@ def test_gateway_that_cannot_list_pods_is_not_ready(own_pods: PodSwarm) -> None:
     eventually("it is linked", lambda: peers(early) == {"a0"})
 
 
-def reason(doors: Endpoints, part: str) -> str:
+def reason(endpoints: Endpoints, part: str) -> str:
     """Return why it is not ready, if the reason contains `part`."""
-    good, said = ready(doors)
+    good, text = ready(endpoints)
     assert not good
-    return said if part in said else ""
+    return text if part in text else ""
 
 
 @pytest.mark.soak
@@ -399,9 +399,9 @@ def test_random_faults_keep_answers_right(
     spans = ("0:2", "2:4", "0:4")
     alive = {f"s{n}-0": spans[n % 3] for n in range(6)}
     pods.start_pods(alive)
-    doors = [pods.pod_gateway(name=f"gateway-{n}", whole=6) for n in range(2)]
+    endpoints = [pods.pod_gateway(name=f"gateway-{n}", whole=6) for n in range(2)]
     for turn in range(25):
-        reader = Reader(rng.choice(doors))
+        reader = Reader(rng.choice(endpoints))
         reader.wait(10)
         name = rng.choice(list(alive))
         match rng.randrange(5):
@@ -429,6 +429,6 @@ def test_random_faults_keep_answers_right(
                 api.resume_apiserver()
         print(f"turn {turn} of seed {seed}")
         reader.check()
-    for door in doors:
-        eventually("it knows whom there is", partial(knows, door, set(alive)))
-        assert whole(door, SHORT) == expected_tokens(SHORT_TOKENS)
+    for each in endpoints:
+        eventually("it knows whom there is", partial(knows, each, set(alive)))
+        assert whole(each, SHORT) == expected_tokens(SHORT_TOKENS)

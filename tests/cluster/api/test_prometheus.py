@@ -68,25 +68,27 @@ def test_gateway_metrics_count_the_known_pods(
 ) -> None:
     with PodSwarm(tmp_path, api, namespace) as pods:
         pods.start_pods({"a0": "0:2", "b0": "2:4"})
-        doors = pods.pod_gateway(whole=2)
+        endpoints = pods.pod_gateway(whole=2)
 
         def known(state: str) -> float:
-            return doors.metric("modelswarm_gateway_pods", state=state)
+            return endpoints.metric("modelswarm_gateway_pods", state=state)
 
         assert (known("running"), known("terminating")) == (2, 0)
-        assert doors.metric("modelswarm_gateway_pod_watch_up") == 1
-        assert doors.metric("modelswarm_gateway_kube_api_failures_total") == 0
+        assert endpoints.metric("modelswarm_gateway_pod_watch_up") == 1
+        assert endpoints.metric("modelswarm_gateway_kube_api_failures_total") == 0
         pods.delete_pod("b0")
         eventually("a terminating pod", lambda: known("terminating") == 1, SEEN_SECONDS)
-        assert doors.metric("modelswarm_gateway_coverage") == 1  # it runs, and serves until it ends
+        assert (
+            endpoints.metric("modelswarm_gateway_coverage") == 1
+        )  # it runs, and serves until it ends
         pods.remove_pod("b0")
         eventually("its end", lambda: known("terminating") == 0, SEEN_SECONDS)
         eventually(
             "its blocks to be missed",
-            lambda: doors.metric("modelswarm_gateway_coverage") == 0,
+            lambda: endpoints.metric("modelswarm_gateway_coverage") == 0,
             SEEN_SECONDS,
         )
-        assert not lint(httpx.get(f"http://{doors.metrics}/metrics", timeout=10).content)
+        assert not lint(httpx.get(f"http://{endpoints.metrics}/metrics", timeout=10).content)
 
 
 def test_operator_panels_answer_and_show_a_lost_pod(

@@ -31,8 +31,6 @@ def test_pods_with_tokenizer_and_volumes_are_admitted(
     manifest["metadata"].pop("ownerReferences")
 
     kubectl = api.kubectl.in_namespace(namespace)
-    said = kubectl(
-        "create", "-f", "-", "--dry-run=server", "-o", "json", stdin=json.dumps(manifest)
-    )
+    pod = kubectl("create", "-f", "-", "--dry-run=server", "-o", "json", stdin=json.dumps(manifest))
 
-    assert json.loads(said)["metadata"]["annotations"] == manifest["metadata"]["annotations"]
+    assert json.loads(pod)["metadata"]["annotations"] == manifest["metadata"]["annotations"]

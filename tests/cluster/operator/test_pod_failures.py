@@ -246,7 +246,7 @@ def test_same_served_name_in_two_namespaces_is_refused(api: ApiLevel, fresh_stag
             fresh_stage.settle(servers=2)
             path = f"/apis/modelswarm.io/v1alpha1/namespaces/{other}/modelswarms"
             fresh_stage.client.post(path, swarm(replicas=1))
-            told = fresh_stage.wait(
+            problems = fresh_stage.wait(
                 "it",
                 lambda: (
                     f"{fresh_stage.namespace}/counting"
@@ -257,7 +257,7 @@ def test_same_served_name_in_two_namespaces_is_refused(api: ApiLevel, fresh_stag
                     )
                 ),
             )
-            assert told
+            assert problems
             fresh_stage.client.delete(f"{path}/counting")
             fresh_stage.wait(
                 "it to go", lambda: fresh_stage.client.find(f"{path}/counting") is None

@@ -300,9 +300,9 @@ def test_chart_versions_are_the_projects() -> None:
     ],
 )  # fmt: skip
 def test_bad_values_are_refused_with_the_field(flag: str, words: list[str]) -> None:
-    said = refusal("--set", flag)
+    error = refusal("--set", flag)
     for word in words:
-        assert word in said
+        assert word in error
 
 
 @pytest.mark.full

@@ -41,7 +41,7 @@ def test_upgrade_of_the_gateways_loses_no_request(release: Release) -> None:
     assert refused(release) == []
 
 
-def test_helm_test_without_a_swarm_says_so(release: Release) -> None:
+def test_helm_test_without_a_swarm_reports_it(release: Release) -> None:
     """With new gateways: those that have served a swarm still name it as not ready."""
     release.wait_whole()
     release.kubectl("delete", "modelswarm", SWARM, "--timeout=90s")

@@ -93,13 +93,13 @@ def test_restricted_pod_runs_python(cluster: RealCluster, namespace: str) -> Non
 def test_pods_of_both_nodes_reach_a_service_by_name(cluster: RealCluster, namespace: str) -> None:
     kubectl = cluster.kubectl.in_namespace(namespace)
     kubectl.apply(web("one", "n1"), web("two", "n2"))
-    kubectl("expose", "pod", "one", "--name=door", "--port=80", "--target-port=8000")
+    kubectl("expose", "pod", "one", "--name=web", "--port=80", "--target-port=8000")
     for name in ("one", "two"):
         kubectl.wait_condition("pod", name, "Ready", POD_SECONDS)
-    for address in ("door", f"door.{namespace}", f"door.{namespace}.svc.cluster.local"):
+    for address in ("web", f"web.{namespace}", f"web.{namespace}.svc.cluster.local"):
         for caller in ("one", "two"):  # its own node, itself, and the other node
             _reaches(kubectl, caller, address, "one")
-    service = kubectl.get("service", "door")["spec"]["clusterIP"]
+    service = kubectl.get("service", "web")["spec"]["clusterIP"]
     with urllib.request.urlopen(f"http://{service}/hostname", timeout=5) as answer:
         assert answer.read().strip() == b"one"  # the host reaches Services too
 
@@ -273,7 +273,7 @@ def test_command_line_starts_and_ends_an_api_level(tmp_path: Path) -> None:
     assert leftovers(Layout(Path(state)), -1) == []
 
 
-def test_command_line_without_root_says_so(tmp_path: Path) -> None:
+def test_command_line_without_root_reports_it(tmp_path: Path) -> None:
     require(obstacles())
     state = str(tmp_path / "state")
     as_user = ("unshare", "--user", "--map-user=1000", "--map-group=1000")

@@ -46,16 +46,16 @@ def model() -> PreTrainedModel:
 
 
 @pytest.fixture(scope="module")
-def ask() -> Ask:
+def long_request() -> Request:
     ids = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).encode("count from 1 to 300:").ids
-    return Ask(tuple(ids), NEW, model="counting")
+    return Request(tuple(ids), NEW, model="counting")
 
 
 @pytest.fixture(scope="module")
-def undisturbed(release: Release, ask: Ask, model: PreTrainedModel) -> Answer:
+def undisturbed(release: Release, long_request: Request, model: PreTrainedModel) -> Answer:
     """The beginning of the same answer, without a fault."""
     release.wait_whole()
-    answer = release.stream(ask).read_and_cancel(KILL_AT + READ_ON)
+    answer = release.stream(long_request).read_and_cancel(KILL_AT + READ_ON)
     check_contiguous(answer)
     check_tokens(model, answer)
     return answer
@@ -66,26 +66,26 @@ def undisturbed(release: Release, ask: Ask, model: PreTrainedModel) -> Answer:
     [pytest.param(0, marks=pytest.mark.full, id="head"), pytest.param(1, id="tail")],
 )
 def test_stream_goes_on_after_a_pod_is_deleted(
-    release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel, hop: int
+    release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel, hop: int
 ) -> None:
-    stream, carried = begin(release, ask)
+    stream, carried = begin(release, long_request)
     victim = carried.servers[hop]
     fault = release.delete_pod(victim)
     finish(release, stream, fault, undisturbed, model)
     successor = release.pod_log.wait_successor(victim, fault, REPLACED_SECONDS)
     release.wait_whole()
     for part in (f"{victim} is Terminating", "Progressing=True", "Progressing=False", "Event "):
-        release.wait(part, partial(is_told, release, fault, part), 30)
+        release.wait(part, partial(is_reported, release, fault, part), 30)
     tell(release, fault, f"kubectl delete pod of the {'head' if hop == 0 else 'tail'}")
     assert successor.name != victim
 
 
 def test_stream_goes_on_after_a_container_is_killed(
-    release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
+    release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
     """The kubelet restarts the container in the same pod; the operator does nothing."""
     processes = processes_of(release)
-    stream, carried = begin(release, ask)
+    stream, carried = begin(release, long_request)
     victim = carried.servers[-1]
     fault = release.timeline.now(f"kill -9 of the process in {victim}")
     os.kill(processes[victim], signal.SIGKILL)
@@ -98,10 +98,10 @@ def test_stream_goes_on_after_a_container_is_killed(
 
 @pytest.mark.full
 def test_stream_goes_on_after_a_node_dies(
-    release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
+    release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
     """No packet says so. The stream goes on at once; the slots are refilled elsewhere once the node is NotReady."""
-    stream, node = begin_across(release, ask)
+    stream, node = begin_across(release, long_request)
     try:
         lost = [pod["metadata"]["name"] for pod in release.pods() if node_of(pod) == node]
         fault = release.timeline.now(f"node {node} dies")
@@ -111,7 +111,7 @@ def test_stream_goes_on_after_a_node_dies(
             successor = release.pod_log.wait_successor(name, fault, REPLACED_SECONDS)
             assert successor.node != node
         release.wait("the swarm to be whole on one node", lambda: _ready(release) == 4, 120)
-        check_twins(model, undisturbed, release.stream(ask).read_and_cancel(READ_ON))
+        check_twins(model, undisturbed, release.stream(long_request).read_and_cancel(READ_ON))
         tell(release, fault, "the death of a node")
     finally:
         release.cluster.revive_node(node)
@@ -120,11 +120,11 @@ def test_stream_goes_on_after_a_node_dies(
 
 @pytest.mark.full
 def test_deleted_gateway_finishes_its_stream(
-    release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
+    release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    stream, carried = begin(release, replace(ask, new=SHORT))
+    stream, carried = begin(release, replace(long_request, new=SHORT))
     fault = release.delete_pod(carried.gateway)
-    others = [release.stream(replace(ask, new=KILL_AT)) for _ in range(3)]
+    others = [release.stream(replace(long_request, new=KILL_AT)) for _ in range(3)]
     for each in (other.answer() for other in others):
         check_contiguous(each)
         check_tokens(model, each)
@@ -142,19 +142,19 @@ def test_deleted_gateway_finishes_its_stream(
 
 @pytest.mark.full
 def test_killed_gateway_ends_its_streams_and_another_answers(
-    release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
+    release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
     """No stream outlives its gateway's process by itself: the client gets an error, and asks again."""
     processes = processes_of(release)
-    stream, carried = begin(release, ask)
+    stream, carried = begin(release, long_request)
     fault = release.timeline.now(f"kill -9 of the process in {carried.gateway}")
     os.kill(processes[carried.gateway], signal.SIGKILL)
-    heard, error = stream.heard()
-    release.timeline.now(f"its stream ends: {code_of(error)}, after {len(heard.tokens)} tokens")
+    answer, error = stream.received()
+    release.timeline.now(f"its stream ends: {code_of(error)}, after {len(answer.tokens)} tokens")
     assert code_of(error) == grpc.StatusCode.UNAVAILABLE
-    check_contiguous(heard)
-    check_twins(model, undisturbed, heard)
-    again = ask_until_answered(release, ask)
+    check_contiguous(answer)
+    check_twins(model, undisturbed, answer)
+    again = ask_until_answered(release, long_request)
     release.timeline.add(again.times[0], "first token of the answer to the same question")
     check_twins(model, undisturbed, again.read_and_cancel(READ_ON))
     release.wait_whole()
@@ -163,11 +163,11 @@ def test_killed_gateway_ends_its_streams_and_another_answers(
 
 @pytest.mark.full
 def test_stream_goes_on_without_the_operator(
-    release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
+    release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
     """The leader is killed and a server deleted: the stream goes on, and the next leader refills the slot."""
     processes = processes_of(release)
-    stream, carried = begin(release, ask)
+    stream, carried = begin(release, long_request)
     leader, victim = release.leader(), carried.servers[-1]
     release.timeline.now(f"kill -9 of the operator that leads, {leader}")
     os.kill(processes[leader.rpartition("_")[0]], signal.SIGKILL)
@@ -181,10 +181,10 @@ def test_stream_goes_on_without_the_operator(
 
 @pytest.mark.full
 def test_streams_run_while_the_api_server_is_down(
-    release: Release, ask: Ask, undisturbed: Answer, model: PreTrainedModel
+    release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
     processes = processes_of(release)
-    stream, carried = begin(release, ask)
+    stream, carried = begin(release, long_request)
     api = release.cluster.api
     fault = release.timeline.now("the API server is killed")
     api.stop_apiserver()
@@ -192,7 +192,7 @@ def test_streams_run_while_the_api_server_is_down(
         os.kill(processes[carried.servers[0]], signal.SIGKILL)  # only the kubelet can see it
         release.timeline.now("kill -9 of the head's process")
         finish(release, stream, fault, undisturbed, model)
-        check_twins(model, undisturbed, release.stream(ask).read_and_cancel(READ_ON))
+        check_twins(model, undisturbed, release.stream(long_request).read_and_cancel(READ_ON))
         release.timeline.now("a second stream, begun without an API server, was read")
     finally:
         api.start_apiserver()
@@ -202,7 +202,9 @@ def test_streams_run_while_the_api_server_is_down(
 
 
 @pytest.mark.full
-def test_swarm_scales_suspends_and_resumes(release: Release, ask: Ask, undisturbed: Answer) -> None:
+def test_swarm_scales_suspends_and_resumes(
+    release: Release, long_request: Request, undisturbed: Answer
+) -> None:
     release.wait_whole()
     began = release.timeline.now("kubectl scale --replicas=1")
     release.kubectl("scale", "modelswarm/counting", "--replicas=1")
@@ -215,7 +217,7 @@ def test_swarm_scales_suspends_and_resumes(release: Release, ask: Ask, undisturb
     release.kubectl("scale", "modelswarm/counting", "--replicas=2")
     release.wait_whole()
     tell(release, began, "scale to one, suspend, resume")
-    again = release.stream(ask).read_and_cancel(len(undisturbed.tokens))
+    again = release.stream(long_request).read_and_cancel(len(undisturbed.tokens))
     assert again.tokens[: len(undisturbed.tokens)] == undisturbed.tokens
 
 
@@ -230,18 +232,18 @@ def processes_of(release: Release) -> dict[str, int]:
     return {name: pid for name, (pid,) in release.cluster.main_pids(NAMESPACE).items()}
 
 
-def begin(release: Release, ask: Ask) -> tuple[Stream, StreamRoute]:
+def begin(release: Release, long_request: Request) -> tuple[Stream, StreamRoute]:
     """Start a stream in a whole swarm, and return it with its route."""
     release.wait_whole()
-    stream = release.stream(ask)
+    stream = release.stream(long_request)
     stream.wait_tokens(KILL_AT)
     return stream, release.find_route(stream)
 
 
-def begin_across(release: Release, ask: Ask) -> tuple[Stream, str]:
+def begin_across(release: Release, long_request: Request) -> tuple[Stream, str]:
     """Start a stream with a hop on a node that its gateway is not on, and return it with that node."""
     for _ in range(20):
-        stream, carried = begin(release, ask)
+        stream, carried = begin(release, long_request)
         home = release.node_of(carried.gateway)
         away = [node for node in map(release.node_of, carried.servers) if node != home]
         if away:
@@ -271,7 +273,7 @@ def code_of(error: grpc.RpcError | None) -> object:
     return error.code() if isinstance(error, grpc.Call) else error
 
 
-def ask_until_answered(release: Release, ask: Ask) -> Stream:
+def ask_until_answered(release: Release, long_request: Request) -> Stream:
     """Ask again through the Service, as a client does after UNAVAILABLE, until tokens come."""
     errors: list[grpc.RpcError | None] = []
 
@@ -280,7 +282,7 @@ def ask_until_answered(release: Release, ask: Ask) -> Stream:
         eventually("an answer or its end", lambda: stream.done or stream.count, ANSWER_SECONDS)
         if stream.count:
             return stream
-        _, error = stream.heard()
+        _, error = stream.received()
         assert code_of(error) == grpc.StatusCode.UNAVAILABLE
         errors.append(error)
         return None
@@ -288,7 +290,7 @@ def ask_until_answered(release: Release, ask: Ask) -> Stream:
     return eventually("an answer", answered, NEXT_GATEWAY_SECONDS, lambda: errors[-1:])
 
 
-def is_told(release: Release, since: float, part: str) -> bool:
+def is_reported(release: Release, since: float, part: str) -> bool:
     return any(part in line for line in release.timeline.lines_since(since))
 
 

@@ -180,7 +180,7 @@ def test_program_starts_as_65532_and_names_missing_flags(
     assert run("touch", "/opt/modelswarm/x").returncode != 0
 
 
-def test_server_without_torch_says_where_it_looks(
+def test_server_without_torch_reports_its_search_path(
     containers: dict[str, Container],
 ) -> None:
     run = containers["server-slim"]
@@ -194,7 +194,7 @@ def test_server_without_torch_says_where_it_looks(
     assert "Traceback" not in started.stderr
 
 
-def test_make_images_without_a_builder_says_what_to_do(tmp_path: Path) -> None:
+def test_make_images_without_a_builder_reports_the_remedy(tmp_path: Path) -> None:
     tool = Path(make_images.__file__)
     done = subprocess.run(
         (sys.executable, str(tool)), env={"PATH": str(tmp_path)}, capture_output=True, text=True,
@@ -208,12 +208,12 @@ def test_make_images_without_a_builder_says_what_to_do(tmp_path: Path) -> None:
 
 def test_every_builder_gets_the_same_image_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://packages.example.com/simple")
-    wish = make_images.BuildRequest(
+    request = make_images.BuildRequest(
         ("gateway",), "registry.example.com/ai", "1.2.3", "debian-like:1"
     )
     for builder in ("docker", "podman", "buildah"):
-        words = make_images.build_command(builder, wish, "gateway")
+        words = make_images.build_command(builder, request, "gateway")
         assert "--tag=registry.example.com/ai/modelswarm/gateway:1.2.3" in words
         assert "--build-arg=BASE=debian-like:1" in words
         assert "--build-arg=PIP_INDEX_URL=https://packages.example.com/simple" in words
-    assert "--isolation=chroot" not in make_images.build_command("docker", wish, "gateway")
+    assert "--isolation=chroot" not in make_images.build_command("docker", request, "gateway")

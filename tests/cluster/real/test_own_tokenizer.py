@@ -101,25 +101,29 @@ def asked(release: Release) -> int:
 
 def condition(release: Release, kind: str) -> dict[str, Any]:
     stored = release.kubectl.get("msw", NAME)
-    told = stored.get("status", {}).get("conditions", ())
+    conditions = stored.get("status", {}).get("conditions", ())
     current = stored["metadata"]["generation"]
     return next(
-        (each for each in told if each["type"] == kind and each["observedGeneration"] == current),
+        (
+            each
+            for each in conditions
+            if each["type"] == kind and each["observedGeneration"] == current
+        ),
         {},
     )
 
 
 def degraded(release: Release, reason: str) -> str:
     """Wait for that reason, and return its message."""
-    told = wait_for(
+    reported = wait_for(
         reason,
         lambda: (found := condition(release, "Degraded")).get("reason") == reason and found,
         CHANGE_SECONDS,
         every=0.5,
         explain=lambda: explained(release),
     )
-    assert told
-    return str(told["message"])
+    assert reported
+    return str(reported["message"])
 
 
 def explained(release: Release) -> str:

@@ -128,8 +128,8 @@ def test_far_or_queued_server_costs_more_and_gets_less(what: str) -> None:
     else:
         registry.on_heartbeat(B.peer, replace(IDLE, oldest_ready_ms=IDLE.step_ms + WORSE_MS), 0.0)
     well, badly = prices(registry, 0.0)
-    said = {"far": badly.distance_ms, "queue": badly.queue_ms}
-    assert said.pop(what) == pytest.approx(WORSE_MS, abs=RTT_NOISE_MS) and set(said.values()) == {
+    costs = {"far": badly.distance_ms, "queue": badly.queue_ms}
+    assert costs.pop(what) == pytest.approx(WORSE_MS, abs=RTT_NOISE_MS) and set(costs.values()) == {
         0.0
     }
     assert badly.hop_ms - well.hop_ms == pytest.approx(WORSE_MS, abs=RTT_NOISE_MS)
@@ -150,7 +150,7 @@ CHANGES: dict[str, tuple[Change, Change | None]] = {
         lambda f: f.add_hop(A.peer, 64, int(8.5 * ROWS_PER_SESSION)),
         lambda f: f.remove_hop(A.peer),
     ),
-    "beat": (
+    "heartbeat": (
         lambda f: f.on_heartbeat(A.peer, replace(IDLE, running=30), 1.0),
         lambda f: f.on_heartbeat(A.peer, IDLE, 1.0),
     ),
@@ -196,7 +196,7 @@ WAVES = 4  # a heartbeat of every server precedes each; between two, no gateway 
 SERVERS = [hello(f"s{number}") for number in range(8)]
 
 
-def beat(wave: int, number: int) -> Heartbeat:
+def idle_heartbeat(wave: int, number: int) -> Heartbeat:
     """Return the heartbeat of an idle server. The step times of all servers differ by less than two percent."""
     return replace(IDLE, steps=5 * (1 + wave), step_ms=IDLE.step_ms * (1 + 0.002 * number))
 
@@ -212,7 +212,7 @@ def herding(seed: int, *, cheapest: bool = False, forgetful: bool = False) -> fl
     for wave in range(WAVES):
         for registry in fleets:
             for number, server in enumerate(SERVERS):
-                registry.on_heartbeat(server.peer, beat(wave, number), float(wave))
+                registry.on_heartbeat(server.peer, idle_heartbeat(wave, number), float(wave))
         for registry in fleets * (SESSIONS // WAVES // GATEWAYS):
             if forgetful:
                 [leg] = cover(registry, SERVERS[0], float(wave), cheapest=cheapest)

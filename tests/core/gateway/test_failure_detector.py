@@ -53,10 +53,12 @@ def test_late_heartbeats_lengthen_timeout_up_to_maximum() -> None:
     assert beating([2.0] * 200)[0].timeout("a") == MAX_TIMEOUT
 
 
-@pytest.mark.parametrize(("beat", "patience"), [(5.0, 15.0), (1e9, 15.0), (0.2, FIRST), (1.0, 3.0)])
-def test_declared_heartbeat_interval_sets_timeout(beat: float, patience: float) -> None:
+@pytest.mark.parametrize(
+    ("interval", "patience"), [(5.0, 15.0), (1e9, 15.0), (0.2, FIRST), (1.0, 3.0)]
+)
+def test_declared_heartbeat_interval_sets_timeout(interval: float, patience: float) -> None:
     suspicion = FailureDetector(0.3)
-    suspicion.add_peer("a", 0.0, beat)
+    suspicion.add_peer("a", 0.0, interval)
     suspicion.set_monitored({"a"}, 0.0)
     assert suspicion.timeout("a") == pytest.approx(patience)
 
@@ -246,8 +248,8 @@ def test_server_due_its_canary_gets_one_session_until_a_token() -> None:
 def at_once(swarm: Swarm, idle: Server, name: str) -> list[str]:
     """Return the servers of four sessions that arrive in one instant, while all servers but `idle` are busy."""
     for server in swarm.servers.values():
-        beat = replace(server.core.heartbeat(), running=0 if server is idle else 40)
-        swarm.core.receive(server.peer, beat, swarm.now)
+        heartbeat = replace(server.core.heartbeat(), running=0 if server is idle else 40)
+        swarm.core.receive(server.peer, heartbeat, swarm.now)
     names = [f"{name}{number}" for number in range(4)]
     for each in names:
         swarm.gateway.begin(each, [1, 2, 3], 8, ahead=64)

@@ -167,8 +167,10 @@ def test_server_busy_with_other_sessions_is_not_ejected(place: int) -> None:
     for number in range(1, 80):
         swarm.now += 0.1
         for server in swarm.servers.values():
-            beat = server.core.heartbeat()
-            raised = replace(beat, steps=beat.steps + number if server is busy else beat.steps)
+            heartbeat = server.core.heartbeat()
+            raised = replace(
+                heartbeat, steps=heartbeat.steps + number if server is busy else heartbeat.steps
+            )
             swarm.core.receive(server.peer, raised, swarm.now)
         swarm.core.tick(swarm.now)
         swarm.run()

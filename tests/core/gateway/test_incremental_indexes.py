@@ -51,7 +51,7 @@ HELLOS = st.builds(
 CHANGES = st.one_of(
     st.tuples(st.just("join"), HELLOS),
     st.tuples(st.just("leave"), NAMES),
-    st.tuples(st.just("beat"), st.tuples(NAMES, st.integers(0, 6), st.integers(0, 40))),
+    st.tuples(st.just("heartbeat"), st.tuples(NAMES, st.integers(0, 6), st.integers(0, 40))),
     st.tuples(st.just("eject"), NAMES),
     st.tuples(st.just("far"), NAMES),
     st.tuples(st.just("choose"), st.none()),
@@ -74,9 +74,9 @@ def change(registry: ServerRegistry, draws: Draws, what: str, argument: object, 
             registry.register(came, now)
         case "leave", int(name):
             registry.deregister(peer(name))
-        case "beat", (int(name), int(running), int(free)):
-            said = replace(IDLE, steps=int(10 * now), step_ms=5.0 + name, running=running)
-            registry.on_heartbeat(peer(name), replace(said, free_pages=free), now)
+        case "heartbeat", (int(name), int(running), int(free)):
+            heartbeat = replace(IDLE, steps=int(10 * now), step_ms=5.0 + name, running=running)
+            registry.on_heartbeat(peer(name), replace(heartbeat, free_pages=free), now)
         case "eject", int(name):
             registry.eject(peer(name), "failed", now)
         case "far", int(name):

@@ -44,8 +44,8 @@ def start_turn(swarm: Swarm, log: Sequence[int]) -> None:
 
 def read(swarm: Swarm, seconds: float) -> None:
     for _ in range(round(seconds / 0.1)):
-        if said := swarm.gateway.all(Emitted):
-            swarm.core.on_read("a0", said[-1].position + 1, swarm.now)
+        if tokens := swarm.gateway.all(Emitted):
+            swarm.core.on_read("a0", tokens[-1].position + 1, swarm.now)
         swarm.wait(0.1, STEP)
 
 

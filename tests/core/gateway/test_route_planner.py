@@ -27,7 +27,7 @@ def start(swarm: Swarm, session: str, new: int | None = 3) -> list[PeerId]:
     return swarm.gateway.route(session)
 
 
-def beat(swarm: Swarm, server: Server, **fields: object) -> None:
+def send_heartbeat(swarm: Swarm, server: Server, **fields: object) -> None:
     """Send a heartbeat of the server in which the given fields are replaced."""
     heartbeat = replace(server.core.heartbeat(), **fields)  # type: ignore[arg-type]
     swarm.core.receive(server.peer, heartbeat, swarm.now)
@@ -44,8 +44,8 @@ def test_busy_server_gets_no_session_while_replica_is_idle() -> None:
     swarm = Swarm()
     busy, idle = swarm.serve(0, 4), swarm.serve(0, 4)
     for n in range(6):
-        beat(swarm, busy, running=40)
-        beat(swarm, idle, running=n)
+        send_heartbeat(swarm, busy, running=40)
+        send_heartbeat(swarm, idle, running=n)
         assert start(swarm, f"a{n}") == [idle.peer]
 
 
@@ -53,7 +53,7 @@ def test_full_server_gets_no_session_while_replica_has_pages() -> None:
     swarm = Swarm()
     full, other = swarm.serve(0, 4), swarm.serve(0, 4)
     for n in range(6):
-        beat(swarm, full, free_pages=1)
+        send_heartbeat(swarm, full, free_pages=1)
         assert start(swarm, f"a{n}") == [other.peer]
 
 
@@ -104,7 +104,7 @@ def test_new_turn_leaves_server_without_free_pages() -> None:
     [kept] = start(swarm, "a")
     log = [*PROMPT, *swarm.gateway.tokens("a"), 3]
     full, free = (one, other) if kept == one.peer else (other, one)
-    beat(swarm, full, free_pages=0)
+    send_heartbeat(swarm, full, free_pages=0)
     swarm.gateway.clear_and_start("a", log, 60)
     assert swarm.gateway.route("a") == [free.peer]
     assert swarm.gateway.tokens("a") == expected(log, 60)
@@ -116,7 +116,7 @@ def test_new_turn_stays_if_no_replica_has_free_pages() -> None:
     [kept] = start(swarm, "a")
     log = [*PROMPT, *swarm.gateway.tokens("a"), 3]
     for server in (one, other):
-        beat(swarm, server, free_pages=0)
+        send_heartbeat(swarm, server, free_pages=0)
     swarm.gateway.clear_and_start("a", log, 60)
     assert swarm.gateway.route("a") == [kept]
 
@@ -205,8 +205,8 @@ def test_zero_step_time_does_not_attract_all_sessions() -> None:
     liar, honest = hello("liar"), hello("honest")
     registry = registry_of(liar, honest)
     for each, step in ((liar, 0.0), (honest, 8.0)):
-        beat = Heartbeat(steps=5, step_ms=step, free_pages=2560, total_pages=2560)
-        registry.on_heartbeat(each.peer, beat, 0.0)
+        heartbeat = Heartbeat(steps=5, step_ms=step, free_pages=2560, total_pages=2560)
+        registry.on_heartbeat(each.peer, heartbeat, 0.0)
     taken = Counter(place(registry, liar) for _ in range(100))
     assert taken[honest.peer] >= 8  # 5 if the value 0 were used
 
@@ -243,7 +243,7 @@ def test_predicted_wait_matches_admission_refusals(free: int, repair: bool) -> N
 def test_fence_ack_after_new_plan_does_not_shorten_round_trip() -> None:
     swarm = Swarm()
     first, second, tail = swarm.serve(0, 2), swarm.serve(0, 2), swarm.serve(2, 4)
-    beat(swarm, second, running=40)
+    send_heartbeat(swarm, second, running=40)
     first.core.start_draining(swarm.now)  # it refuses creates, without a heartbeat so far
     for server in (first, tail):
         server.frozen = True

@@ -177,9 +177,9 @@ def test_low_score_recovers_without_traffic(what: str) -> None:
     """A server with a low score gets no sessions, so no token could show that it is healthy."""
     health = HealthTable()
     for number in range(5):
-        beat = Heartbeat(steps=number, rows=number, busy_ms=200 * number, total_pages=100)
+        heartbeat = Heartbeat(steps=number, rows=number, busy_ms=200 * number, total_pages=100)
         health.record_heartbeat(
-            "a", replace(beat, free_pages=0 if what == "full" else 100), 0.1 * number
+            "a", replace(heartbeat, free_pages=0 if what == "full" else 100), 0.1 * number
         )
     if what == "slow":
         health.set_slowness("a", 20.0)
@@ -236,8 +236,8 @@ def test_cold_start_steps_do_not_count() -> None:
     """Ten steps take 0.9 s, nearly all of it in the first one. Later steps take two milliseconds."""
     cold = StepTimes()
     for number, busy in enumerate((0.0, 900.0, 920.0, 940.0, 960.0)):
-        beat = Heartbeat(steps=10 * number, rows=10 * number, busy_ms=busy)
-        cold.record_heartbeat(beat, 0.1 * number)
+        heartbeat = Heartbeat(steps=10 * number, rows=10 * number, busy_ms=busy)
+        cold.record_heartbeat(heartbeat, 0.1 * number)
     compared = compare(cold.per_block(2, 0.5), [measured_times(0.002).per_block(2, 0.5)])
     assert compared is not None and compared.ratio == pytest.approx(1.0)
 
@@ -277,15 +277,15 @@ def test_comparison_tolerates_half_of_replicas_being_wrong() -> None:
 # ---- in the core
 
 
-def beat_all(swarm: Swarm, paces: dict[str, float], seconds: float) -> None:
+def send_heartbeats(swarm: Swarm, paces: dict[str, float], seconds: float) -> None:
     """Feed heartbeats of servers that step all the time, each with its step time."""
     for _ in range(round(seconds / 0.1)):
         swarm.now += 0.1
         for server in swarm.servers.values():
             pace = paces.get(server.peer, 0.01)
             done = swarm.now / pace
-            beat = Heartbeat(steps=int(done), rows=int(done), busy_ms=1000 * pace * int(done))
-            swarm.core.receive(server.peer, beat, swarm.now)
+            heartbeat = Heartbeat(steps=int(done), rows=int(done), busy_ms=1000 * pace * int(done))
+            swarm.core.receive(server.peer, heartbeat, swarm.now)
         swarm.core.tick(swarm.now)
         swarm.run()
 
@@ -316,7 +316,7 @@ def test_repeatedly_crashing_server_needs_a_canary() -> None:
 def test_sessions_migrate_from_slow_server_without_rerouting(place: int) -> None:
     swarm = swarm_of(*TWICE)
     slow = started(swarm)[place]
-    beat_all(swarm, {slow.peer: 0.2}, 6.0)
+    send_heartbeats(swarm, {slow.peer: 0.2}, 6.0)
     assert slow not in swarm.route("a")
     assert ejected(swarm) == [slow.peer]
     assert [effect.cause for effect in swarm.gateway.all(MigrationEnded)] == ["slow"]
@@ -328,9 +328,9 @@ def test_sessions_migrate_from_slow_server_without_rerouting(place: int) -> None
 def test_ejected_slow_server_returns_after_it_recovers() -> None:
     swarm = swarm_of(*TWICE)
     slow = started(swarm)[0]
-    beat_all(swarm, {slow.peer: 0.2}, 6.0)
+    send_heartbeats(swarm, {slow.peer: 0.2}, 6.0)
     assert ejected(swarm) == [slow.peer]
-    beat_all(swarm, {}, SLOW_EJECTION_TIME + 5.0)
+    send_heartbeats(swarm, {}, SLOW_EJECTION_TIME + 5.0)
     assert ejected(swarm) == []
     assert not swarm.core._registry.drains.peers
 
@@ -345,12 +345,12 @@ def test_few_slow_heartbeats_lower_score_without_ejection() -> None:
     for number in range(100):
         swarm.now += 0.1
         for server in swarm.servers.values():
-            beat = (
+            heartbeat = (
                 last
                 if server is slow
                 else Heartbeat(steps=number, rows=number, busy_ms=10 * number)
             )
-            swarm.core.receive(server.peer, beat, swarm.now)
+            swarm.core.receive(server.peer, heartbeat, swarm.now)
         swarm.core.tick(swarm.now)
         swarm.run()
         scores.append(swarm.core._registry.health_status(slow.peer, swarm.now).score)
@@ -361,8 +361,8 @@ def test_few_slow_heartbeats_lower_score_without_ejection() -> None:
 def test_no_server_is_ejected_when_all_are_slow() -> None:
     swarm = swarm_of(*TWICE)
     started(swarm)
-    beat_all(swarm, dict.fromkeys(swarm.servers, 0.01), 3.0)
-    beat_all(swarm, dict.fromkeys(swarm.servers, 0.2), 20.0)
+    send_heartbeats(swarm, dict.fromkeys(swarm.servers, 0.01), 3.0)
+    send_heartbeats(swarm, dict.fromkeys(swarm.servers, 0.2), 20.0)
     assert ejected(swarm) == []
     assert not [effect for effect in swarm.effects if isinstance(effect, MigrationEnded | Rerouted)]
 
@@ -370,14 +370,14 @@ def test_no_server_is_ejected_when_all_are_slow() -> None:
 def test_ejection_never_uncovers_a_block() -> None:
     swarm = swarm_of((0, 2), (2, 4), (1, 3))
     slow = started(swarm)
-    beat_all(swarm, {slow[0].peer: 0.2}, 20.0)
+    send_heartbeats(swarm, {slow[0].peer: 0.2}, 20.0)
     assert ejected(swarm) == []
 
 
 def test_only_one_of_two_slow_replicas_is_ejected() -> None:
     swarm = swarm_of((0, 2), (0, 2), (2, 4), (2, 4), (2, 4), (4, 6), n_blocks=6)
     slow = [peer for peer, server in swarm.servers.items() if server.hello.first == 0]
-    beat_all(swarm, dict.fromkeys(slow, 0.2), 6.0)
+    send_heartbeats(swarm, dict.fromkeys(slow, 0.2), 6.0)
     assert len(ejected(swarm)) == 1 and ejected(swarm)[0] in slow
     started(swarm)
     assert swarm.core._registry.uncovered_blocks(MODEL) == []
@@ -392,10 +392,10 @@ def test_parked_sessions_do_not_block_the_canary() -> None:
         swarm.gateway.clear_and_start(f"old{number}", [5, 6, 7], 3)
     [server] = swarm.servers.values()
     swarm.core._registry.eject(server.peer, "overdue", swarm.now)
-    beat_all(swarm, {}, 2 * BASE_EJECTION_TIME)
+    send_heartbeats(swarm, {}, 2 * BASE_EJECTION_TIME)
     assert ejected(swarm) == []
     started(swarm)
-    beat_all(swarm, {}, 0.1)
+    send_heartbeats(swarm, {}, 0.1)
     assert not swarm.core._registry.health.on_canary, "the canary has a token"
 
 
@@ -404,5 +404,5 @@ def test_session_waiting_for_its_reader_blocks_no_canary() -> None:
     server = swarm.serve(0, 4)
     started(swarm)
     swarm.core._registry.eject(server.peer, "overdue", swarm.now)
-    beat_all(swarm, {}, 2 * BASE_EJECTION_TIME)
+    send_heartbeats(swarm, {}, 2 * BASE_EJECTION_TIME)
     assert ejected(swarm) == [], "the session that runs there waits for its reader"

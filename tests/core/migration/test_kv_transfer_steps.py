@@ -126,15 +126,15 @@ class Timed:
     """A server whose steps take time. It sends a heartbeat every 0.1 s."""
 
     def __init__(self, server: Server) -> None:
-        self.server, self.pace, self.until, self.beat_at = server, StepTimes(), 0.0, 0.0
+        self.server, self.pace, self.until, self.heartbeat_at = server, StepTimes(), 0.0, 0.0
 
     def turn(self, now: float) -> None:
         if self.server.out and now >= self.until - 1e-9:
             self.server.end_step(now)
         if not self.server.out and self.server.begin_step(now):
             self.until = now + (STEP if self.server.works else COPY)
-        if now >= self.beat_at:
-            self.beat_at = now + 0.1
+        if now >= self.heartbeat_at:
+            self.heartbeat_at = now + 0.1
             self.pace.record_heartbeat(self.server.core.heartbeat(), now)
 
 
@@ -181,9 +181,9 @@ def test_busy_time_of_rows_includes_stalls_of_copies() -> None:
         network.now += 0.01 if server.works else 0.2
         server.core.sample_stalls(network.now, SAMPLE_SECONDS)
         server.end_step(network.now)
-    beat = server.core.heartbeat()
-    assert beat.steps - before.steps == 5
-    assert beat.busy_ms - before.busy_ms > 2 * 5 * 10, (
+    heartbeat = server.core.heartbeat()
+    assert heartbeat.steps - before.steps == 5
+    assert heartbeat.busy_ms - before.busy_ms > 2 * 5 * 10, (
         "a step of 10 ms, with its share of all stalls"
     )
 

@@ -134,14 +134,24 @@ def test_heartbeat_reports_steps_rows_pages_and_wait() -> None:
     client.start(2)
     network.deliver_all()
     network.tick(2.0)
-    beat = server.core.heartbeat()
-    assert (beat.steps, beat.rows, beat.sessions, beat.oldest_ready_ms) == (0, 0, 1, 2000.0)
-    assert (beat.free_pages, beat.total_pages) == (1999, 2000)
+    heartbeat = server.core.heartbeat()
+    assert (heartbeat.steps, heartbeat.rows, heartbeat.sessions, heartbeat.oldest_ready_ms) == (
+        0,
+        0,
+        1,
+        2000.0,
+    )
+    assert (heartbeat.free_pages, heartbeat.total_pages) == (1999, 2000)
     server.begin_step(network.now)
     server.end_step(network.now + 0.25)
-    beat = server.core.heartbeat()
-    assert (beat.steps, beat.rows, beat.step_ms, beat.oldest_ready_ms) == (1, 3, 250.0, 0.0)
-    assert (beat.stepping_ms, beat.step_p99_ms) == (0.0, 250.0)
+    heartbeat = server.core.heartbeat()
+    assert (heartbeat.steps, heartbeat.rows, heartbeat.step_ms, heartbeat.oldest_ready_ms) == (
+        1,
+        3,
+        250.0,
+        0.0,
+    )
+    assert (heartbeat.stepping_ms, heartbeat.step_p99_ms) == (0.0, 250.0)
 
 
 def test_heartbeat_reports_duration_of_running_step() -> None:
@@ -152,8 +162,12 @@ def test_heartbeat_reports_duration_of_running_step() -> None:
     network.deliver_all()
     server.begin_step(network.now)
     network.tick(7.0)
-    beat = server.core.heartbeat()
-    assert (beat.steps, beat.stepping_ms, beat.oldest_ready_ms) == (0, 7000.0, 7000.0)
+    heartbeat = server.core.heartbeat()
+    assert (heartbeat.steps, heartbeat.stepping_ms, heartbeat.oldest_ready_ms) == (
+        0,
+        7000.0,
+        7000.0,
+    )
 
 
 def test_windows_are_not_sent_for_every_token() -> None:
@@ -180,9 +194,9 @@ def test_busy_time_includes_stalls_between_steps() -> None:
         server.end_step(now + 0.001)
         server.core.sample_stalls(now + 0.002, SAMPLE_SECONDS)
         now += 0.1
-    beat = server.core.heartbeat()
-    assert 5.0 < beat.busy_ms / beat.steps < 20.0
-    assert beat.step_ms == pytest.approx(1.0), "deadlines use the steps without stalls"
+    heartbeat = server.core.heartbeat()
+    assert 5.0 < heartbeat.busy_ms / heartbeat.steps < 20.0
+    assert heartbeat.step_ms == pytest.approx(1.0), "deadlines use the steps without stalls"
 
 
 def test_long_and_failed_steps_are_not_counted_as_stalls() -> None:

@@ -122,7 +122,7 @@ def test_turn_survives_loss_of_each_gateway_link() -> None:
     assert swarm.gateway.tokens("a") == expected([1, 2], 30)
 
 
-def test_refusal_for_silent_server_says_it_does_not_answer() -> None:
+def test_refusal_reports_the_silent_server() -> None:
     swarm = three_hops()
     tail = list(swarm.servers.values())[-1]
     swarm.remove(tail.peer)  # stopped: it reads nothing, and its link stays up

@@ -1,4 +1,4 @@
-"""The gRPC door of a real gateway over real server processes."""
+"""The gRPC API of a real gateway over real server processes."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_the_swarm_lists_servers_and_sessions(channel: grpc.Channel, swarm: Hash
         now = stub.List(api_pb2.ListRequest(), timeout=10)
         return now if all(server.total_pages for server in now.servers) else None
 
-    now = eventually("beats have come", beaten)
+    now = eventually("heartbeats have come", beaten)
     [model] = now.models
     assert (model.model, model.n_blocks, model.ready) == (MODEL, 4, True)
     spans = sorted((server.first, server.last, server.health) for server in now.servers)
@@ -209,7 +209,7 @@ def test_the_swarm_lists_servers_and_sessions(channel: grpc.Channel, swarm: Hash
     assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_watch_tells_of_a_server_that_comes_and_goes(
+def test_watch_reports_a_server_that_joins_and_leaves(
     channel: grpc.Channel, swarm: HashSwarm
 ) -> None:
     stub: Any = api_pb2_grpc.SwarmStub(channel)
@@ -263,6 +263,6 @@ def test_broken_session_is_internal_and_then_unavailable(
 
 
 def test_announcement_names_the_grpc_address(endpoints: Endpoints, swarm: HashSwarm) -> None:
-    said = json.loads((swarm.root / "gateway.json").read_text())
-    assert said["grpc"] == endpoints.grpc
-    assert said["peer"].startswith("gateway/")
+    run_file = json.loads((swarm.root / "gateway.json").read_text())
+    assert run_file["grpc"] == endpoints.grpc
+    assert run_file["peer"].startswith("gateway/")

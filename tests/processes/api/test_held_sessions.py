@@ -132,20 +132,23 @@ def test_held_call_ends_with_the_reason_when_the_hold_ends(tmp_path: Path) -> No
 
 
 @pytest.mark.full
-def test_hold_shorter_than_keepalive_is_told_before_it_ends(tmp_path: Path) -> None:
+def test_hold_shorter_than_keepalive_is_reported_before_its_end(tmp_path: Path) -> None:
     with two_spans(tmp_path, "--hold-limit", "2", context=ENDLESS) as swarm:
         endpoints = swarm.gateway("--keepalive", "5", detects_silence=True)
         got: list[int] = []
-        said: list[str] = []
+        received: list[str] = []
         for line in lines(endpoints, FOREVER):
             if swarm.processes["s1"].poll() is not None:
-                said.append(line)
+                received.append(line)
                 continue
             got += tokens_of(line)
             if len(got) > 20:
                 swarm.kill("s1")
-        assert f": waiting for a route: no server holds blocks 2:4 of {MODEL}" in said[:-1]
-        assert said[-1].startswith('data: {"error"') and "no server holds blocks 2:4" in said[-1]
+        assert f": waiting for a route: no server holds blocks 2:4 of {MODEL}" in received[:-1]
+        assert (
+            received[-1].startswith('data: {"error"')
+            and "no server holds blocks 2:4" in received[-1]
+        )
         assert "was started with --hold-limit 2, this process with --fence-timeout 5" in swarm.log(
             "gateway"
         )

@@ -1,4 +1,4 @@
-"""The HTTP door of a real gateway over real server processes: what clients send and what they get."""
+"""The HTTP API of a real gateway over real server processes: requests and answers."""
 
 from __future__ import annotations
 
@@ -66,41 +66,43 @@ def test_a_chat_is_answered_whole_with_usage(client: httpx.Client) -> None:
     assert body["usage"] == {"prompt_tokens": 6, "completion_tokens": 7, "total_tokens": 13}
 
 
-def test_a_streamed_chat_says_the_same_as_a_whole_one(client: httpx.Client) -> None:
+def test_streamed_chat_equals_the_whole_answer(client: httpx.Client) -> None:
     body = {"model": MODEL, "messages": HI, "max_tokens": 40, "ignore_eos": True}
     whole = client.post("/v1/chat/completions", json=body).json()
-    said = events(client, "/v1/chat/completions", body)
-    assert said[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
-    text = "".join(event["choices"][0]["delta"].get("content", "") for event in said)
+    chunks = events(client, "/v1/chat/completions", body)
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in chunks)
     assert text == whole["choices"][0]["message"]["content"]
-    assert [event["choices"][0]["finish_reason"] for event in said[:-1]] == [None] * (len(said) - 1)
-    assert said[-1]["choices"][0] == {
+    assert [event["choices"][0]["finish_reason"] for event in chunks[:-1]] == [None] * (
+        len(chunks) - 1
+    )
+    assert chunks[-1]["choices"][0] == {
         "index": 0,
         "delta": {},
         "logprobs": None,
         "finish_reason": "length",
     }
-    assert {event["id"] for event in said} == {said[0]["id"]}
-    assert all("usage" not in event for event in said)
+    assert {event["id"] for event in chunks} == {chunks[0]["id"]}
+    assert all("usage" not in event for event in chunks)
 
 
 def test_a_stream_gives_usage_only_when_asked(client: httpx.Client) -> None:
     body = {"model": MODEL, "prompt": "hi", "max_tokens": 5, "ignore_eos": True}
-    said = events(client, "/v1/completions", body | {"stream_options": {"include_usage": True}})
-    assert said[-1]["choices"] == []
-    assert said[-1]["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
-    assert all(event["usage"] is None for event in said[:-1])
+    chunks = events(client, "/v1/completions", body | {"stream_options": {"include_usage": True}})
+    assert chunks[-1]["choices"] == []
+    assert chunks[-1]["usage"] == {"prompt_tokens": 2, "completion_tokens": 5, "total_tokens": 7}
+    assert all(event["usage"] is None for event in chunks[:-1])
 
 
 def test_tokens_come_once_in_order_and_match_the_text(client: httpx.Client) -> None:
     whole = completion(client, max_tokens=300)
     tokens = whole["choices"][0]["token_ids"]
     body = {"model": MODEL, "prompt": "tell me", "ignore_eos": True, "max_tokens": 300}
-    said = events(client, "/v1/completions", body | {"return_token_ids": True})
-    streamed = [t for event in said for t in event["choices"][0].get("token_ids", [])]
+    chunks = events(client, "/v1/completions", body | {"return_token_ids": True})
+    streamed = [t for event in chunks for t in event["choices"][0].get("token_ids", [])]
     assert len(tokens) == 300
     assert streamed == tokens
-    text = "".join(event["choices"][0]["text"] for event in said)
+    text = "".join(event["choices"][0]["text"] for event in chunks)
     assert text == whole["choices"][0]["text"] == byte_level().decode(tokens)
     assert whole["prompt_token_ids"] == encode_bytes("tell me")
 
@@ -128,9 +130,9 @@ def test_a_stop_string_cuts_the_text_and_ends_the_turn(client: httpx.Client) -> 
         [choice] = completion(client, max_tokens=60, stop=stops)["choices"]
         assert (choice["text"], choice["finish_reason"]) == (text[:cut], "stop")
     body = {"model": MODEL, "prompt": "tell me", "ignore_eos": True, "max_tokens": 60, "stop": stop}
-    said = events(client, "/v1/completions", body)
-    assert "".join(event["choices"][0]["text"] for event in said) == text[:cut]
-    assert said[-1]["choices"][0]["finish_reason"] == "stop"
+    chunks = events(client, "/v1/completions", body)
+    assert "".join(event["choices"][0]["text"] for event in chunks) == text[:cut]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
 
 def test_the_end_token_ends_the_text_and_is_not_shown(client: httpx.Client) -> None:
@@ -152,9 +154,9 @@ def test_zero_tokens_only_read_the_prompt(client: httpx.Client) -> None:
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"]["completion_tokens"] == 0
     body = {"model": MODEL, "messages": HI, "max_tokens": 0}
-    said = events(client, "/v1/chat/completions", body)
-    assert [event["choices"][0]["finish_reason"] for event in said] == [None, "length"] or [
-        event["choices"][0]["finish_reason"] for event in said
+    chunks = events(client, "/v1/chat/completions", body)
+    assert [event["choices"][0]["finish_reason"] for event in chunks] == [None, "length"] or [
+        event["choices"][0]["finish_reason"] for event in chunks
     ] == ["length"]
 
 
@@ -171,8 +173,8 @@ def test_token_prompts_are_taken_as_they_are(client: httpx.Client) -> None:
 
 def test_text_is_determined_by_the_seed(client: httpx.Client) -> None:
     def text(**fields: Any) -> str:
-        said: str = completion(client, max_tokens=30, **fields)["choices"][0]["text"]
-        return said
+        answer: str = completion(client, max_tokens=30, **fields)["choices"][0]["text"]
+        return answer
 
     assert text() == text(temperature=0)
     assert text(temperature=1, seed=5) == text(temperature=1, seed=5)

@@ -94,16 +94,16 @@ def test_stream_keeps_its_tokens_when_a_server_is_killed(
 def test_stream_that_cannot_be_saved_ends_with_one_error(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
         endpoints = swarm.gateway(*BRIEF_HOLD)
-        said: list[str] = []
+        received: list[str] = []
         for line in lines(endpoints, FOREVER):
-            said.append(line)
-            if len(said) == 20:
+            received.append(line)
+            if len(received) == 20:
                 swarm.kill("s1")
-        [failure] = [json.loads(x[6:]) for x in said if x.startswith('data: {"error"')]
+        [failure] = [json.loads(x[6:]) for x in received if x.startswith('data: {"error"')]
         assert failure["error"]["code"] == "stream_broken"
-        assert said[-1].startswith('data: {"error"')
-        assert "data: [DONE]" not in said
-        assert not any('"finish_reason":"' in x for x in said)
+        assert received[-1].startswith('data: {"error"')
+        assert "data: [DONE]" not in received
+        assert not any('"finish_reason":"' in x for x in received)
         assert endpoints.metric("modelswarm_gateway_requests_total", code="500") == 1
         for session in (None, "never-began"):
             body = LONG | {"session_id": session}
@@ -295,7 +295,7 @@ def test_files_of_dead_servers_break_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_several_models_are_told_apart_by_name(tmp_path: Path) -> None:
+def test_several_models_are_selected_by_name(tmp_path: Path) -> None:
     with two_spans(tmp_path) as swarm:
         swarm.server("w0", "0:4", model="other")
         swarm.servers_ready("w0")

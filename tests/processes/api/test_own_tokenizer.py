@@ -131,7 +131,7 @@ async def test_gateway_receives_the_files_of_the_flags(
         servers(tmp_path / "members", ["0:4"], *flags, *own, "--hold-limit", "1.5") as started,
         fake_gateway(started) as gateway,
     ):
-        [hello] = gateway.heard.up
+        [hello] = gateway.received.up
         assert "+" in hello.revision
         assert hello.hold_ms == 1500
         assert await gateway.file("chat_template.jinja") == TEMPLATE.encode()
@@ -142,8 +142,8 @@ async def test_gateway_receives_the_files_of_the_flags(
 def prompt_tokens(swarm: LocalSwarm) -> int:
     messages = [{"role": "user", "content": "hello"}]
     body = {"model": "tiny", "messages": messages, "max_tokens": 1}
-    said = httpx.post(f"http://{swarm.http}/v1/chat/completions", json=body, timeout=60)
-    return int(said.raise_for_status().json()["usage"]["prompt_tokens"])
+    answer = httpx.post(f"http://{swarm.http}/v1/chat/completions", json=body, timeout=60)
+    return int(answer.raise_for_status().json()["usage"]["prompt_tokens"])
 
 
 @pytest.mark.full

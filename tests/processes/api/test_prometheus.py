@@ -19,7 +19,7 @@ from support.kubernetes.prometheus import (
 )
 from support.models.tiny_models import VOCAB
 from support.processes.kill_scenarios import prompt_of
-from support.processes.streams import Ask
+from support.processes.streams import Request
 from support.processes.swarm import Running, local_settings, running_swarm
 
 from tools.dashboard.rows import SWARM_ROWS
@@ -54,7 +54,7 @@ def test_every_dashboard_panel_shows_data_and_a_kill(swarm: Running, tmp_path: P
         wait_healthy(prometheus, 5)
         eventually("coverage", lambda: prometheus.number(LEAST) == 2, SEEN_SECONDS)
         with ThreadPoolExecutor(CLIENTS) as clients:
-            list(clients.map(lambda seed: swarm.ask(ask(seed, 40)), range(CLIENTS)))
+            list(clients.map(lambda seed: swarm.ask(request_of(seed, 40)), range(CLIENTS)))
             assert prometheus.number(REROUTES) == 0
             kill_midway(swarm)
         eventually("a reroute", lambda: prometheus.number(REROUTES) >= 1, SEEN_SECONDS)
@@ -71,13 +71,13 @@ def test_every_dashboard_panel_shows_data_and_a_kill(swarm: Running, tmp_path: P
         check(prometheus)
 
 
-def ask(seed: int, new: int) -> Ask:
-    return Ask(prompt_of(100, seed, VOCAB), new)
+def request_of(seed: int, new: int) -> Request:
+    return Request(prompt_of(100, seed, VOCAB), new)
 
 
 def kill_midway(swarm: Running) -> None:
     """A server of a stream's route dies while its tokens come; the stream is completed."""
-    stream = swarm.start(ask(7, NEW))
+    stream = swarm.start(request_of(7, NEW))
     stream.wait_tokens(50)
     [session] = [session for session in swarm.sessions() if session.route]
     swarm.kill(session.route[1].peer)

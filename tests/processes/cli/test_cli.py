@@ -85,7 +85,7 @@ def test_status_shows_blocks_and_health_of_each_server(shell: Shell) -> None:
 
 
 def test_status_as_json_can_be_read_by_scripts(shell: Shell) -> None:
-    told = json.loads(shell.output("status", "--json"))
+    status = json.loads(shell.output("status", "--json"))
 
     assert told["models"][0]["ready"]
     assert sorted(server["server"] for server in told["servers"]) == [
@@ -247,9 +247,9 @@ def test_commands_without_a_swarm_tell_how_to_start_one(shell: Shell, tmp_path: 
 
 
 def test_chat_keeps_one_session_until_a_new_one_begins(shell: Shell) -> None:
-    said = shell.output("chat", "--max-tokens", "12", typed="hi\nand now?\n/new\nhi\n/quit\n")
+    output = shell.output("chat", "--max-tokens", "12", typed="hi\nand now?\n/new\nhi\n/quit\n")
 
-    first, second, again = said.split("\n")[:3]
+    first, second, again = output.split("\n")[:3]
     assert first == again
     assert first != second
 
@@ -302,7 +302,7 @@ def test_model_option_chooses_a_served_model(shell: Shell) -> None:
 def test_routes_shows_costs_and_reasons_of_each_route(shell: Shell) -> None:
     shell.keep_session("kept")
     shown = shell.output("routes")
-    told = json.loads(shell.output("routes", "--model", "tiny", "--json"))
+    status = json.loads(shell.output("routes", "--model", "tiny", "--json"))
 
     assert re.search(r"tiny-s0-r0 +0:2 +- +\d+\.\d\d ms .* [01]\.\d\d +\w+", shown)
     assert re.search(
@@ -310,8 +310,8 @@ def test_routes_shows_costs_and_reasons_of_each_route(shell: Shell) -> None:
     )
     assert re.search(r"    tiny-s1-r\d \[2:4\] chosen at \d+\.\d\d ms.*: the best ", shown)
     assert ESCAPE not in shown
-    assert all(server["block_ms"] > 0 and 0 < server["score"] <= 1 for server in told["servers"])
-    session = told["sessions"][0]
+    assert all(server["block_ms"] > 0 and 0 < server["score"] <= 1 for server in status["servers"])
+    session = status["sessions"][0]
     assert [hop["options"] for hop in session["hops"]] == [2, 2]
     assert session["cost_ms"] >= session["best_ms"] * (1 - 1e-9) > 0  # equal routes, added up
 

@@ -68,9 +68,9 @@ def test_run_is_identical_only_with_same_tokens_and_positions() -> None:
     doubled = recording((0.0, "a", (1,), 5), (9.0, "bc", (2, 3), 5))
     shorter = recording((0.0, "ab", (1, 2), 5))
 
-    verdicts = [Comparison(CALM, run, "x", ("y",)) for run in (same, changed, doubled, shorter)]
+    comparisons = [Comparison(CALM, run, "x", ("y",)) for run in (same, changed, doubled, shorter)]
 
-    assert [verdict.is_success for verdict in verdicts] == [True, False, False, False]
+    assert [result.is_success for result in comparisons] == [True, False, False, False]
 
 
 def test_session_that_did_not_move_is_a_failure() -> None:

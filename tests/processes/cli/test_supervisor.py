@@ -136,10 +136,10 @@ def test_lower_ranks_stop_before_higher_ones(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     script = (
         "import os,signal,sys,time\n"
-        "def told(*_):\n"
-        f"    open({str(marks)!r}, 'a').write(sys.argv[1] + ' told\\n'); time.sleep(0.3)\n"
+        "def stopped(*_):\n"
+        f"    open({str(marks)!r}, 'a').write(sys.argv[1] + ' stopped\\n'); time.sleep(0.3)\n"
         f"    open({str(marks)!r}, 'a').write(sys.argv[1] + ' gone\\n'); os._exit(0)\n"
-        "signal.signal(signal.SIGTERM, told)\n"
+        "signal.signal(signal.SIGTERM, stopped)\n"
         "open(sys.argv[2], 'w').write(str(os.getpid()))\n"
         "time.sleep(60)\n"
     )
@@ -153,9 +153,9 @@ def test_lower_ranks_stop_before_higher_ones(tmp_path: Path) -> None:
         pass
 
     assert marks.read_text().split("\n")[:4] == [
-        "gateway told",
+        "gateway stopped",
         "gateway gone",
-        "server told",
+        "server stopped",
         "server gone",
     ]
 

@@ -50,25 +50,25 @@ def up(document: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         try:
             assert process.stdout is not None
-            told: list[str] = []
-            while not any(line.startswith("in another terminal") for line in told):
+            output: list[str] = []
+            while not any(line.startswith("in another terminal") for line in output):
                 line = process.stdout.readline()
-                assert line, "".join(told)
-                told.append(line)
+                assert line, "".join(output)
+                output.append(line)
             yield process
         finally:
             process.kill()
 
 
 def answer(swarm: LocalSwarm) -> str:
-    with OpenAIClient(f"http://{swarm.http}") as door:
-        pieces = door.stream_completion("tiny", "hello", max_tokens=20, temperature=0.0)
+    with OpenAIClient(f"http://{swarm.http}") as client:
+        pieces = client.stream_completion("tiny", "hello", max_tokens=20, temperature=0.0)
         return "".join(piece.text for piece in pieces)
 
 
 def linked(swarm: LocalSwarm) -> set[str]:
-    with SwarmClient(swarm.grpc) as door:
-        return {server.peer for server in door.fetch_snapshot().servers}
+    with SwarmClient(swarm.grpc) as client:
+        return {server.peer for server in client.fetch_snapshot().servers}
 
 
 @pytest.mark.full
@@ -142,8 +142,8 @@ def test_a_port_in_use_is_named_before_anything_starts(folder: Path, tmp_path: P
     for flag in ("--http", "--grpc", "--metrics"):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
-            said = refused("up", str(document), *ANY_PORTS, flag, address)
-        assert f"Error: {flag}: cannot listen on {address}: Address already in use" in said
+            error = refused("up", str(document), *ANY_PORTS, flag, address)
+        assert f"Error: {flag}: cannot listen on {address}: Address already in use" in error
 
 
 @pytest.mark.full
@@ -195,9 +195,9 @@ def test_truncated_model_is_refused_before_start(tmp_path: Path) -> None:
     shard = sorted(broken.glob("*.safetensors"))[0]
     shard.write_bytes(shard.read_bytes()[:-100])
 
-    said = refused("up", str(write_document(tmp_path / "swarm.yaml", broken)), *ANY_PORTS)
+    error = refused("up", str(write_document(tmp_path / "swarm.yaml", broken)), *ANY_PORTS)
 
-    assert shard.name in said
+    assert shard.name in error
 
 
 @pytest.mark.full

@@ -127,9 +127,9 @@ def test_grpc_clients_learn_of_the_stop_before_the_exit(swarm: HashSwarm) -> Non
         began = time.monotonic()  # a call that never ends, such as this watch, holds up nothing
         assert swarm.processes["gateway"].wait(10) == 0
         assert time.monotonic() - began < 6.0
-        with pytest.raises(grpc.RpcError) as told:
+        with pytest.raises(grpc.RpcError) as refused:
             stub.Generate(short, timeout=2)
-        assert told.value.code() == grpc.StatusCode.UNAVAILABLE
+        assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
         with pytest.raises(grpc.RpcError):
             next(watching)
 
@@ -141,9 +141,9 @@ def test_too_many_swarm_watchers_are_refused(swarm: HashSwarm) -> None:
         watching = [stub.Watch(api_pb2.WatchRequest(), timeout=30) for _ in range(64)]
         for each in watching:
             next(iter(each))
-        with pytest.raises(grpc.RpcError) as told:
+        with pytest.raises(grpc.RpcError) as refused:
             next(iter(stub.Watch(api_pb2.WatchRequest(), timeout=10)))
-        assert told.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         for each in watching:
             each.cancel()  # type: ignore[no-untyped-call]
         eventually("there is room again", lambda: can_watch(stub))

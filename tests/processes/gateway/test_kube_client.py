@@ -168,7 +168,7 @@ async def test_each_kind_of_patch_has_its_content_type(tmp_path: Path) -> None:
         assert server.requests[1]["query"] == {"fieldManager": "me", "force": "true"}
 
 
-async def test_a_server_error_and_no_server_are_told_apart(tmp_path: Path) -> None:
+async def test_server_error_differs_from_missing_server(tmp_path: Path) -> None:
     async with connected(tmp_path, (503, {"message": "busy"})) as (client, _):
         with pytest.raises(KubeUnavailableError) as answered:
             await client.get(POD)

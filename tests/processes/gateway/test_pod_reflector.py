@@ -1,4 +1,4 @@
-"""The gateway's list and watch against an API server that misbehaves as told: a real connection, scripted answers.
+"""The gateway's list and watch against an API server that misbehaves as scripted: a real connection, scripted answers.
 
 What a real one does is in tests/cluster/api/test_gateway_discovery.py.
 """
@@ -84,7 +84,7 @@ def refused(status: int, message: str = "no", **headers: str) -> Answer:
     return answer
 
 
-def said(body: bytes) -> Answer:
+def ok_with(body: bytes) -> Answer:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(body=body, content_type="application/json")
 
@@ -209,9 +209,9 @@ async def test_missed_changes_are_listed_again(tmp_path: Path, gone: Answer) -> 
 @pytest.mark.parametrize(
     "bad",
     [
-        said(b"<html>"),
-        said(b'{"items": []}'),
-        said(b"5"),
+        ok_with(b"<html>"),
+        ok_with(b'{"items": []}'),
+        ok_with(b"5"),
         refused(500),
         refused(503),
         watched(b'{"items": [', cut=True),
@@ -297,6 +297,6 @@ async def test_forbidden_namespace_does_not_stop_the_others(tmp_path: Path) -> N
         await closed.until(lambda: closed.watch.is_denied)
         await opened.until(lambda: opened.watch.has_listed)
         assert unready_reason([closed.watch, opened.watch]) is None
-        said = unready_reason([closed.watch])
-        assert said is not None
-        assert "pods is forbidden" in said
+        reason = unready_reason([closed.watch])
+        assert reason is not None
+        assert "pods is forbidden" in reason

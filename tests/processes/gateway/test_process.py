@@ -51,13 +51,13 @@ def test_answer_that_outlasts_the_drain_gets_an_error(tmp_path: Path) -> None:
         eventually("it is noticed", lambda: not swarm.is_ready(endpoints))
         swarm.server("s2", "2:4")
         eventually("it is back", lambda: swarm.is_ready(endpoints))
-        said: list[str] = []
+        received: list[str] = []
         for line in lines(endpoints, FOREVER):
-            said.append(line)
-            if len(said) == 10:
+            received.append(line)
+            if len(received) == 10:
                 swarm.kill("s2")  # held from here on
                 swarm.kill("gateway", signal.SIGINT)
-        assert '"code": "gateway_stopping"' in said[-1]
+        assert '"code": "gateway_stopping"' in received[-1]
         assert swarm.processes["gateway"].wait(10) == 0
 
 
@@ -80,8 +80,8 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
 def test_process_ends_with_its_parent(tmp_path: Path) -> None:
     read, write = os.pipe()
     command = [sys.executable, "-m", "modelswarm_gateway", "--discovery-dir", str(tmp_path)]
-    for door in ("--http", "--grpc", "--metrics"):
-        command += [door, "127.0.0.1:0"]
+    for flag in ("--http", "--grpc", "--metrics"):
+        command += [flag, "127.0.0.1:0"]
     command += ["--parent-fd", str(read), "--run-file", str(tmp_path / "gateway.json")]
     process = subprocess.Popen(command, pass_fds=[read], stderr=subprocess.DEVNULL)
     os.close(read)
@@ -95,21 +95,21 @@ def test_process_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("door", ["http", "grpc", "metrics"])
-def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: str) -> None:
+@pytest.mark.parametrize("flag", ["http", "grpc", "metrics"])
+def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, flag: str) -> None:
     ports = {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        ports[door] = f"127.0.0.1:{taken.getsockname()[1]}"
+        ports[flag] = f"127.0.0.1:{taken.getsockname()[1]}"
         flags = [part for name, target in ports.items() for part in (f"--{name}", target)]
         done = run("--discovery-dir", str(tmp_path), "--run-file", str(tmp_path / "g.json"), *flags)
     assert done.returncode == 2
     [sentence] = done.stderr.splitlines()
-    assert sentence.startswith(f"modelswarm-gateway: --{door}: cannot listen on {ports[door]}")
+    assert sentence.startswith(f"modelswarm-gateway: --{flag}: cannot listen on {ports[flag]}")
     assert not (tmp_path / "g.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ([], "--discovery-dir"),
         (["--discovery-dir", "x", "--http", "8000"], "--http: '8000' is not HOST:PORT"),
@@ -143,11 +143,11 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, door: s
     ],
 )
 def test_bad_flags_are_one_sentence_and_exit_code_two(
-    flags: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(flags) == 2
     [sentence] = capsys.readouterr().err.splitlines()
-    assert said in sentence
+    assert message in sentence
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:

@@ -79,8 +79,8 @@ def test_client_may_return_after_leaving_during_a_lease(tmp_path: Path) -> None:
     with two_spans(tmp_path, *lease) as swarm:
         one, two = (swarm.gateway(*lease, name=name) for name in ("one", "two"))
         body = NAMED | {"session_id": "waits", "max_tokens": 30, "stream": True}
-        said = httpx.post(f"{one.url}/v1/completions", json=body, timeout=60).text
-        ids = [line[4:] for line in said.splitlines() if line.startswith("id: ")]
+        stream = httpx.post(f"{one.url}/v1/completions", json=body, timeout=60).text
+        ids = [line[4:] for line in stream.splitlines() if line.startswith("id: ")]
         headers = {"Last-Event-ID": ids[len(ids) // 2]}
         swarm.kill("one")
         with pytest.raises(httpx.TimeoutException):

@@ -50,7 +50,7 @@ def read(
 ) -> tuple[str, list[int], str, list[str]]:
     """Text, tokens, the last id, and all lines of a stream, or of its first events."""
     headers = {} if after is None else {"Last-Event-ID": after}
-    text, tokens, last, said = "", [], "", []
+    text, tokens, last, received = "", [], "", []
     with (
         httpx.Client(timeout=60) as client,
         client.stream(
@@ -59,7 +59,7 @@ def read(
     ):
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
-            said.append(line)
+            received.append(line)
             if line.startswith("id: "):
                 last = line[4:]
             if line.startswith("data: {"):
@@ -67,7 +67,7 @@ def read(
                 text += "".join(c["text"] for c in json.loads(line[6:])["choices"])
                 if len(tokens) >= events:
                     break
-    return text, tokens, last, said
+    return text, tokens, last, received
 
 
 def broken_off(
@@ -238,10 +238,10 @@ def test_forwarded_answers_go_on_here_when_their_gateway_is_gone(
         whole(one, body | {"max_tokens": 3})
     both = threading.Barrier(2, lambda: swarm.kill("one", number))  # once both are in their midst
     with ThreadPoolExecutor() as pool:
-        said = pool.submit(read_through, two, streamed, both)
+        streamed_lines = pool.submit(read_through, two, streamed, both)
         parts = pool.submit(call_through, two, called, both)
         calm = whole(two, SEEDED | {"session_id": "calm"})
-        events, tokens = said.result(60)
+        events, tokens = streamed_lines.result(60)
         assert events[-1] == "data: [DONE]"
         assert sum('"finish_reason":"length"' in line for line in events) == 1
         ids = [parse_event_id(line[4:])[0] for line in events if line.startswith("id: ")]
@@ -256,15 +256,15 @@ def read_through(
     endpoints: Endpoints, body: dict[str, Any], midst: threading.Barrier
 ) -> tuple[list[str], list[int]]:
     """All lines and tokens of a stream."""
-    said: list[str] = []
+    received: list[str] = []
     tokens: list[int] = []
     for line in lines(endpoints, body):
-        said.append(line)
+        received.append(line)
         before = len(tokens)
         tokens += tokens_of(line)
         if before <= 20 < len(tokens):
             midst.wait(30)
-    return said, tokens
+    return received, tokens
 
 
 def call_through(

@@ -57,8 +57,8 @@ def resume(endpoints: Endpoints, body: dict[str, Any], after: str) -> httpx.Resp
 
 
 def last_id(endpoints: Endpoints, body: dict[str, Any]) -> str:
-    said = httpx.post(f"{endpoints.url}/v1/completions", json=body | {"stream": True}, timeout=60)
-    return [line[4:] for line in said.text.splitlines() if line.startswith("id: ")][-1]
+    answer = httpx.post(f"{endpoints.url}/v1/completions", json=body | {"stream": True}, timeout=60)
+    return [line[4:] for line in answer.text.splitlines() if line.startswith("id: ")][-1]
 
 
 def test_session_of_silent_servers_is_not_opened_again(

@@ -1,4 +1,4 @@
-"""Planned moves with real processes: servers are drained, or told to end, under streams that never notice."""
+"""Planned migrations with real processes: servers drain, or get SIGTERM, under streams that never notice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 from support.processes.swarm import (
     ENDLESS,
     READY_SECONDS,
@@ -48,8 +48,8 @@ def judge(answer: Answer) -> None:
     check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=ENDLESS)
 
 
-def asks() -> list[Ask]:
-    return [Ask(prompt_of(100 + 20 * n, n, VOCAB), LONG, SAMPLED) for n in range(STREAMS)]
+def drained_requests() -> list[Request]:
+    return [Request(prompt_of(100 + 20 * n, n, VOCAB), LONG, SAMPLED) for n in range(STREAMS)]
 
 
 def moves(running: Running, cause: str) -> Counter[str]:
@@ -78,7 +78,7 @@ def unnoticed(swarm: Running, cause: str) -> Iterator[None]:
     over by copies, and nobody calls that a fault."""
     swarm.wait_whole()
     before, moved = faults(swarm), moves(swarm, cause)
-    streams = [swarm.start(ask) for ask in asks()]
+    streams = [swarm.start(request) for request in drained_requests()]
     for stream in streams:
         stream.wait_tokens(AT)
     yield
@@ -133,14 +133,14 @@ def test_stopped_server_exits_when_its_sessions_have_left(swarm: Running, span: 
 @pytest.mark.full
 def test_idle_session_migrates_with_its_next_turn(swarm: Running) -> None:
     swarm.wait_whole()
-    first = Ask(prompt_of(80, 9, VOCAB), 40, SAMPLED, session="rests")
+    first = Request(prompt_of(80, 9, VOCAB), 40, SAMPLED, session="rests")
     one = swarm.ask(first)
     rests = swarm.wait_session(lambda session: session.state == "parked")
     old = name_of(rests.route[1].peer)
     drain(swarm, old)
     left = swarm.wait_session(lambda session: len(session.route) == 1)
     assert left.id == rests.id
-    more = Ask((*one.log, *prompt_of(10, 5, VOCAB)), 40, SAMPLED, session="rests")
+    more = Request((*one.log, *prompt_of(10, 5, VOCAB)), 40, SAMPLED, session="rests")
     two = swarm.ask(more)
     after = swarm.wait_session(lambda session: session.state == "parked")
     assert after.id == rests.id

@@ -37,8 +37,8 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
 
 def server(endpoints: Endpoints, name: str) -> api_pb2.Server:
     """As that gateway sees it."""
-    with SwarmClient(endpoints.grpc) as door:
-        [found] = [each for each in door.fetch_snapshot().servers if name_of(each.peer) == name]
+    with SwarmClient(endpoints.grpc) as client:
+        [found] = [each for each in client.fetch_snapshot().servers if name_of(each.peer) == name]
         return found
 
 

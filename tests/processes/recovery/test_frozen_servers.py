@@ -12,7 +12,7 @@ from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.streams import Answer, Ask, Stream
+from support.processes.streams import Answer, Request, Stream
 from support.processes.swarm import ENDLESS, Running, local_settings, metrics, running_swarm, total
 
 from modelswarm.protocol.identity import name_of
@@ -44,7 +44,7 @@ def test_frozen_server_is_left_and_used_again_when_it_thaws(swarm: Running, plac
     swarm.wait_empty()
     swarm.wait_whole()
     before = swarm.faults()
-    stream = swarm.start(Ask(prompt_of(200, 7, VOCAB), LONG, SAMPLED))
+    stream = swarm.start(Request(prompt_of(200, 7, VOCAB), LONG, SAMPLED))
     stream.wait_tokens(30)
     frozen = swarm.only_session().route[place].peer
     swarm.local.kill(name_of(frozen), signal.SIGSTOP)
@@ -70,7 +70,7 @@ def takes_part_again(swarm: Running, peer: str) -> None:
     rows = swarm.rows(name_of(peer))
 
     def worked() -> bool:
-        swarm.ask_all([Ask(prompt_of(5, seed, VOCAB), 5) for seed in range(4)])
+        swarm.ask_all([Request(prompt_of(5, seed, VOCAB), 5) for seed in range(4)])
         return swarm.rows(name_of(peer)) != rows
 
     eventually("it gets a session", worked)
@@ -107,6 +107,6 @@ def slow_ejections(swarm: Running) -> float:
 
 
 def ask_more(swarm: Running, seed: int) -> Stream:
-    stream = swarm.start(Ask(prompt_of(50, 100 + seed, VOCAB), LONG, SAMPLED))
+    stream = swarm.start(Request(prompt_of(50, 100 + seed, VOCAB), LONG, SAMPLED))
     stream.wait_tokens(1)
     return stream

@@ -13,7 +13,7 @@ from support.models.tiny_models import TOY_LENGTH, VOCAB
 from support.processes import kill_scenarios
 from support.processes.kill_scenarios import MIDDLE, PLACES, SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_tokens, check_twins
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 from support.processes.swarm import Running
 from transformers import PreTrainedModel
 
@@ -42,35 +42,38 @@ def judge(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:
 def test_kill_during_decode_changes_no_token(
     swarm: Running, toy_model: PreTrainedModel, place: str
 ) -> None:
-    ask = Ask(prompt_of(200, 2, VOCAB), NEW, SAMPLED)
-    calm = swarm.calm(ask)
-    long = replace(ask, new=TOY_LENGTH - len(ask.prompt))
+    request = Request(prompt_of(200, 2, VOCAB), NEW, SAMPLED)
+    calm = swarm.calm(request)
+    long = replace(request, new=TOY_LENGTH - len(request.prompt))
     judge(toy_model, calm, kill_scenarios.kill_in_decode(swarm, long, PLACES[place], AT))
 
 
 def test_kills_under_eight_streams_change_no_token(
     swarm: Running, toy_model: PreTrainedModel
 ) -> None:
-    asks = mixed_asks(swarm)
-    calm = [swarm.calm(ask) for ask in asks]
-    long = [ask if ask.stop else replace(ask, new=TOY_LENGTH - len(ask.prompt)) for ask in asks]
+    requests = mixed_asks(swarm)
+    calm = [swarm.calm(request) for request in requests]
+    long = [
+        request if request.stop else replace(request, new=TOY_LENGTH - len(request.prompt))
+        for request in requests
+    ]
     killed = kill_scenarios.kill_under_many(swarm, long, MIDDLE, at=10)
     for one, other in zip(calm, killed, strict=True):
         judge(toy_model, one, other)
 
 
-def mixed_asks(swarm: Running) -> Sequence[Ask]:
+def mixed_asks(swarm: Running) -> Sequence[Request]:
     """Greedy, sampled in several ways, and with stop strings; prompts of different lengths."""
     plain = [
-        Ask(prompt_of(5, 11, VOCAB), NEW),
-        Ask(prompt_of(333, 12, VOCAB), NEW),
-        Ask(prompt_of(64, 13, VOCAB), NEW, SAMPLED),
-        Ask(prompt_of(1, 14, VOCAB), NEW, Sampling(temperature=0.7, seed=5)),
-        Ask(prompt_of(150, 15, VOCAB), NEW, Sampling(temperature=1.3, min_p=0.05, seed=6)),
-        Ask(prompt_of(31, 16, VOCAB), NEW, Sampling(repetition_penalty=1.3)),
+        Request(prompt_of(5, 11, VOCAB), NEW),
+        Request(prompt_of(333, 12, VOCAB), NEW),
+        Request(prompt_of(64, 13, VOCAB), NEW, SAMPLED),
+        Request(prompt_of(1, 14, VOCAB), NEW, Sampling(temperature=0.7, seed=5)),
+        Request(prompt_of(150, 15, VOCAB), NEW, Sampling(temperature=1.3, min_p=0.05, seed=6)),
+        Request(prompt_of(31, 16, VOCAB), NEW, Sampling(repetition_penalty=1.3)),
     ]
     stopped = [
-        Ask(prompt_of(90, 17, VOCAB), NEW, Sampling(repetition_penalty=1.3)),
-        Ask(prompt_of(17, 18, VOCAB), NEW, SAMPLED),
+        Request(prompt_of(90, 17, VOCAB), NEW, Sampling(repetition_penalty=1.3)),
+        Request(prompt_of(17, 18, VOCAB), NEW, SAMPLED),
     ]
-    return [*plain, *(kill_scenarios.with_stop(swarm, ask) for ask in stopped)]
+    return [*plain, *(kill_scenarios.with_stop(swarm, request) for request in stopped)]

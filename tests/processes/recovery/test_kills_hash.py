@@ -15,7 +15,7 @@ from support.models.tiny_models import TOY_BLOCKS, VOCAB
 from support.processes import kill_scenarios
 from support.processes.kill_scenarios import PLACES, SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 from support.processes.swarm import ENDLESS, Running
 
 from modelswarm.protocol.messages import Sampling
@@ -46,19 +46,19 @@ def only(fast: str) -> list[ParameterSet]:
 
 @pytest.mark.parametrize("place", only("tail"))
 def test_kill_during_prefill_keeps_answer_exact(swarm: Running, place: str) -> None:
-    ask = Ask(prompt_of(4000, 1, VOCAB), LONG)
-    judge(kill_scenarios.kill_in_prefill(swarm, ask, PLACES[place]))
+    request = Request(prompt_of(4000, 1, VOCAB), LONG)
+    judge(kill_scenarios.kill_in_prefill(swarm, request, PLACES[place]))
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_kill_during_decode_keeps_answer_exact(swarm: Running, place: str) -> None:
-    ask = Ask(prompt_of(200, 2, VOCAB), LONG, SAMPLED)
-    judge(kill_scenarios.kill_in_decode(swarm, ask, PLACES[place], AT))
+    request = Request(prompt_of(200, 2, VOCAB), LONG, SAMPLED)
+    judge(kill_scenarios.kill_in_decode(swarm, request, PLACES[place], AT))
 
 
 @pytest.mark.parametrize("place", only("middle"))
 def test_kill_between_turns_keeps_next_turn_exact(swarm: Running, place: str) -> None:
-    first = Ask(prompt_of(60, 3, VOCAB), 40, SAMPLED, session="talk")
+    first = Request(prompt_of(60, 3, VOCAB), 40, SAMPLED, session="talk")
     for turn in kill_scenarios.kill_between_turns(
         swarm, first, prompt_of(20, 4, VOCAB), PLACES[place]
     ):
@@ -66,25 +66,27 @@ def test_kill_between_turns_keeps_next_turn_exact(swarm: Running, place: str) ->
 
 
 def test_three_kills_in_one_stream_keep_answer_exact(swarm: Running) -> None:
-    ask = Ask(prompt_of(100, 5, VOCAB), LONG, SAMPLED)
-    judge(kill_scenarios.kill_three_times(swarm, ask, AT, later=60))
+    request = Request(prompt_of(100, 5, VOCAB), LONG, SAMPLED)
+    judge(kill_scenarios.kill_three_times(swarm, request, AT, later=60))
 
 
 @pytest.mark.full
 def test_stream_waits_until_its_blocks_are_served_again(swarm: Running) -> None:
-    judge(kill_scenarios.kill_in_the_loop(swarm, Ask(prompt_of(100, 6, VOCAB), LONG), AT))
+    judge(kill_scenarios.kill_in_the_loop(swarm, Request(prompt_of(100, 6, VOCAB), LONG), AT))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("place", PLACES)
 def test_kills_under_eight_streams_keep_answers_exact(swarm: Running, place: str) -> None:
     lengths = (5, 333, 64, 1, 150, 31, 90, 17)
-    asks = [
-        Ask(prompt_of(length, 20 + seed, VOCAB), LONG, SAMPLED if seed % 2 else Sampling())
+    requests = [
+        Request(prompt_of(length, 20 + seed, VOCAB), LONG, SAMPLED if seed % 2 else Sampling())
         for seed, length in enumerate(lengths)
     ]
-    asks[5:7] = [kill_scenarios.with_stop(swarm, replace(ask, new=NEW)) for ask in asks[5:7]]
-    for answer in kill_scenarios.kill_under_many(swarm, asks, PLACES[place], at=10):
+    requests[5:7] = [
+        kill_scenarios.with_stop(swarm, replace(request, new=NEW)) for request in requests[5:7]
+    ]
+    for answer in kill_scenarios.kill_under_many(swarm, requests, PLACES[place], at=10):
         judge(answer)
 
 
@@ -113,7 +115,7 @@ def ask_often(swarm: Running, seed: int) -> None:
     while left:
         prompt = prompt_of(rng.choice((1, 50, 300)), rng.randrange(1 << 30), VOCAB)
         try:
-            judge(swarm.ask(Ask(prompt, NEW, rng.choice((SAMPLED, Sampling())))))
+            judge(swarm.ask(Request(prompt, NEW, rng.choice((SAMPLED, Sampling())))))
         except grpc.RpcError as error:
             assert "UNAVAILABLE" in str(error), error  # refused before its first token
             time.sleep(0.05)

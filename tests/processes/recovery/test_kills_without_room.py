@@ -15,7 +15,7 @@ from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 from support.processes.swarm import ENDLESS, Running, local_settings, running_swarm
 
 from modelswarm_serving.core.kv.admission import RESERVATION_SECONDS
@@ -48,13 +48,13 @@ def test_session_without_room_waits_while_the_other_goes_on(swarm: Running, plac
         RESERVATION_SECONDS
     )  # room is kept so long for a repair that may have gone elsewhere
     before = swarm.faults()
-    streams = [swarm.start(Ask(prompt_of(30, seed, VOCAB), NEW, SAMPLED)) for seed in (1, 2)]
+    streams = [swarm.start(Request(prompt_of(30, seed, VOCAB), NEW, SAMPLED)) for seed in (1, 2)]
     for stream in streams:
         stream.wait_tokens(50)
     one, other = (session.route[place].peer for session in swarm.sessions())
     assert one != other, "one server took both"
     with pytest.raises(grpc.RpcError, match="RESOURCE_EXHAUSTED"):
-        swarm.ask(Ask(prompt_of(30, 3, VOCAB), NEW))
+        swarm.ask(Request(prompt_of(30, 3, VOCAB), NEW))
     swarm.kill(one)
     swarm.wait_session(lambda session: session.state == "held")
     eventually("the session goes on", lambda: swarm.faults().resumed > before.resumed)
@@ -63,5 +63,5 @@ def test_session_without_room_waits_while_the_other_goes_on(swarm: Running, plac
         judge(stream.read_and_cancel(count + READ_ON))
     assert swarm.faults().resumed == before.resumed + 1
     swarm.wait_empty()
-    judge(swarm.ask(Ask(prompt_of(30, 3, VOCAB), READ_ON)))
+    judge(swarm.ask(Request(prompt_of(30, 3, VOCAB), READ_ON)))
     swarm.wait_empty()

@@ -13,7 +13,7 @@ import pytest
 from support.eventually import eventually
 from support.models.tiny_models import VOCAB
 from support.processes.kill_scenarios import prompt_of
-from support.processes.streams import Ask
+from support.processes.streams import Request
 from support.processes.swarm import (
     READY_SECONDS,
     Running,
@@ -38,10 +38,12 @@ def swarm(toy_folder: Path) -> Iterator[Running]:
 
 def test_sessions_of_killed_gateway_free_all_pages(swarm: Running) -> None:
     swarm.wait_empty()
-    asks = [Ask(prompt_of(100, seed, VOCAB), 900) for seed in range(CLIENTS)]
-    kept = [Ask(prompt_of(50, 50 + seed, VOCAB), 5, session=f"kept-{seed}") for seed in range(3)]
+    requests = [Request(prompt_of(100, seed, VOCAB), 900) for seed in range(CLIENTS)]
+    kept = [
+        Request(prompt_of(50, 50 + seed, VOCAB), 5, session=f"kept-{seed}") for seed in range(3)
+    ]
     swarm.ask_all(kept)
-    streams = [swarm.start(ask) for ask in asks]
+    streams = [swarm.start(request) for request in requests]
     for stream in streams:
         stream.wait_tokens(3)
     eventually("sessions have pages", lambda: len(swarm.pages_in_use()) >= 2)
@@ -57,7 +59,7 @@ def test_sessions_of_killed_gateway_free_all_pages(swarm: Running) -> None:
 
 def answers(swarm: Running) -> bool:
     try:
-        return len(swarm.ask(Ask(prompt_of(10, 1, VOCAB), 10)).tokens) == 10
+        return len(swarm.ask(Request(prompt_of(10, 1, VOCAB), 10)).tokens) == 10
     except grpc.RpcError as error:
         assert "UNAVAILABLE" in str(error) or "NOT_FOUND" in str(error), error
         return False

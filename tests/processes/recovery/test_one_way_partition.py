@@ -20,7 +20,7 @@ from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.streams import Ask
+from support.processes.streams import Request
 from support.processes.swarm import Running, metrics, total
 
 from modelswarm.local.commands import GATEWAY_JOB
@@ -57,7 +57,7 @@ def one_direction_dies(scene: World, link: str) -> int:
     swarm = scene.running
     before, silent = swarm.faults(), _found_silent(swarm)
     felt = scene.network.felt[CAUSE]
-    stream = swarm.start(Ask(prompt_of(200, 7, VOCAB), NEW, SAMPLED))
+    stream = swarm.start(Request(prompt_of(200, 7, VOCAB), NEW, SAMPLED))
     stream.wait_tokens(30)
     route = _route(swarm)
     places = dict(zip(("head", "tail"), route, strict=True))
@@ -93,7 +93,7 @@ def make_well(swarm: Running) -> None:
     swarm.wait_whole()
 
     def well() -> bool:
-        swarm.ask_all([Ask(prompt_of(5, seed, VOCAB), 5) for seed in range(4)])
+        swarm.ask_all([Request(prompt_of(5, seed, VOCAB), 5) for seed in range(4)])
         return not any(server.state for server in swarm.view.explain_routes().servers)
 
     eventually("all are used again", well, explain=lambda: swarm.view.explain_routes().servers)

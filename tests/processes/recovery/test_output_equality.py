@@ -12,7 +12,7 @@ from support.models.chain import Stream, load_chain
 from support.models.tiny_models import EOS, TOY_BLOCKS, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import TAU, check_contiguous, check_tokens, check_twins, logits_of
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 from support.processes.swarm import Running, local_settings, running_swarm
 from transformers import PreTrainedModel
 
@@ -41,54 +41,58 @@ def swarms(toy_folder: Path, four_spans: Running) -> Iterator[Mapping[int, Runni
         yield {1: one, 2: two, 4: four_spans}
 
 
-def greedy_asks() -> list[Ask]:
+def greedy_asks() -> list[Request]:
     """They end at the model's own end of text."""
     ends = Sampling(eos=(EOS,))
-    return [Ask(prompt_of(n, 100 + i, VOCAB), NEW, ends) for i, n in enumerate(LENGTHS)]
+    return [Request(prompt_of(n, 100 + i, VOCAB), NEW, ends) for i, n in enumerate(LENGTHS)]
 
 
-def sampled_asks() -> list[Ask]:
+def sampled_asks() -> list[Request]:
     return [
-        replace(ask, sampling=SAMPLINGS[i % len(SAMPLINGS)]) for i, ask in enumerate(greedy_asks())
+        replace(request, sampling=SAMPLINGS[i % len(SAMPLINGS)])
+        for i, request in enumerate(greedy_asks())
     ]
 
 
-def generated(model: PreTrainedModel, ask: Ask) -> tuple[int, ...]:
+def generated(model: PreTrainedModel, request: Request) -> tuple[int, ...]:
     """What transformers' own `generate` adds to the prompt."""
     out = model.generate(  # type: ignore[operator]
-        torch.tensor([ask.prompt]), do_sample=False, max_new_tokens=ask.new, pad_token_id=EOS
+        torch.tensor([request.prompt]),
+        do_sample=False,
+        max_new_tokens=request.new,
+        pad_token_id=EOS,
     )
     tokens: list[int] = out[0].tolist()
-    return tuple(tokens[len(ask.prompt) :])
+    return tuple(tokens[len(request.prompt) :])
 
 
 def test_greedy_answers_equal_generate_for_any_span_count(
     swarms: Mapping[int, Running], toy_model: PreTrainedModel
 ) -> None:
-    asks = greedy_asks()
-    right = [generated(toy_model, ask) for ask in asks]
+    requests = greedy_asks()
+    right = [generated(toy_model, request) for request in requests]
     for spans, swarm in swarms.items():
-        assert swarm.ask(asks[0]).tokens == right[0], f"{spans} spans, alone"
-        together = swarm.ask_all(asks)
+        assert swarm.ask(requests[0]).tokens == right[0], f"{spans} spans, alone"
+        together = swarm.ask_all(requests)
         assert [answer.tokens for answer in together] == right, f"{spans} spans, 8 at once"
 
 
 def test_seeded_sampling_ignores_span_count_and_batch(
     swarms: Mapping[int, Running], toy_model: PreTrainedModel
 ) -> None:
-    asks = sampled_asks()
-    alone: Sequence[Answer] = [swarms[1].ask(ask) for ask in asks]
+    requests = sampled_asks()
+    alone: Sequence[Answer] = [swarms[1].ask(request) for request in requests]
     for swarm in swarms.values():
-        for calm, answer in zip(alone, swarm.ask_all(asks), strict=True):
+        for calm, answer in zip(alone, swarm.ask_all(requests), strict=True):
             check_contiguous(answer)
             check_tokens(toy_model, answer)
             check_twins(toy_model, calm, answer)
 
 
 def test_another_seed_gives_another_answer(swarms: Mapping[int, Running]) -> None:
-    ask = Ask(prompt_of(20, 7, VOCAB), NEW, SAMPLED)
-    other = replace(ask, sampling=replace(SAMPLED, seed=SAMPLED.seed + 1))
-    one, two = swarms[1].ask_all([ask, other])
+    request = Request(prompt_of(20, 7, VOCAB), NEW, SAMPLED)
+    other = replace(request, sampling=replace(SAMPLED, seed=SAMPLED.seed + 1))
+    one, two = swarms[1].ask_all([request, other])
     assert one.tokens != two.tokens
 
 
@@ -106,10 +110,10 @@ def test_the_margin_is_far_above_rounding(toy_folder: Path, toy_model: PreTraine
 
 def test_a_wrong_token_is_found(toy_model: PreTrainedModel) -> None:
     """The oracles themselves: an answer that is right but for one token must not pass."""
-    ask = Ask(prompt_of(50, 9, VOCAB), NEW)
-    tokens = generated(toy_model, ask)
+    request = Request(prompt_of(50, 9, VOCAB), NEW)
+    tokens = generated(toy_model, request)
     positions = tuple(range(50, 50 + len(tokens)))
-    good = Answer(ask, tokens, positions, "", "length")
+    good = Answer(request, tokens, positions, "", "length")
     bad = replace(good, tokens=(*tokens[:30], tokens[30] % (VOCAB - 1) + 1, *tokens[31:]))
     assert check_tokens(toy_model, good) == 0
     check_twins(toy_model, good, good)

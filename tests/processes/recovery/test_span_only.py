@@ -8,7 +8,7 @@ import pytest
 from support.models.tiny_models import TOY_BLOCKS, VOCAB
 from support.processes.kill_scenarios import PLACES, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.streams import Ask
+from support.processes.streams import Request
 from support.processes.swarm import ENDLESS, Running
 
 from modelswarm.protocol.identity import name_of
@@ -28,7 +28,7 @@ def test_only_lost_blocks_are_computed_again(hash_spans: Running, place: str) ->
     swarm.wait_whole()
     swarm.wait_empty()
     faults, before = swarm.faults(), swarm.rows()
-    stream = swarm.start(Ask(prompt_of(CONTEXT, 11, VOCAB), NEW))
+    stream = swarm.start(Request(prompt_of(CONTEXT, 11, VOCAB), NEW))
     stream.wait_tokens(AT)
     route = [hop.peer for hop in swarm.only_session().route]
     swarm.kill(route[PLACES[place]])

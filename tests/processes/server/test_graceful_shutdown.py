@@ -21,7 +21,7 @@ async def session(gateway: FakeGateway, credit: int) -> Route:
     """One that has some tokens and waits for more credit."""
     route = await gateway.open("s", END)
     gateway.go(route, PROMPT, credit=credit)
-    await gateway.heard.until(lambda: len(gateway.tokens) > 5)
+    await gateway.received.until(lambda: len(gateway.tokens) > 5)
     return route
 
 
@@ -30,12 +30,14 @@ def raise_credit(gateway: FakeGateway, route: Route, limit: int) -> None:
     gateway.node.send(tail.address, [Window(tail.handle, EPOCH, 0, limit)])
 
 
-async def told(gateway: FakeGateway) -> None:
+async def shut_down(gateway: FakeGateway) -> None:
     """Both ways in which a server says that it leaves."""
-    await gateway.heard.until(
+    await gateway.received.until(
         lambda: (
             [report.kind for report in gateway.reports] == [FaultKind.DRAINING]
-            and any(isinstance(item, Heartbeat) and item.draining for item in gateway.heard.items)
+            and any(
+                isinstance(item, Heartbeat) and item.draining for item in gateway.received.items
+            )
         )
     )
 
@@ -51,14 +53,14 @@ async def test_stopping_server_serves_until_its_session_has_left(tmp_path: Path)
     ):
         route = await session(gateway, credit=len(PROMPT) + 10)
         server.process.send_signal(signal.SIGTERM)
-        await told(gateway)
+        await shut_down(gateway)
         assert not server.file.exists()
         had = len(gateway.tokens)
         raise_credit(gateway, route, len(PROMPT) + 50)
-        await gateway.heard.until(lambda: len(gateway.tokens) > had + 20)
+        await gateway.received.until(lambda: len(gateway.tokens) > had + 20)
         with pytest.raises(AssertionError):
             await gateway.open("t", END)
-        refused = [i.refusal for i in gateway.heard.items if isinstance(i, FenceAck)]
+        refused = [i.refusal for i in gateway.received.items if isinstance(i, FenceAck)]
         assert refused[-1] is Refusal.DRAINING
         gateway.close(route)
         assert await gone(server) == 0
@@ -75,7 +77,7 @@ async def test_unmoved_session_delays_exit_only_to_drain_timeout(
         await session(gateway, credit=len(PROMPT) + 10)
         server.process.send_signal(signal.SIGTERM)
         assert await gone(server) == 0
-        await gateway.heard.until(lambda: bool(gateway.heard.down))
+        await gateway.received.until(lambda: bool(gateway.received.down))
 
 
 @pytest.mark.full
@@ -86,7 +88,7 @@ async def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
     ):
         await session(gateway, credit=len(PROMPT) + 10)
         server.process.send_signal(signal.SIGTERM)
-        await told(gateway)
+        await shut_down(gateway)
         server.process.send_signal(signal.SIGTERM)
         assert await gone(server) == 1
 

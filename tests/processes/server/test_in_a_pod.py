@@ -57,8 +57,8 @@ class Pod:
 
     def end(self) -> tuple[int, str]:
         """Exit code and stderr."""
-        _, said = self.process.communicate(timeout=60)
-        return self.process.returncode, said
+        _, output = self.process.communicate(timeout=60)
+        return self.process.returncode, output
 
 
 @contextmanager
@@ -98,10 +98,10 @@ async def test_hello_carries_the_advertised_address() -> None:
         node = Node(hello("gateway/1/x"))
         try:
             node.links.dial(Address("p/3", pod.links))
-            await node.heard.until(lambda: bool(node.heard.up))
-            said = node.heard.up[0]
-            assert said.target == "pod.example:7000"
-            assert said.peer.startswith("p/3/")
+            await node.received.until(lambda: bool(node.received.up))
+            received = node.received.up[0]
+            assert received.target == "pod.example:7000"
+            assert received.peer.startswith("p/3/")
         finally:
             await node.links.close()
 
@@ -130,8 +130,8 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize(("flags", "said"), REFUSALS.values(), ids=REFUSALS.keys())
-def test_the_last_line_is_the_reason(flags: tuple[str, ...], said: str) -> None:
+@pytest.mark.parametrize(("flags", "reason"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_the_last_line_is_the_reason(flags: tuple[str, ...], reason: str) -> None:
     """Kubernetes shows the end of the log as the container's last message."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -140,7 +140,7 @@ def test_the_last_line_is_the_reason(flags: tuple[str, ...], said: str) -> None:
         with running(*flags, env=environment) as pod:
             code, log = pod.end()
     assert code == 2
-    assert log.splitlines()[-1].startswith(f"modelswarm-server: {said}")
+    assert log.splitlines()[-1].startswith(f"modelswarm-server: {reason}")
     assert "Traceback" not in log
 
 

@@ -15,10 +15,10 @@ from modelswarm.protocol.messages import Heartbeat
 async def test_invalid_address_is_a_failed_dial(target: str) -> None:
     async with nodes("a") as [a]:
         a.links.dial(Address("b/1/x", target))
-        await a.heard.until(lambda: bool(a.heard.down))
-        assert a.heard.down[0][0] == "b/1/x"
+        await a.received.until(lambda: bool(a.received.down))
+        assert a.received.down[0][0] == "b/1/x"
         a.links.dial(Address("b/1/x", target))  # and may be tried again
-        await a.heard.until(lambda: len(a.heard.down) == 2)
+        await a.received.until(lambda: len(a.received.down) == 2)
 
 
 async def test_failing_unlink_handler_leaves_no_task() -> None:
@@ -29,14 +29,14 @@ async def test_failing_unlink_handler_leaves_no_task() -> None:
         def fails(peer: PeerId, reason: str) -> None:
             raise RuntimeError("a fault of ours")
 
-        a.heard.on_link_down = fails  # type: ignore[method-assign]
+        a.received.on_link_down = fails  # type: ignore[method-assign]
         b.links.unlink(a.peer, "enough")
-        await b.heard.until(lambda: bool(b.heard.down))
+        await b.received.until(lambda: bool(b.received.down))
         async with asyncio.timeout(DEADLINE):
             while len(asyncio.all_tasks()) > before:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        del a.heard.on_link_down
+        del a.received.on_link_down
         a.links.dial(b.address)
-        await b.heard.until(lambda: len(b.heard.up) == 2)
+        await b.received.until(lambda: len(b.received.up) == 2)
         a.send(b.address, [Heartbeat(steps=7)])
-        await b.heard.until(lambda: Heartbeat(steps=7) in b.heard.items)
+        await b.received.until(lambda: Heartbeat(steps=7) in b.received.items)

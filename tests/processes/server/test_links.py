@@ -58,8 +58,8 @@ def positions(items: Sequence[Item], kind: type[Rows | Token]) -> list[int]:
 async def test_both_ends_receive_hello() -> None:
     async with nodes("a", "b") as (a, b):
         await joined(a, b)
-        assert [(h.peer, h.target) for h in a.heard.up] == [(b.peer, b.target)]
-        assert [(h.peer, h.target) for h in b.heard.up] == [(a.peer, a.target)]
+        assert [(h.peer, h.target) for h in a.received.up] == [(b.peer, b.target)]
+        assert [(h.peer, h.target) for h in b.received.up] == [(a.peer, a.target)]
 
 
 async def test_each_lane_keeps_its_order_in_both_directions() -> None:
@@ -71,13 +71,13 @@ async def test_each_lane_keeps_its_order_in_both_directions() -> None:
             b.send(Address(a.peer, ""), [Token(1, EPOCH, i, i)])
             if i % 50 == 0:
                 await asyncio.sleep(0)
-        await b.heard.until(lambda: len(b.heard.items) == 1500)
-        await a.heard.until(lambda: len(a.heard.items) == 500)
+        await b.received.until(lambda: len(b.received.items) == 1500)
+        await a.received.until(lambda: len(a.received.items) == 500)
         expected = list(range(500))
-        assert positions(b.heard.items, Token) == expected
-        assert positions(b.heard.items, Rows) == expected
-        assert positions(a.heard.items, Token) == expected
-        assert [i.handle for i in b.heard.items if isinstance(i, Close)] == [
+        assert positions(b.received.items, Token) == expected
+        assert positions(b.received.items, Rows) == expected
+        assert positions(a.received.items, Token) == expected
+        assert [i.handle for i in b.received.items if isinstance(i, Close)] == [
             e + 1 for e in expected
         ]
 
@@ -86,8 +86,8 @@ async def test_items_sent_together_arrive_together() -> None:
     async with nodes("a", "b") as (a, b):
         await joined(a, b)
         a.send(b.address, [Close(1), *(Token(i, EPOCH, 1, 1) for i in range(64)), rows(1)])
-        await b.heard.until(lambda: len(b.heard.items) == 66)
-        assert b.heard.calls == 1
+        await b.received.until(lambda: len(b.received.items) == 66)
+        assert b.received.calls == 1
 
 
 async def test_payloads_arrive_as_they_were_sent() -> None:
@@ -95,23 +95,23 @@ async def test_payloads_arrive_as_they_were_sent() -> None:
         await joined(a, b)
         payload = os.urandom(3_000_000)
         a.send(b.address, [Rows(1, EPOCH, 0, 750, payload, sample=True)], Lane.BULK)
-        await b.heard.until(lambda: sum(positions_count(b)) == 750)
-        parts = [item for item in b.heard.items if isinstance(item, Rows)]
+        await b.received.until(lambda: sum(positions_count(b)) == 750)
+        parts = [item for item in b.received.items if isinstance(item, Rows)]
         assert b"".join(part.payload for part in parts) == payload
         assert parts[-1].sample
 
 
 def positions_count(node: Node) -> list[int]:
-    return [item.count for item in node.heard.items if isinstance(item, Rows)]
+    return [item.count for item in node.received.items if isinstance(item, Rows)]
 
 
 async def test_sending_to_an_address_dials_it() -> None:
     async with nodes("a", "b") as (a, b):
         a.send(b.address, [Token(1, EPOCH, i, i) for i in range(10)])
         a.send(b.address, [rows(0)], Lane.BULK)
-        await b.heard.until(lambda: len(b.heard.items) == 11)
-        assert positions(b.heard.items, Token) == list(range(10))
-        assert len(a.heard.up) == 1
+        await b.received.until(lambda: len(b.received.items) == 11)
+        assert positions(b.received.items, Token) == list(range(10))
+        assert len(a.received.up) == 1
 
 
 async def test_two_ends_that_dial_each_other_are_one_peer() -> None:
@@ -122,24 +122,24 @@ async def test_two_ends_that_dial_each_other_are_one_peer() -> None:
             a.send(b.address, [Token(1, EPOCH, i, i)])
             b.send(a.address, [Token(1, EPOCH, i, i)])
             await asyncio.sleep(0.0005)
-        await a.heard.until(lambda: len(a.heard.items) == 200)
-        await b.heard.until(lambda: len(b.heard.items) == 200)
+        await a.received.until(lambda: len(a.received.items) == 200)
+        await b.received.until(lambda: len(b.received.items) == 200)
         for node in (a, b):
-            assert positions(node.heard.items, Token) == list(range(200))
-            assert len(node.heard.up) == 1
-            assert not node.heard.down
+            assert positions(node.received.items, Token) == list(range(200))
+            assert len(node.received.up) == 1
+            assert not node.received.down
         a.links.unlink(b.peer, "enough")
         for node in (a, b):
-            await node.heard.until(lambda node=node: bool(node.heard.down))  # type: ignore[misc]
+            await node.received.until(lambda node=node: bool(node.received.down))  # type: ignore[misc]
         await asyncio.sleep(0.1)
-        assert (len(a.heard.down), len(b.heard.down)) == (1, 1)
+        assert (len(a.received.down), len(b.received.down)) == (1, 1)
 
 
 async def test_refused_connection_is_reported_before_its_timeout() -> None:
     async with nodes("a", limits=LinkLimits(connect_seconds=NEVER)) as (a,):
         a.links.dial(Address("nobody", "127.0.0.1:1"))
-        await a.heard.until(lambda: bool(a.heard.down))
-        assert a.heard.down[0][0] == "nobody"
+        await a.received.until(lambda: bool(a.received.down))
+        assert a.received.down[0][0] == "nobody"
 
 
 async def test_peer_that_never_answers_is_given_up() -> None:
@@ -148,18 +148,18 @@ async def test_peer_that_never_answers_is_given_up() -> None:
         silent.listen()
         async with nodes("a", limits=LinkLimits(connect_seconds=0.3)) as (a,):
             a.links.dial(Address("silent", f"127.0.0.1:{silent.getsockname()[1]}"))
-            await a.heard.until(lambda: bool(a.heard.down))
-            assert "did not answer" in a.heard.down[0][1]
+            await a.received.until(lambda: bool(a.received.down))
+            assert "did not answer" in a.received.down[0][1]
 
 
 async def test_other_process_at_the_address_is_refused() -> None:
     async with nodes("a", "b") as (a, b):
         a.links.dial(Address("b/1/before-its-restart", b.target))
-        await a.heard.until(lambda: bool(a.heard.down))
-        peer, reason = a.heard.down[0]
+        await a.received.until(lambda: bool(a.received.down))
+        peer, reason = a.received.down[0]
         assert peer == "b/1/before-its-restart"
         assert "other identity" in reason
-        assert not a.heard.up
+        assert not a.received.up
         await joined(a, b)
 
 
@@ -169,38 +169,38 @@ async def test_dialling_another_identity_keeps_the_existing_link() -> None:
         await joined(a, b)
         for wrong in ("b/1/before-its-restart", "gone/1"):
             a.links.dial(Address(wrong, b.target))
-        await a.heard.until(lambda: len(a.heard.down) == 2)
+        await a.received.until(lambda: len(a.received.down) == 2)
         a.send(b.address, [Close(1)])
-        await b.heard.until(lambda: bool(b.heard.items))
-        assert len(a.heard.up) == len(b.heard.up) == 1
-        assert not b.heard.down
+        await b.received.until(lambda: bool(b.received.items))
+        assert len(a.received.up) == len(b.received.up) == 1
+        assert not b.received.down
 
 
 async def test_pod_is_dialled_without_its_nonce() -> None:
     async with nodes("a", "b") as (a, b):
         a.links.dial(Address("b/1", b.target))
-        await a.heard.until(lambda: bool(a.heard.up))
-        assert a.heard.up[0].peer == b.peer == "b/1/x"
+        await a.received.until(lambda: bool(a.received.up))
+        assert a.received.up[0].peer == b.peer == "b/1/x"
         a.links.dial(Address("b/1", b.target))  # linked already: nothing happens
         a.send(Address(b.peer, ""), [Close(1)])
-        await b.heard.until(lambda: bool(b.heard.items))
-        assert len(a.heard.up) == len(b.heard.up) == 1
+        await b.received.until(lambda: bool(b.received.items))
+        assert len(a.received.up) == len(b.received.up) == 1
         await b.links.close()
-        await a.heard.until(lambda: bool(a.heard.down))
-        assert a.heard.down[0][0] == "b/1/x"
+        await a.received.until(lambda: bool(a.received.down))
+        assert a.received.down[0][0] == "b/1/x"
         a.links.dial(Address("b/1", b.target))
-        await a.heard.until(lambda: len(a.heard.down) == 2)
-        assert a.heard.down[1][0] == "b/1", "as it was dialled"
+        await a.received.until(lambda: len(a.received.down) == 2)
+        assert a.received.down[1][0] == "b/1", "as it was dialled"
 
 
 @pytest.mark.parametrize("wanted", ["b", "b/2", "b/", "b/1/", "/1", "c/1", ""])
 async def test_pod_of_other_name_or_incarnation_is_refused(wanted: str) -> None:
     async with nodes("a", "b") as (a, b):
         a.links.dial(Address(wanted, b.target))
-        await a.heard.until(lambda: bool(a.heard.down))
-        assert a.heard.down[0][0] == wanted
-        assert "other identity" in a.heard.down[0][1]
-        assert not a.heard.up
+        await a.received.until(lambda: bool(a.received.down))
+        assert a.received.down[0][0] == wanted
+        assert "other identity" in a.received.down[0][1]
+        assert not a.received.up
 
 
 async def test_container_restarted_in_its_pod_is_a_new_peer() -> None:
@@ -208,14 +208,14 @@ async def test_container_restarted_in_its_pod_is_a_new_peer() -> None:
         first, second = Node(hello("p/3/first")), Node(hello("p/3/second"))
         target = await first.links.listen("127.0.0.1:0")
         a.links.dial(Address("p/3", target))
-        await a.heard.until(lambda: bool(a.heard.up))
+        await a.received.until(lambda: bool(a.received.up))
         await first.links.close()
-        await a.heard.until(lambda: bool(a.heard.down))
+        await a.received.until(lambda: bool(a.received.down))
         try:
             assert await second.links.listen(target) == target
             a.links.dial(Address("p/3", target))
-            await a.heard.until(lambda: len(a.heard.up) == 2)
-            assert [each.peer for each in a.heard.up] == ["p/3/first", "p/3/second"]
+            await a.received.until(lambda: len(a.received.up) == 2)
+            assert [each.peer for each in a.received.up] == ["p/3/first", "p/3/second"]
         finally:
             await second.links.close()
 
@@ -228,13 +228,13 @@ async def test_other_protocol_version_is_refused_naming_both(
         other = Node(hello("other/1/x", version))
         try:
             other.links.dial(a.address)
-            await other.heard.until(lambda: bool(other.heard.down))
+            await other.received.until(lambda: bool(other.received.down))
         finally:
             await other.links.close()
-        reason = other.heard.down[0][1]
+        reason = other.received.down[0][1]
         assert f"{version[0]}.{version[1]}" in reason
         assert f"{PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}" in reason
-        assert not a.heard.up
+        assert not a.received.up
 
 
 async def test_one_minor_version_apart_works() -> None:
@@ -265,18 +265,18 @@ async def test_a_bad_frame_closes_that_link_only(
         b.echo()
         await joined(a, b)
         async with raw_peer(b, hello("bad/1/x"), BOTH) as bad:
-            await b.heard.until(lambda: len(b.heard.up) == 2)
+            await b.received.until(lambda: len(b.received.up) == 2)
             await bad.lanes[lane].write(data)
-            await b.heard.until(lambda: bool(b.heard.down))
-            assert [peer for peer, _ in b.heard.down] == ["bad/1/x"]
+            await b.received.until(lambda: bool(b.received.down))
+            assert [peer for peer, _ in b.received.down] == ["bad/1/x"]
             with pytest.raises(ConnectionError):
                 async with asyncio.timeout(DEADLINE):
                     await bad.lanes[Lane.LIVE if lane is Lane.BULK else Lane.BULK].read()
         a.send(b.address, [Token(1, EPOCH, 1, 1)])
-        await a.heard.until(lambda: len(a.heard.items) == 1)
-        assert (len(a.heard.down), len(b.heard.down)) == (0, 1)
-    told = [record for record in caplog.records if "bad/1/x" in record.getMessage()]
-    assert len(told) == 1
+        await a.received.until(lambda: len(a.received.items) == 1)
+        assert (len(a.received.down), len(b.received.down)) == (0, 1)
+    records = [record for record in caplog.records if "bad/1/x" in record.getMessage()]
+    assert len(records) == 1
     assert not any(record.exc_info for record in caplog.records)
 
 
@@ -287,7 +287,7 @@ async def test_stream_without_hello_is_refused() -> None:
             with pytest.raises(ConnectionError, match="not a Hello"):
                 async with asyncio.timeout(DEADLINE):
                     await rude.lanes[Lane.LIVE].read()
-        assert not a.heard.up
+        assert not a.received.up
 
 
 async def test_half_a_link_is_given_up() -> None:
@@ -296,26 +296,26 @@ async def test_half_a_link_is_given_up() -> None:
             with pytest.raises(ConnectionError, match="in time"):
                 async with asyncio.timeout(DEADLINE):
                     await half.lanes[Lane.LIVE].read()
-        assert not a.heard.up
+        assert not a.received.up
 
 
 async def test_losing_one_lane_closes_both() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("torn/1/x"), BOTH) as torn:
-        await a.heard.until(lambda: bool(a.heard.up))
+        await a.received.until(lambda: bool(a.received.up))
         await torn.lanes[Lane.BULK].close()
-        await a.heard.until(lambda: bool(a.heard.down))
+        await a.received.until(lambda: bool(a.received.down))
         with pytest.raises(ConnectionError):
             async with asyncio.timeout(DEADLINE):
                 await torn.lanes[Lane.LIVE].read()
-        assert len(a.heard.down) == 1
+        assert len(a.received.down) == 1
 
 
 async def test_reconnecting_peer_replaces_its_old_link() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("again/1/x"), BOTH):
-        await a.heard.until(lambda: len(a.heard.up) == 1)
+        await a.received.until(lambda: len(a.received.up) == 1)
         async with raw_peer(a, hello("again/1/x"), BOTH) as second:
-            await a.heard.until(lambda: len(a.heard.up) == 2)
-            assert len(a.heard.down) == 1
+            await a.received.until(lambda: len(a.received.up) == 2)
+            assert len(a.received.down) == 1
             a.send(Address("again/1/x", ""), [Close(7)])
             async with asyncio.timeout(DEADLINE):
                 assert await second.lanes[Lane.LIVE].read() == next(iter(pack([Close(7)])))
@@ -330,10 +330,10 @@ async def test_failing_item_handler_ends_that_link_and_is_logged(
         def fail(peer: str, items: list[Item]) -> None:
             raise RuntimeError("a bug")
 
-        b.heard.hook = fail
+        b.received.hook = fail
         a.send(b.address, [Close(1)])
-        await a.heard.until(lambda: bool(a.heard.down))
-        await b.heard.until(lambda: bool(b.heard.down))
+        await a.received.until(lambda: bool(a.received.down))
+        await b.received.until(lambda: bool(b.received.down))
         assert any(record.exc_info for record in caplog.records)
 
 
@@ -343,10 +343,10 @@ async def test_failing_link_handler_ends_that_link() -> None:
         def fail(peer: str, hello: Hello) -> None:
             raise RuntimeError("a bug")
 
-        b.heard.on_link_up = fail  # type: ignore[method-assign]
+        b.received.on_link_up = fail  # type: ignore[method-assign]
         a.links.dial(b.address)
-        await a.heard.until(lambda: bool(a.heard.down))
-        await b.heard.until(lambda: bool(b.heard.down))
+        await a.received.until(lambda: bool(a.received.down))
+        await b.received.until(lambda: bool(b.received.down))
 
 
 async def test_cancelling_acceptor_is_a_failed_dial() -> None:
@@ -365,16 +365,16 @@ async def test_cancelling_acceptor_is_a_failed_dial() -> None:
     try:
         async with nodes("a", limits=LinkLimits(connect_seconds=NEVER)) as (a,):
             for _ in range(2):
-                a.heard.down.clear()
+                a.received.down.clear()
                 a.links.dial(Address("c/1/x", f"127.0.0.1:{port}"))
-                await a.heard.until(lambda: bool(a.heard.down))
+                await a.received.until(lambda: bool(a.received.down))
     finally:
         await server.stop(None)
 
 
 async def test_full_bulk_lane_does_not_block_the_live_lane() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH) as slow:
-        await a.heard.until(lambda: bool(a.heard.up))
+        await a.received.until(lambda: bool(a.received.up))
         a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
         await asyncio.sleep(0.2)
         assert a.links.queued_bytes("slow/1/x", Lane.BULK) > 20 << 20  # it does not read that lane
@@ -383,26 +383,26 @@ async def test_full_bulk_lane_does_not_block_the_live_lane() -> None:
             async with asyncio.timeout(DEADLINE):
                 await slow.lanes[Lane.LIVE].read()
         assert a.links.queued_bytes("slow/1/x", Lane.BULK) > 20 << 20
-        assert not a.heard.down
+        assert not a.received.down
 
 
 async def test_link_with_too_much_queued_is_closed() -> None:
     async with nodes("a", limits=LinkLimits(queued_bytes=8 << 20)) as (a,):
         async with raw_peer(a, hello("slow/1/x"), BOTH):
-            await a.heard.until(lambda: bool(a.heard.up))
+            await a.received.until(lambda: bool(a.received.up))
             a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(9)], Lane.BULK)
-            assert not a.heard.down  # never from within send
-            await a.heard.until(lambda: bool(a.heard.down))
-        assert "too much is queued" in a.heard.down[0][1]
+            assert not a.received.down  # never from within send
+            await a.received.until(lambda: bool(a.received.down))
+        assert "too much is queued" in a.received.down[0][1]
 
 
 async def test_link_that_takes_nothing_for_long_is_closed() -> None:
     async with nodes("a", limits=LinkLimits(stalled_seconds=0.4)) as (a,):
         async with raw_peer(a, hello("slow/1/x"), BOTH):
-            await a.heard.until(lambda: bool(a.heard.up))
+            await a.received.until(lambda: bool(a.received.up))
             a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
-            await a.heard.until(lambda: bool(a.heard.down))
-        assert "does not read" in a.heard.down[0][1]
+            await a.received.until(lambda: bool(a.received.down))
+        assert "does not read" in a.received.down[0][1]
 
 
 @pytest.fixture
@@ -417,33 +417,33 @@ def without_pings(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_dialler_notices_a_killed_peer_without_a_ping() -> None:
     async with nodes("a") as (a,), echo_process() as (echo, pid):
         a.links.dial(echo)
-        await a.heard.until(lambda: bool(a.heard.up))
+        await a.received.until(lambda: bool(a.received.up))
         a.send(echo, [Close(5)])
-        await a.heard.until(lambda: a.heard.items == [Close(5)])
+        await a.received.until(lambda: a.received.items == [Close(5)])
         os.kill(pid, signal.SIGKILL)
-        await a.heard.until(lambda: bool(a.heard.down))
+        await a.received.until(lambda: bool(a.received.down))
 
 
 @pytest.mark.usefixtures("without_pings")
 async def test_acceptor_notices_a_killed_peer_without_a_ping() -> None:
     async with nodes("a") as (a,), echo_process(dials=a) as (echo, pid):
-        await a.heard.until(lambda: bool(a.heard.up))
+        await a.received.until(lambda: bool(a.received.up))
         a.send(echo, [Input(1, EPOCH, 0, (1, 2, 3))])
-        await a.heard.until(lambda: bool(a.heard.items))
+        await a.received.until(lambda: bool(a.received.items))
         os.kill(pid, signal.SIGKILL)
-        await a.heard.until(lambda: bool(a.heard.down))
+        await a.received.until(lambda: bool(a.received.down))
 
 
 async def test_close_calls_only_the_peers_handler() -> None:
     async with nodes("a", "b") as (a, b):
         await joined(a, b)
         await a.links.close()
-        await b.heard.until(lambda: bool(b.heard.down))
-        assert not a.heard.down
+        await b.received.until(lambda: bool(b.received.down))
+        assert not a.received.down
         a.links.dial(b.address)
         a.send(b.address, [Close(1)])
         await asyncio.sleep(0.1)
-        assert len(b.heard.up) == 1
+        assert len(b.received.up) == 1
 
 
 async def test_items_sent_before_close_still_arrive() -> None:
@@ -451,15 +451,15 @@ async def test_items_sent_before_close_still_arrive() -> None:
         await joined(a, b)
         a.send(b.address, [Close(1), *(rows(i, 1 << 18) for i in range(20)), Close(2)])
         await a.links.close()
-        await b.heard.until(lambda: bool(b.heard.down))
-        assert b.heard.items[0] == Close(1)
-        assert b.heard.items[-1] == Close(2)
-        assert len(b.heard.items) == 22
+        await b.received.until(lambda: bool(b.received.down))
+        assert b.received.items[0] == Close(1)
+        assert b.received.items[-1] == Close(2)
+        assert len(b.received.items) == 22
 
 
 async def test_peer_that_does_not_read_does_not_delay_close() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH):
-        await a.heard.until(lambda: bool(a.heard.up))
+        await a.received.until(lambda: bool(a.received.up))
         a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
         async with asyncio.timeout(DEADLINE):
             await a.links.close()

@@ -80,9 +80,11 @@ async def test_busy_tail_sends_heartbeats_while_tokens_flow(tmp_path: Path) -> N
     async with served(tmp_path, EvenModel) as (_, gateway):
         route = await gateway.open("one", 303)
         await gateway.generate(route, [1, 2, 3])
-        said = [
+        heartbeats = [
             item for item in gateway.of(Heartbeat) if isinstance(item, Heartbeat) and item.running
         ]
-        assert len({beat.steps for beat in said}) >= 2, "it ran for a second and a half"
-        assert all(beat.free_pages < beat.total_pages for beat in said)
-        assert said[-1].step_ms >= 5
+        assert len({heartbeat.steps for heartbeat in heartbeats}) >= 2, (
+            "it ran for a second and a half"
+        )
+        assert all(heartbeat.free_pages < heartbeat.total_pages for heartbeat in heartbeats)
+        assert heartbeats[-1].step_ms >= 5

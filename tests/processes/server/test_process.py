@@ -71,10 +71,10 @@ async def test_ready_server_describes_itself_in_its_member_file(tmp_path: Path) 
         assert member["peer"].startswith("s0/7/")
         assert member["pid"] == server.process.pid
         async with fake_gateway([server]) as gateway:
-            said = gateway.heard.up[0]
-            assert (said.peer, said.target) == (member["peer"], member["target"])
-            assert (said.model, said.revision) == ("m", member["revision"])
-            assert (said.total_pages, said.page_size, said.row_bytes) == (64, 16, 8)
+            hello = gateway.received.up[0]
+            assert (hello.peer, hello.target) == (member["peer"], member["target"])
+            assert (hello.model, hello.revision) == ("m", member["revision"])
+            assert (hello.total_pages, hello.page_size, hello.row_bytes) == (64, 16, 8)
 
 
 @pytest.mark.full
@@ -105,11 +105,11 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
 @pytest.mark.full
 async def test_heartbeats_come_often_while_a_session_runs(tmp_path: Path) -> None:
     async with servers(tmp_path, ["0:8"], *HASH) as started, fake_gateway(started) as gateway:
-        await gateway.heard.until(lambda: bool(gateway.of(Heartbeat)), 3.0)
+        await gateway.received.until(lambda: bool(gateway.of(Heartbeat)), 3.0)
         route = await gateway.open("s", 400)
         gateway.go(route, PROMPT, credit=len(PROMPT) + 1)  # it waits for credit, and it lives
         seen, began = len(gateway.of(Heartbeat)), time.monotonic()
-        await gateway.heard.until(lambda: len(gateway.of(Heartbeat)) - seen >= 20)
+        await gateway.received.until(lambda: len(gateway.of(Heartbeat)) - seen >= 20)
         assert 1.5 < time.monotonic() - began < 4.0
 
 
@@ -182,15 +182,15 @@ async def test_a_killed_successor_is_reported(tmp_path: Path) -> None:
     ):
         route = await gateway.open("s", 900)
         gateway.go(route, PROMPT)
-        await gateway.heard.until(lambda: len(gateway.tokens) > 10)
+        await gateway.received.until(lambda: len(gateway.tokens) > 10)
         started[1].process.kill()
-        await gateway.heard.until(lambda: bool(gateway.reports and gateway.heard.down))
+        await gateway.received.until(lambda: bool(gateway.reports and gateway.received.down))
         report = gateway.reports[0]
         assert (report.kind, report.peer) == (
             FaultKind.LINK_DOWN,
             started[1].address.peer,
         )
-        assert gateway.heard.down[0][0] == started[1].address.peer
+        assert gateway.received.down[0][0] == started[1].address.peer
 
 
 async def test_pages_of_lost_gateway_are_free_after_its_lease(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ async def test_pages_of_lost_gateway_are_free_after_its_lease(tmp_path: Path) ->
         async with fake_gateway(started, "first/1/x") as gateway:
             route = await gateway.open("s", 500)
             gateway.go(route, PROMPT, credit=len(PROMPT))
-            await gateway.heard.until(lambda: bool(gateway.tokens))
+            await gateway.received.until(lambda: bool(gateway.tokens))
         async with fake_gateway(started, "second/1/x") as other:
             await other.all_pages_free()
 
@@ -211,9 +211,9 @@ async def test_a_signal_stops_a_server_gracefully(tmp_path: Path, number: signal
     async with servers(tmp_path, ["0:8"], *flags) as (server,), fake_gateway([server]) as gateway:
         route = await gateway.open("s", 900)
         gateway.go(route, PROMPT)
-        await gateway.heard.until(lambda: len(gateway.tokens) > 10)
+        await gateway.received.until(lambda: len(gateway.tokens) > 10)
         server.process.send_signal(number)
-        await gateway.heard.until(lambda: bool(gateway.heard.down))
+        await gateway.received.until(lambda: bool(gateway.received.down))
         assert await server.exit_code() == 0
         assert not server.file.exists()
 
@@ -233,30 +233,32 @@ async def test_a_port_in_use_is_one_sentence(tmp_path: Path) -> None:
     async with servers(tmp_path, ["0:8"], *HASH) as (server,):
         target = server.member["target"]
         for flag in ("--listen", "--metrics"):
-            code, said = await refusal(*command(tmp_path, "s9", "0:8", *HASH, flag, target))
+            code, stderr = await refusal(*command(tmp_path, "s9", "0:8", *HASH, flag, target))
             assert code == 2
-            sentence = said.splitlines()[-1]
+            sentence = stderr.splitlines()[-1]
             assert f"{flag}: cannot listen on {target}: address already in use" in sentence
-            assert "Traceback" not in said
+            assert "Traceback" not in stderr
         assert not (tmp_path / "s9.json").exists()
 
 
 @pytest.mark.full
 async def test_unwritable_discovery_folder_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    code, said = await refusal(*command(tmp_path / "file" / "below", "s0", "0:8", *HASH))
+    code, stderr = await refusal(*command(tmp_path / "file" / "below", "s0", "0:8", *HASH))
     assert code == 2
-    assert said.startswith("modelswarm-server: --discovery-dir: ")
-    assert len(said.splitlines()) == 1
+    assert stderr.startswith("modelswarm-server: --discovery-dir: ")
+    assert len(stderr.splitlines()) == 1
 
 
 @pytest.mark.full
 async def test_invalid_host_is_one_sentence(tmp_path: Path) -> None:
     for host in ("no..host", "no-such-host.invalid"):
-        code, said = await refusal(*command(tmp_path, "s0", "0:8", *HASH, "--listen", f"{host}:0"))
+        code, stderr = await refusal(
+            *command(tmp_path, "s0", "0:8", *HASH, "--listen", f"{host}:0")
+        )
         assert code == 2
-        assert said.startswith(f"modelswarm-server: --listen: cannot listen on {host}:0: ")
-        assert len(said.splitlines()) == 1
+        assert stderr.startswith(f"modelswarm-server: --listen: cannot listen on {host}:0: ")
+        assert len(stderr.splitlines()) == 1
 
 
 BAD_MODELS = {
@@ -297,10 +299,10 @@ async def test_unservable_model_is_one_sentence(
     arguments = [folders.get(flag, flag) for flag in flags]
     members = tmp_path / "members"
     fixed = command(members, "s0", "0:2")[:-2]
-    code, said = await refusal(*fixed, *arguments)
+    code, stderr = await refusal(*fixed, *arguments)
     assert code == 2
-    assert said.startswith(f"modelswarm-server: {field}: ")
-    assert len(said.splitlines()) == 1
+    assert stderr.startswith(f"modelswarm-server: {field}: ")
+    assert len(stderr.splitlines()) == 1
     assert not exists(members)
 
 
@@ -315,7 +317,7 @@ async def test_a_signal_during_the_start_ends_it_quietly(
     await asyncio.sleep(1.5)  # torch is being imported
     process.terminate()
     async with asyncio.timeout(10):
-        _, said = await process.communicate()
+        _, stderr = await process.communicate()
     # On a very busy machine the signal may come before Python has got to our handler.
     assert process.returncode in (0, -signal.SIGTERM)
-    assert said.decode() == ""
+    assert stderr.decode() == ""

@@ -26,7 +26,7 @@ PAUSE = 0.1  # seconds after a refusal
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Observation:
     """One request to its end."""
 
     who: str
@@ -46,7 +46,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
+class _Reply:
     answer: Answer
     times: Sequence[float]  # time.perf_counter
     code: str = ""
@@ -62,9 +62,9 @@ class Client:
 
     name: str
     stubs: Sequence[api_pb2_grpc.InferenceStub]  # each request goes to any of them
-    doors: Sequence[str]  # HTTP, likewise; none: nobody resumes
+    targets: Sequence[str]  # HTTP, likewise; none: nobody resumes
     scripts: Sequence[Script]
-    hear: Callable[[Heard], None]
+    observe: Callable[[Observation], None]
     stopping: threading.Event
     seed: int
     home: str = ""
@@ -108,69 +108,71 @@ class Client:
 
     def _play(self, script: Script) -> None:
         session = ""
-        if len(script.asks) > 1:
+        if len(script.requests) > 1:
             self._talks += 1
             session = f"{self.name}-{self._talks}"
-        for ask, twin in zip(script.asks, script.twins, strict=True):
-            heard = self._ask(replace(twin, ask=replace(ask, session=session)))
-            if heard is None or heard.code or heard.left:
+        for request, twin in zip(script.requests, script.twins, strict=True):
+            observation = self._ask(replace(twin, request=replace(request, session=session)))
+            if observation is None or observation.code or observation.left:
                 return
 
-    def _ask(self, twin: Answer) -> Heard | None:
+    def _ask(self, twin: Answer) -> Observation | None:
         """Until it is taken; None if that does not happen before everything ends."""
         asked = time.monotonic()
         while True:
-            heard = replace(self._once(twin), asked=asked)
-            self.hear(heard)
-            if not heard.code or heard.answer.tokens:
-                return heard
+            observation = replace(self._once(twin), asked=asked)
+            self.observe(observation)
+            if not observation.code or observation.answer.tokens:
+                return observation
             if self.stopping.wait(PAUSE):
                 return None
 
-    def _once(self, twin: Answer) -> Heard:
+    def _once(self, twin: Answer) -> Observation:
         began, clock = time.monotonic(), time.perf_counter()
-        resumes = bool(self.home) or (bool(self.doors) and self._rng.random() < RESUMES)
-        self.doing = f"{len(twin.ask.prompt)} + {twin.ask.new} {twin.ask.session} {resumes}"
-        said = self._resuming(twin) if resumes else self._called(twin)
+        resumes = bool(self.home) or (bool(self.targets) and self._rng.random() < RESUMES)
+        self.doing = (
+            f"{len(twin.request.prompt)} + {twin.request.new} {twin.request.session} {resumes}"
+        )
+        reply = self._resuming(twin) if resumes else self._called(twin)
         self.doing = ""
-        times = [clock, *said.times, time.perf_counter()]
+        times = [clock, *reply.times, time.perf_counter()]
         waits = [b - a for a, b in pairwise(times)]
         longest = max(waits)
-        return Heard(
+        return Observation(
             who=self.name,
-            answer=said.answer,
+            answer=reply.answer,
             twin=twin,
             began=began,
             ended=time.monotonic(),
-            code=said.code,
-            details=said.details,
-            left=said.left,
+            code=reply.code,
+            details=reply.details,
+            left=reply.left,
             longest_wait=longest,
             last_wait=waits[-1],
             waited_until=began + times[waits.index(longest) + 1] - clock,
-            breaks=said.breaks,
-            torn=said.torn,
+            breaks=reply.breaks,
+            torn=reply.torn,
         )
 
-    def _called(self, twin: Answer) -> _Said:
+    def _called(self, twin: Answer) -> _Reply:
         """Over gRPC."""
-        stream = Stream(self._rng.choice(self.stubs), twin.ask)
+        stream = Stream(self._rng.choice(self.stubs), twin.request)
         bored = not self._patient and self._rng.random() < LOSES_INTEREST
         left = bored and self._leave(stream, len(twin.tokens))
-        answer, error = stream.heard()
+        answer, error = stream.received()
         left = left and not answer.finish  # else it was too late to leave
         code, details = ("", "") if error is None or left else code_of(error)
-        return _Said(answer, stream.times, code, details, left)
+        return _Reply(answer, stream.times, code, details, left)
 
-    def _resuming(self, twin: Answer) -> _Said:
+    def _resuming(self, twin: Answer) -> _Reply:
         """Over HTTP, in a named session: it goes on where it broke off."""
-        ask = twin.ask
-        if not ask.session:
+        request = twin.request
+        if not request.session:
             self._talks += 1
-            ask = replace(ask, session=f"{self.name}-{self._talks}")
-        reader = Reader(self.doors, ask, self._rng, self.home)
+            request = replace(request, session=f"{self.name}-{self._talks}")
+        reader = Reader(self.targets, request, self._rng, self.home)
         reader.read()
-        return _Said(
+        return _Reply(
             reader.answer(),
             reader.times,
             reader.code,

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from chaos.schedule import LEASE_SECONDS
-from support.chaos.clients import Heard
+from support.chaos.clients import Observation
 from support.chaos.resuming_client import GO_ON
 from support.models.tiny_models import TOY_LENGTH
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 
 GATEWAY_GONE = ("UNAVAILABLE", "CANCELLED", "gateway_stopping")
 REFUSALS = ("no_capacity", "no_servers")
@@ -64,7 +64,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Judge:
+class Oracle:
     """`settle` judges an answer that differs from its twin, on a model whose arithmetic rounds."""
 
     longest_wait: float  # seconds that anybody may wait for the next token
@@ -79,15 +79,15 @@ class Judge:
     differing: list[tuple[Answer, Answer]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def hear(self, heard: Heard) -> None:
+    def observe(self, observed: Observation) -> None:
         with self._lock:
-            self._count(heard)
+            self._count(observed)
             try:
-                self._judge(heard)
+                self._check(observed)
             except Wrong as wrong:
-                self.blame(f"{heard.who}: {wrong} [{describe(heard)}]")
+                self.fail(f"{observed.who}: {wrong} [{describe(observed)}]")
 
-    def blame(self, words: str) -> None:
+    def fail(self, words: str) -> None:
         self.wrong.append(words)
 
     def finish(self) -> None:
@@ -98,46 +98,48 @@ class Judge:
             try:
                 self.settle(twin, answer)
             except AssertionError as problem:
-                self.blame(f"{problem} [{len(answer.ask.prompt)} + {answer.ask.new}]")
+                self.fail(f"{problem} [{len(answer.request.prompt)} + {answer.request.new}]")
             else:
                 self.tally.near_ties += 1
 
-    def _count(self, heard: Heard) -> None:
+    def _count(self, observed: Observation) -> None:
         tally = self.tally
-        tally.tokens += len(heard.answer.tokens)
-        tally.answers += bool(heard.answer.finish)
-        tally.left += heard.left
-        tally.torn += bool(heard.torn)
-        tally.resumed += bool(heard.torn and heard.answer.finish)
-        if heard.code:
-            tally.codes[heard.code] += 1
-            if heard.answer.tokens:
+        tally.tokens += len(observed.answer.tokens)
+        tally.answers += bool(observed.answer.finish)
+        tally.left += observed.left
+        tally.torn += bool(observed.torn)
+        tally.resumed += bool(observed.torn and observed.answer.finish)
+        if observed.code:
+            tally.codes[observed.code] += 1
+            if observed.answer.tokens:
                 tally.begun += 1
             else:
                 tally.refused += 1
-        if heard.code == LOST:
-            said = f"{heard.who} has lost {heard.answer.ask.session} after {heard.last_wait:.2f} s"
-            self.note(heard.ended, f"{said}: {heard.details}")
-        if heard.answer.tokens:
-            tally.waits.append(heard.longest_wait)
-            if heard.longest_wait > LONG_WAIT:
-                said = f"{heard.who} goes on after {heard.longest_wait:.2f} s"
-                self.note(heard.waited_until, said)
+        if observed.code == LOST:
+            text = f"{observed.who} has lost {observed.answer.request.session} after {observed.last_wait:.2f} s"
+            self.note(observed.ended, f"{text}: {observed.details}")
+        if observed.answer.tokens:
+            tally.waits.append(observed.longest_wait)
+            if observed.longest_wait > LONG_WAIT:
+                text = f"{observed.who} goes on after {observed.longest_wait:.2f} s"
+                self.note(observed.waited_until, text)
 
-    def _judge(self, heard: Heard) -> None:
-        answer, twin = heard.answer, heard.twin
-        first = len(answer.ask.prompt)
+    def _check(self, observed: Observation) -> None:
+        answer, twin = observed.answer, observed.twin
+        first = len(answer.request.prompt)
         if answer.positions != tuple(range(first, first + len(answer.tokens))):
             raise Wrong(f"positions {answer.positions} after a prompt of {first}")
-        if heard.longest_wait > self.longest_wait:
-            raise Wrong(f"it waited for {heard.longest_wait:.1f} s")
-        self._judge_end(heard)
-        if heard.breaks and not self._outage(heard, LEASES):
-            raise Wrong(f"its connection broke off {heard.breaks} times, and no gateway was hurt")
-        if answer.finish == "length" and len(answer.tokens) != most(answer.ask):
+        if observed.longest_wait > self.longest_wait:
+            raise Wrong(f"it waited for {observed.longest_wait:.1f} s")
+        self._check_end(observed)
+        if observed.breaks and not self._outage(observed, LEASES):
+            raise Wrong(
+                f"its connection broke off {observed.breaks} times, and no gateway was hurt"
+            )
+        if answer.finish == "length" and len(answer.tokens) != most(answer.request):
             raise Wrong(f"it ends after {len(answer.tokens)} tokens with {answer.finish!r}")
         if answer.tokens != twin.tokens[: len(answer.tokens)]:
-            self._part(replace(answer, ask=replace(answer.ask, session="")), twin)
+            self._part(replace(answer, request=replace(answer.request, session="")), twin)
         elif not answer.finish:
             if not twin.text.startswith(answer.text):
                 raise Wrong(f"its text is no beginning of the right one: {answer.text!r}")
@@ -153,53 +155,53 @@ class Judge:
         parted = next((i for i, (a, b) in enumerate(both) if a != b), len(twin.tokens))
         raise Wrong(f"token {parted} of {len(answer.tokens)} is another than without faults")
 
-    def _judge_end(self, heard: Heard) -> None:
-        if heard.left or heard.answer.finish:
+    def _check_end(self, observed: Observation) -> None:
+        if observed.left or observed.answer.finish:
             return
-        nothing = not heard.answer.tokens
-        if nothing and heard.code in (*REFUSALS, *self._elsewhere(heard)):
-            if heard.ended - heard.asked > PATIENCE:
-                raise Wrong(f"nothing but refusals for {heard.ended - heard.asked:.0f} s")
+        nothing = not observed.answer.tokens
+        if nothing and observed.code in (*REFUSALS, *self._elsewhere(observed)):
+            if observed.ended - observed.asked > PATIENCE:
+                raise Wrong(f"nothing but refusals for {observed.ended - observed.asked:.0f} s")
             return
-        lost = heard.code == LOST or (self.gateways > 1 and ANOTHER in heard.details)
-        if lost and not self._may_be_lost(heard):
-            raise Wrong(f"it was lost after {heard.last_wait:.1f} s: {heard.details}")
-        again = nothing and (heard.code in AFTER_A_KILL or GO_ON in heard.details)
-        if self._outage(heard, LEASES) and (lost or again):
+        lost = observed.code == LOST or (self.gateways > 1 and ANOTHER in observed.details)
+        if lost and not self._may_be_lost(observed):
+            raise Wrong(f"it was lost after {observed.last_wait:.1f} s: {observed.details}")
+        again = nothing and (observed.code in AFTER_A_KILL or GO_ON in observed.details)
+        if self._outage(observed, LEASES) and (lost or again):
             return  # it comes back knowing nothing, and what it left is nobody's until its lease is over
-        if heard.code in GATEWAY_GONE and self._outage(heard, AROUND_AN_OUTAGE, killed=True):
+        if observed.code in GATEWAY_GONE and self._outage(observed, AROUND_AN_OUTAGE, killed=True):
             return
-        raise Wrong(f"it ended with {heard.code!r}: {heard.details}")
+        raise Wrong(f"it ended with {observed.code!r}: {observed.details}")
 
-    def _may_be_lost(self, heard: Heard) -> bool:
+    def _may_be_lost(self, observed: Observation) -> bool:
         """A tail keeps all that was read, for two leases: what is lost with a gateway is what the tail lost, too."""
-        if self.forks or heard.last_wait >= 2 * LEASE_SECONDS:
+        if self.forks or observed.last_wait >= 2 * LEASE_SECONDS:
             return True
-        read = heard.ended - heard.last_wait - AT_ONCE
-        return any(each.began <= heard.ended and read <= each.ended for each in self.losses)
+        read = observed.ended - observed.last_wait - AT_ONCE
+        return any(each.began <= observed.ended and read <= each.ended for each in self.losses)
 
-    def _elsewhere(self, heard: Heard) -> tuple[str, ...]:
+    def _elsewhere(self, observed: Observation) -> tuple[str, ...]:
         """Who cannot see the servers that know a session takes it for a new one, until they see it again."""
-        return (ELSEWHERE,) if heard.answer.ask.session and self.gateways > 1 else ()
+        return (ELSEWHERE,) if observed.answer.request.session and self.gateways > 1 else ()
 
-    def _outage(self, heard: Heard, after: float, *, killed: bool = False) -> bool:
+    def _outage(self, observed: Observation, after: float, *, killed: bool = False) -> bool:
         """Whether a gateway was hurt meanwhile, or shortly before."""
         return any(
-            outage.began <= heard.ended
-            and heard.began - after <= outage.ended
+            outage.began <= observed.ended
+            and observed.began - after <= outage.ended
             and (outage.killed or not killed)
             for outage in self.outages
         )
 
 
-def most(ask: Ask) -> int:
+def most(request: Request) -> int:
     """Tokens of an answer that nothing but its length ends."""
-    return min(ask.new, TOY_LENGTH - len(ask.prompt))
+    return min(request.new, TOY_LENGTH - len(request.prompt))
 
 
-def describe(heard: Heard) -> str:
-    ask = heard.answer.ask
+def describe(observed: Observation) -> str:
+    request = observed.answer.request
     return (
-        f"prompt {len(ask.prompt)}, {len(heard.answer.tokens)} of {len(heard.twin.tokens)} tokens, "
-        f"session {ask.session!r}, from {heard.began:.3f} to {heard.ended:.3f} of {time.monotonic():.3f}"
+        f"prompt {len(request.prompt)}, {len(observed.answer.tokens)} of {len(observed.twin.tokens)} tokens, "
+        f"session {request.session!r}, from {observed.began:.3f} to {observed.ended:.3f} of {time.monotonic():.3f}"
     )

@@ -35,10 +35,10 @@ def right_by(model: str, folder: Path) -> Right:
 
 def check_text(tokenizer: Tokenizer, answer: Answer) -> None:
     """Bytes at the end of the prompt may belong to the first character."""
-    pieces = Detokenizer(_Decoder(tokenizer), answer.ask.prompt)
+    pieces = Detokenizer(_Decoder(tokenizer), answer.request.prompt)
     shown = "".join(pieces.feed(token) for token in answer.tokens)
     whole = shown + pieces.flush()
-    if answer.ask.stop or not answer.finish:
+    if answer.request.stop or not answer.finish:
         assert whole.startswith(answer.text), f"{answer.text!r} is no beginning of {whole!r}"
     else:
         assert answer.text == whole, f"{answer.text!r} is not {whole!r}"
@@ -63,12 +63,12 @@ def _by_hash_model(tokenizer: Tokenizer) -> Right:
 
 def _check_hash(answer: Answer) -> None:
     """Oracle 1. A stop string may end the answer before the reference ends."""
-    ask = answer.ask
-    end = min(TOY_LENGTH, len(ask.prompt) + ask.new)
+    request = answer.request
+    end = min(TOY_LENGTH, len(request.prompt) + request.new)
     right = reference_tokens(
-        ask.prompt, ask.sampling, ask.new, end, n_blocks=TOY_BLOCKS, vocabulary=VOCAB
+        request.prompt, request.sampling, request.new, end, n_blocks=TOY_BLOCKS, vocabulary=VOCAB
     )
-    count = len(answer.tokens) if ask.stop and answer.finish == "stop" else len(right)
+    count = len(answer.tokens) if request.stop and answer.finish == "stop" else len(right)
     assert list(answer.tokens) == right[:count], "not what the hash model says"
 
 

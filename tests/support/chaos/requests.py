@@ -13,11 +13,11 @@ from typing import TypeAlias
 
 from support.models.tiny_models import VOCAB
 from support.processes.kill_scenarios import prompt_of
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 
 from modelswarm.protocol.messages import Sampling
 
-Calm: TypeAlias = Callable[[Ask], Answer]
+Calm: TypeAlias = Callable[[Request], Answer]
 """Asks, and makes sure that the answer is right."""
 
 GREEDY = Sampling()
@@ -31,7 +31,7 @@ WARM = Sampling(temperature=0.7, seed=5)
 class Script:
     """The asks have no session's name: who plays a script of several gives it one."""
 
-    asks: tuple[Ask, ...]
+    requests: tuple[Request, ...]
     twins: tuple[Answer, ...]
 
 
@@ -41,17 +41,19 @@ def scripts_of(calm: Calm, seed: int, new: int) -> list[Script]:
     kinds = (GREEDY, PENALISED, SAMPLED, MIN_P, WARM)
     lengths = (1, 40, 90, 200, 400)
     plain = [
-        Ask(prompt_of(length, rng.randrange(1 << 30), VOCAB), new + rng.randrange(new), sampling)
+        Request(
+            prompt_of(length, rng.randrange(1 << 30), VOCAB), new + rng.randrange(new), sampling
+        )
         for sampling, length in zip(kinds, rng.sample(lengths, len(lengths)), strict=True)
     ]
-    made = [_one(calm, ask) for ask in plain]
-    stops = [(script.asks[0], _stop_in(script.twins[0].text)) for script in made]
-    made += [_one(calm, replace(ask, stop=(stop,))) for ask, stop in stops[1:] if stop][:2]
+    made = [_one(calm, request) for request in plain]
+    stops = [(script.requests[0], _stop_in(script.twins[0].text)) for script in made]
+    made += [_one(calm, replace(request, stop=(stop,))) for request, stop in stops[1:] if stop][:2]
     return [*made, _talk(calm, rng, new, SAMPLED), _talk(calm, rng, new, PENALISED)]
 
 
-def _one(calm: Calm, ask: Ask) -> Script:
-    return Script((ask,), (calm(ask),))
+def _one(calm: Calm, request: Request) -> Script:
+    return Script((request,), (calm(request),))
 
 
 def _stop_in(text: str) -> str:
@@ -63,7 +65,9 @@ def _stop_in(text: str) -> str:
 
 def _talk(calm: Calm, rng: random.Random, new: int, sampling: Sampling) -> Script:
     """A turn, one that adds to it, and one that goes back and says something else."""
-    first = Ask(prompt_of(rng.randrange(20, 80), rng.randrange(1 << 30), VOCAB), new // 2, sampling)
+    first = Request(
+        prompt_of(rng.randrange(20, 80), rng.randrange(1 << 30), VOCAB), new // 2, sampling
+    )
     one = calm(first)
     second = replace(first, prompt=(*one.log, *_more(rng)))
     two = calm(second)

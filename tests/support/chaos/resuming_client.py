@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from support.processes.streams import Answer, Ask
+from support.processes.streams import Answer, Request
 
 TRY_SECONDS = 120.0  # for the whole answer; a gateway may take a minute to start on a busy machine
 SILENT_SECONDS = 6.0  # comments come more often, unless the gateway stands still
@@ -25,10 +25,10 @@ GO_ON = "Last-Event-ID"  # in the message of an error: the answer is at another 
 
 @dataclass(slots=True)
 class Reader:
-    """Plays one ask. `doors`: HTTP, of every gateway; `home`: the one where it begins, "" is any."""
+    """Plays one ask. `targets`: HTTP, of every gateway; `home`: the one where it begins, "" is any."""
 
-    doors: Sequence[str]
-    ask: Ask
+    targets: Sequence[str]
+    request: Request
     rng: random.Random
     home: str = ""
     tokens: list[int] = field(default_factory=list)
@@ -58,7 +58,9 @@ class Reader:
         self.code, self.details = "given_up", f"no end after {TRY_SECONDS:g} s: {self.details}"
 
     def answer(self) -> Answer:
-        return Answer(self.ask, tuple(self.tokens), tuple(self.positions), self.text, self.finish)
+        return Answer(
+            self.request, tuple(self.tokens), tuple(self.positions), self.text, self.finish
+        )
 
     def _broke(self) -> None:
         self.breaks += 1
@@ -67,30 +69,30 @@ class Reader:
 
     def _once(self, client: httpx.Client) -> bool:
         """Whether it is over."""
-        url = f"http://{self.home or self.rng.choice(self.doors)}/v1/completions"
+        url = f"http://{self.home or self.rng.choice(self.targets)}/v1/completions"
         headers = {"Last-Event-ID": self.last} if self.last else {}
-        with client.stream("POST", url, json=_body(self.ask), headers=headers) as answer:
+        with client.stream("POST", url, json=_body(self.request), headers=headers) as answer:
             if answer.status_code != 200:
                 return self._refused(answer.status_code, json.loads(answer.read())["error"])
-            said = ""
+            event_id = ""
             for line in answer.iter_lines():
                 if line.startswith("id: "):
-                    said = line[4:]
+                    event_id = line[4:]
                 elif line == "data: [DONE]":
                     return True
                 elif line.startswith("data: "):
                     event = json.loads(line[6:])
                     if "error" in event:
                         return self._refused(answer.status_code, event["error"])
-                    self._take(event["choices"][0], said)
+                    self._take(event["choices"][0], event_id)
         raise httpx.RemoteProtocolError("it ended without an end mark")
 
-    def _take(self, choice: dict[str, Any], said: str) -> None:
+    def _take(self, choice: dict[str, Any], event_id: str) -> None:
         self.text += choice["text"]
         self.finish = choice["finish_reason"] or ""
         tokens = choice.get("token_ids", [])
         if tokens:
-            position, self.last = int(said.partition("-")[0]), said
+            position, self.last = int(event_id.partition("-")[0]), event_id
             self.tokens += tokens
             self.positions += range(position - len(tokens) + 1, position + 1)
             self.times.append(time.perf_counter())
@@ -107,21 +109,21 @@ class Reader:
         return True
 
 
-def _body(ask: Ask) -> dict[str, Any]:
-    sampling = ask.sampling
+def _body(request: Request) -> dict[str, Any]:
+    sampling = request.sampling
     return {
-        "model": ask.model,
-        "prompt": list(ask.prompt),
-        "max_tokens": ask.new,
+        "model": request.model,
+        "prompt": list(request.prompt),
+        "max_tokens": request.new,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
         "repetition_penalty": sampling.repetition_penalty,
         "seed": sampling.seed,
-        "stop": list(ask.stop),
+        "stop": list(request.stop),
         "ignore_eos": not sampling.eos,
-        "session_id": ask.session,
+        "session_id": request.session,
         "stream": True,
         "return_token_ids": True,
     }

@@ -28,8 +28,8 @@ def held(scene: World) -> dict[str, float]:
 def loops(scene: World) -> dict[str, int]:
     """Why sessions looked for a route, by cause; of gateways that were killed, only since then."""
     found: Counter[str] = Counter()
-    for door in scene.gateway_metrics().values():
-        for sample, count in metrics(door).items():
+    for target in scene.gateway_metrics().values():
+        for sample, count in metrics(target).items():
             name, _, labels = sample.partition("{")
             if name == "modelswarm_gateway_reroutes_total" and count:
                 found[labels.partition('cause="')[2].partition('"')[0]] += int(count)

@@ -69,7 +69,7 @@ class World:
     stubs: tuple[api_pb2_grpc.InferenceStub, ...]  # of each gateway
 
     @property
-    def doors(self) -> tuple[str, ...]:
+    def http_targets(self) -> tuple[str, ...]:
         """Of HTTP, of each gateway; none where no other could go on with what one has begun."""
         if self.plan.gateways < 2:
             return ()
@@ -92,8 +92,8 @@ class World:
 
     def gateway_sessions(self) -> dict[str, float]:
         """What gateways still have of anybody, by name."""
-        doors = self.gateway_metrics()
-        found = {name: total(metrics(door), GATEWAY_HELD) for name, door in doors.items()}
+        targets = self.gateway_metrics()
+        found = {name: total(metrics(target), GATEWAY_HELD) for name, target in targets.items()}
         return {name: count for name, count in found.items() if count}
 
     @property
@@ -145,10 +145,11 @@ def world(folder: Path, plan: Plan) -> Iterator[World]:
 
 
 @contextmanager
-def _stubs(doors: Sequence[str]) -> Iterator[tuple[api_pb2_grpc.InferenceStub, ...]]:
+def _stubs(targets: Sequence[str]) -> Iterator[tuple[api_pb2_grpc.InferenceStub, ...]]:
     with ExitStack() as stack:
         channels = [
-            stack.enter_context(grpc.insecure_channel(door, options=RECONNECTS)) for door in doors
+            stack.enter_context(grpc.insecure_channel(target, options=RECONNECTS))
+            for target in targets
         ]
         yield tuple(api_pb2_grpc.InferenceStub(channel) for channel in channels)
 

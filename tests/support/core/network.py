@@ -206,8 +206,8 @@ class Network:
             actor, other = self.actors.get(peer), self.actors.get(far)
             if not actor or not other or actor.frozen or actor.hello.role == other.hello.role:
                 continue
-            if beat := actor.heartbeat():
-                self.put(peer, far, beat)
+            if heartbeat := actor.heartbeat():
+                self.put(peer, far, heartbeat)
 
     def _tick_actors(self) -> None:
         for actor in list(self.actors.values()):

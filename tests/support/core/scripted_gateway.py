@@ -151,10 +151,10 @@ class Client:
         names = range(self.base, self.base + len(self.hops))
         for _, item in self.network.answers[self.read :]:
             if isinstance(item, FenceAck | Token | FaultReport) and item.handle in names:
-                self._hear(item)
+                self._receive(item)
         self.read = len(self.network.answers)
 
-    def _hear(self, item: FenceAck | Token | FaultReport) -> None:
+    def _receive(self, item: FenceAck | Token | FaultReport) -> None:
         index = item.handle - self.base
         if isinstance(item, FaultReport):
             self.reports.append(item)

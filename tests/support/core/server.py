@@ -150,7 +150,7 @@ def make_server(
     )
     draws = random.Random(peer)
     core = ServerCore(settings, shape, lambda: draws.getrandbits(64))
-    said = Hello(
+    own = Hello(
         PROTOCOL_VERSION,
         peer,
         Role.SERVER,
@@ -168,7 +168,7 @@ def make_server(
         total_pages=shape.total_pages,
         page_size=shape.page_size,
     )
-    return Server(replace(said, **(hello or {})), core, HashModel(shape))  # type: ignore[arg-type]
+    return Server(replace(own, **(hello or {})), core, HashModel(shape))  # type: ignore[arg-type]
 
 
 def expected(

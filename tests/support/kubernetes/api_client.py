@@ -136,8 +136,8 @@ class Answer:
     @property
     def causes(self) -> tuple[str, ...]:
         """`field: sentence` of every error; the whole message where there is no list."""
-        told = self.body.get("details", {}).get("causes", ())
-        listed = tuple(f"{cause.get('field', '')}: {cause['message']}" for cause in told)
+        causes = self.body.get("details", {}).get("causes", ())
+        listed = tuple(f"{cause.get('field', '')}: {cause['message']}" for cause in causes)
         return listed or (str(self.body.get("message", "")),)
 
 

@@ -85,10 +85,10 @@ class PodTimes:
 
 
 class PodLog:
-    """The moments of all server pods of a namespace. `told` is called with every change, in words."""
+    """The moments of all server pods of a namespace. `on_change` is called with every change, in words."""
 
-    def __init__(self, told: Callable[[float, str], None] | None = None) -> None:
-        self._told = told or (lambda _when, _words: None)
+    def __init__(self, on_change: Callable[[float, str], None] | None = None) -> None:
+        self._on_change = on_change or (lambda _when, _words: None)
         self._lives: dict[str, PodTimes] = {}
         self._changed = threading.Condition()
 
@@ -99,7 +99,7 @@ class PodLog:
             if life is None:
                 slot = meta["labels"]["modelswarm.io/slot"]
                 life = self._lives[meta["name"]] = PodTimes(meta["name"], slot, created=when)
-                self._told(when, f"{life.name} is created for slot {slot}")
+                self._on_change(when, f"{life.name} is created for slot {slot}")
             self._update(when, kind, pod, life)
             self._changed.notify_all()
 
@@ -107,22 +107,22 @@ class PodLog:
         life.node = pod["spec"].get("nodeName", "")
         if kind == "DELETED":
             life.gone = when
-            self._told(when, f"{life.name} is gone")
+            self._on_change(when, f"{life.name} is gone")
             return
         if pod["metadata"].get("deletionTimestamp") and not life.terminating:
             life.terminating = when
-            self._told(when, f"{life.name} is Terminating")
+            self._on_change(when, f"{life.name} is Terminating")
         restarts = sum(each["restartCount"] for each in _containers(pod))
         if restarts > life.restarts:
             life.restarts = restarts
-            self._told(when, f"{life.name}: its container runs again")
+            self._on_change(when, f"{life.name}: its container runs again")
         ready = _ready(pod)
         if ready and life.ready <= life.unready:
             life.ready = when
-            self._told(when, f"{life.name} is Ready on {life.node}")
+            self._on_change(when, f"{life.name} is Ready on {life.node}")
         elif not ready and life.ready > life.unready:
             life.unready = when
-            self._told(when, f"{life.name} is not Ready")
+            self._on_change(when, f"{life.name} is not Ready")
 
     def wait(
         self, what: str, found: Callable[[list[PodTimes]], PodTimes | None], seconds: float

@@ -132,7 +132,6 @@ class PodSwarm(HashSwarm):
     def set_pod_status(self, name: str, *, phase: str = "Running", ready: bool = False) -> None:
         """What a kubelet would say of it."""
         address = self.addresses[name]
-        said = {"phase": phase, "podIP": address, "podIPs": [{"ip": address}]}
         container = {
             "name": "server",
             "ready": ready,
@@ -143,7 +142,12 @@ class PodSwarm(HashSwarm):
             if name in self.processes
             else "",
         }
-        status: dict[str, Any] = {**said, "containerStatuses": [container]}
+        status: dict[str, Any] = {
+            "phase": phase,
+            "podIP": address,
+            "podIPs": [{"ip": address}],
+            "containerStatuses": [container],
+        }
         patch = json.dumps({"status": status})
         self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
 
@@ -176,11 +180,11 @@ class PodSwarm(HashSwarm):
             "--kubeconfig",
             str(self.make_kubeconfig()),
         )
-        doors = self.gateway(*where, *flags, name=name)
+        endpoints = self.gateway(*where, *flags, name=name)
         if whole:
-            eventually(f"{whole} servers are linked", lambda: self.linked(doors) == whole)
-        return doors
+            eventually(f"{whole} servers are linked", lambda: self.linked(endpoints) == whole)
+        return endpoints
 
     @staticmethod
-    def linked(doors: Endpoints, model: str = MODEL) -> int:
-        return int(doors.metric("modelswarm_gateway_servers", model=model))
+    def linked(endpoints: Endpoints, model: str = MODEL) -> int:
+        return int(endpoints.metric("modelswarm_gateway_servers", model=model))

@@ -113,9 +113,9 @@ class Prometheus:
 
     def _ask(self, what: str, **parameters: str) -> Json:
         answer = self._client.get(f"/api/v1/{what}", params=parameters)
-        said: Json = answer.json()
-        assert said["status"] == "success", f"{parameters}: {said.get('error')}"
-        data: Json = said["data"]
+        document: Json = answer.json()
+        assert document["status"] == "success", f"{parameters}: {document.get('error')}"
+        data: Json = document["data"]
         return data
 
 
@@ -179,15 +179,15 @@ def _start(config: Path, folder: Path, log: Path) -> tuple[subprocess.Popen[byte
 def _address(process: subprocess.Popen[bytes], log: Path) -> str:
     found: list[str] = []
 
-    def told() -> bool:
+    def has_address() -> bool:
         assert process.poll() is None, f"Prometheus ended:\n{log.read_text()}"
         for line in log.read_text().splitlines():
-            said = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
-            if said.get("msg") == "Listening on":
-                found.append(said["address"])
+            event = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
+            if event.get("msg") == "Listening on":
+                found.append(event["address"])
         return bool(found)
 
-    eventually("the address of Prometheus", told, START_SECONDS, log.read_text)
+    eventually("the address of Prometheus", has_address, START_SECONDS, log.read_text)
     return found[0]
 
 
@@ -269,9 +269,9 @@ def pod_targets(pods: Sequence[Json]) -> list[Target]:
     found: list[Target] = []
     for pod in pods:
         meta, status = pod["metadata"], pod.get("status", {})
-        said = meta.get("annotations", {})
-        address, port = status.get("podIP"), said.get("prometheus.io/port")
-        if said.get("prometheus.io/scrape") != "true" or status.get("phase") != "Running":
+        annotations = meta.get("annotations", {})
+        address, port = status.get("podIP"), annotations.get("prometheus.io/port")
+        if annotations.get("prometheus.io/scrape") != "true" or status.get("phase") != "Running":
             continue
         if address and port:
             found.append((f"{address}:{port}", _labels(meta)))

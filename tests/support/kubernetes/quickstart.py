@@ -59,8 +59,8 @@ class Quickstart:
             check=False,
         )
         if done.returncode != 0:
-            said = f"{done.stdout}\n{done.stderr}\n{self._explain()}"
-            raise AssertionError(f"{text}\n{said}")
+            output = f"{done.stdout}\n{done.stderr}\n{self._explain()}"
+            raise AssertionError(f"{text}\n{output}")
         return done.stdout
 
     def _explain(self) -> str:

@@ -19,7 +19,7 @@ import httpx
 from support.kubernetes.api_client import PODS, SWARMS, ApiClient, Json
 from support.kubernetes.event_log import PodLog, Watch
 from support.kubernetes.quickstart import NAMESPACE
-from support.processes.streams import Ask, Stream
+from support.processes.streams import Request, Stream
 
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.protocol.identity import name_of
@@ -76,7 +76,7 @@ class Release:
         self.client = plain
         self.timeline = Timeline()
         self.pod_log = PodLog(self.timeline.add)
-        self._told: dict[str, str] = {}  # the last text of each condition, and Events by uid
+        self._last_texts: dict[str, str] = {}  # the last text of each condition, and Events by uid
         self._stack = stack
         service = self.kubectl.get("service", "modelswarm-gateway")
         self.address = str(service["spec"]["clusterIP"])
@@ -104,13 +104,13 @@ class Release:
 
     # ---- streams
 
-    def stream(self, ask: Ask) -> Stream:
+    def stream(self, request: Request) -> Stream:
         """Start a stream through the Service, by any of the gateways."""
         channel = grpc.insecure_channel(
             f"{self.address}:{GRPC}", options=[("grpc.use_local_subchannel_pool", 1)]
         )
         self._stack.callback(channel.close)
-        return Stream(api_pb2_grpc.InferenceStub(channel), ask)
+        return Stream(api_pb2_grpc.InferenceStub(channel), request)
 
     def find_route(self, stream: Stream, seconds: float = 30.0) -> StreamRoute:
         """Wait for the route of the only running stream."""
@@ -130,9 +130,9 @@ class Release:
         """Return the sessions of all gateways, with the gateway's pod."""
         found = []
         for name, address in self.gateways().items():
-            with SwarmClient(f"{address}:{GRPC}") as door:
+            with SwarmClient(f"{address}:{GRPC}") as client:
                 try:
-                    found += [(name, session) for session in door.fetch_snapshot(2.0).sessions]
+                    found += [(name, session) for session in client.fetch_snapshot(2.0).sessions]
                 except SwarmClientError:
                     continue  # it has just ended, and has no sessions
         return found
@@ -182,8 +182,8 @@ class Release:
         return self.client.get(f"{SWARMS.format(NAMESPACE)}/{SWARM}")
 
     def conditions(self) -> dict[str, Json]:
-        told = self.swarm().get("status", {}).get("conditions", ())
-        return {each["type"]: each for each in told}
+        conditions = self.swarm().get("status", {}).get("conditions", ())
+        return {each["type"]: each for each in conditions}
 
     def is_whole(self, servers: int = 4) -> bool:
         """Say whether the swarm is Ready and settled, and every gateway is linked to exactly its servers."""
@@ -196,9 +196,9 @@ class Release:
         )
 
     def _linked(self, address: str) -> set[str]:
-        with SwarmClient(f"{address}:{GRPC}") as door:
+        with SwarmClient(f"{address}:{GRPC}") as client:
             try:
-                return {name_of(server.peer) for server in door.fetch_snapshot(2.0).servers}
+                return {name_of(server.peer) for server in client.fetch_snapshot(2.0).servers}
             except SwarmClientError:
                 return set()
 
@@ -228,14 +228,14 @@ class Release:
     def _swarm_seen(self, when: float, kind: str, swarm: Json) -> None:
         for each in (swarm.get("status") or {}).get("conditions") or ():
             words = f"{each['type']}={each['status']} ({each['reason']}: {each['message']})"
-            if kind != "DELETED" and self._told.get(each["type"]) != words:
-                self._told[each["type"]] = words
+            if kind != "DELETED" and self._last_texts.get(each["type"]) != words:
+                self._last_texts[each["type"]] = words
                 self.timeline.add(when, f"condition {words}")
 
     def _event_seen(self, when: float, kind: str, event: Json) -> None:
         uid = event["metadata"]["uid"]  # a watch that begins again repeats all of them
-        if event["involvedObject"]["kind"] == "ModelSwarm" and uid not in self._told:
-            self._told[uid] = kind
+        if event["involvedObject"]["kind"] == "ModelSwarm" and uid not in self._last_texts:
+            self._last_texts[uid] = kind
             self.timeline.add(when, f"Event {event['reason']}: {event['message']}")
 
 

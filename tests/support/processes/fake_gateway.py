@@ -44,26 +44,26 @@ class Route:
 class FakeGateway:
     def __init__(self, servers: Sequence[ServerProcess], name: str = "gateway/1/x") -> None:
         self.node = Node(hello(name))
-        self.heard = self.node.heard
+        self.received = self.node.received
         self._servers = servers
         self._replies = 0
 
     def of(self, kind: type[Item]) -> list[Item]:
-        return [item for item in self.heard.items if isinstance(item, kind)]
+        return [item for item in self.received.items if isinstance(item, kind)]
 
     @property
     def tokens(self) -> list[Token]:
-        return [item for item in self.heard.items if isinstance(item, Token)]
+        return [item for item in self.received.items if isinstance(item, Token)]
 
     @property
     def reports(self) -> list[FaultReport]:
-        return [item for item in self.heard.items if isinstance(item, FaultReport)]
+        return [item for item in self.received.items if isinstance(item, FaultReport)]
 
     async def link(self) -> None:
         for server in self._servers:
             self.node.links.dial(server.address)
         peers = {server.address.peer for server in self._servers}
-        await self.heard.until(lambda: peers <= {h.peer for h in self.heard.up})
+        await self.received.until(lambda: peers <= {h.peer for h in self.received.up})
 
     async def open(self, session: str, end: int, sampling: Sampling | None = None) -> Route:
         """A hop on every server, in order of their blocks."""
@@ -76,7 +76,7 @@ class FakeGateway:
             create = Create(session, first, last)
             fence = Fence(NO_HANDLE, self._replies, EPOCH, 0, 0, create, turn)
             self.node.send(server.address, [fence])
-        await self.heard.until(lambda: replies.keys() <= self._fenced().keys())
+        await self.received.until(lambda: replies.keys() <= self._fenced().keys())
         fenced = self._fenced()
         assert all(fenced[reply].refusal is None for reply in replies), fenced
         return Route(
@@ -108,7 +108,7 @@ class FakeGateway:
         """All tokens up to the one that finishes."""
         before = len(self.tokens)
         self.go(route, prompt)
-        await self.heard.until(lambda: self._finished(before), 60.0)
+        await self.received.until(lambda: self._finished(before), 60.0)
         return [token.token for token in self.tokens[before:]]
 
     def close(self, route: Route) -> None:
@@ -119,23 +119,27 @@ class FakeGateway:
         """From the first server; None when it says that there is none."""
         before = len(self.of(ModelFileChunk))
         self.node.send(self._servers[0].address, [ModelFileRequest(name)])
-        await self.heard.until(lambda: self._complete(before))
+        await self.received.until(lambda: self._complete(before))
         parts = [c for c in self.of(ModelFileChunk)[before:] if isinstance(c, ModelFileChunk)]
         assert all(part.name == name for part in parts)
         return None if parts[0].missing else b"".join(part.data for part in parts)
 
     async def all_pages_free(self, deadline: float = 10.0) -> None:
-        """Waits for a beat that says so; beats come every 5 s when nothing runs."""
+        """Waits for a heartbeat that says so; heartbeats come every 5 s when nothing runs."""
         seen = len(self.of(Heartbeat))
 
         def free() -> bool:
-            beats = [beat for beat in self.of(Heartbeat)[seen:] if isinstance(beat, Heartbeat)]
-            return any(b.free_pages == b.total_pages and b.sessions == 0 for b in beats)
+            heartbeats = [
+                heartbeat
+                for heartbeat in self.of(Heartbeat)[seen:]
+                if isinstance(heartbeat, Heartbeat)
+            ]
+            return any(b.free_pages == b.total_pages and b.sessions == 0 for b in heartbeats)
 
-        await self.heard.until(free, deadline)
+        await self.received.until(free, deadline)
 
     def _fenced(self) -> dict[Handle, FenceAck]:
-        return {item.handle: item for item in self.heard.items if isinstance(item, FenceAck)}
+        return {item.handle: item for item in self.received.items if isinstance(item, FenceAck)}
 
     def _finished(self, before: int) -> bool:
         assert not self.reports, self.reports

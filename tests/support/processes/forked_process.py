@@ -55,8 +55,8 @@ class ForkedProcess:
         """Return the exit code, negative after a signal; None while it runs."""
         if self.returncode is None and self._has_ended(0.0):
             # Peeked at, not read: another thread may look at the same time.
-            said = self._reply.recv(64, socket.MSG_PEEK)
-            self.returncode = int(said) if said else -signal.SIGKILL  # with the fork server
+            code = self._reply.recv(64, socket.MSG_PEEK)
+            self.returncode = int(code) if code else -signal.SIGKILL  # with the fork server
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from support.eventually import eventually
-from support.processes.streams import Answer, Ask, Stream
+from support.processes.streams import Answer, Request, Stream
 from support.processes.swarm import Faults, Running
 
 from modelswarm.protocol.identity import name_of
@@ -33,15 +33,15 @@ def prompt_of(length: int, seed: int, vocab: int) -> tuple[int, ...]:
     return tuple(rng.randrange(1, vocab) for _ in range(length))
 
 
-def kill_in_prefill(running: Running, ask: Ask, place: int) -> Answer:
+def kill_in_prefill(running: Running, request: Request, place: int) -> Answer:
     """Kill when a part of the prompt has gone through the whole route, and no token was picked yet."""
     running.wait_whole()
     before, rows = running.faults(), running.rows()
-    stream = running.start(ask)
+    stream = running.start(request)
     route = eventually("the tail has begun", lambda: _route_at_work(running, rows))
     running.kill(route[place])
     lengths = [session.length for session in running.sessions()]
-    assert lengths == [len(ask.prompt)], "a token was picked before the kill"
+    assert lengths == [len(request.prompt)], "a token was picked before the kill"
     return _answer_after(running, stream, before)
 
 
@@ -54,11 +54,11 @@ def _route_at_work(running: Running, rows: dict[str, int]) -> list[str]:
     return []
 
 
-def kill_in_decode(running: Running, ask: Ask, place: int, at: int) -> Answer:
+def kill_in_decode(running: Running, request: Request, place: int, at: int) -> Answer:
     """Kill when the client has `at` tokens."""
     running.wait_whole()
     before = running.faults()
-    stream = running.start(ask)
+    stream = running.start(request)
     stream.wait_tokens(at)
     running.kill(running.only_session().route[place].peer)
     return _answer_after(running, stream, before)
@@ -73,7 +73,7 @@ def _answer_after(running: Running, stream: Stream, before: Faults) -> Answer:
 
 
 def kill_between_turns(
-    running: Running, first: Ask, more: Sequence[int], place: int | None
+    running: Running, first: Request, more: Sequence[int], place: int | None
 ) -> tuple[Answer, Answer]:
     """Two turns of one explicit session, and the kill while it rests; `place` None: none."""
     running.wait_whole()
@@ -96,11 +96,11 @@ def kill_between_turns(
     return one, two
 
 
-def kill_three_times(running: Running, ask: Ask, at: int, later: int) -> Answer:
+def kill_three_times(running: Running, request: Request, at: int, later: int) -> Answer:
     """Twice in the same moment, middle and tail, and once more when the stream has long gone on."""
     running.wait_whole()
     before = running.faults()
-    stream = running.start(ask)
+    stream = running.start(request)
     stream.wait_tokens(at)
     route = running.only_session().route
     running.kill(route[MIDDLE].peer)
@@ -114,11 +114,11 @@ def kill_three_times(running: Running, ask: Ask, at: int, later: int) -> Answer:
     return stream.read_and_cancel(stream.count + READ_ON)
 
 
-def kill_in_the_loop(running: Running, ask: Ask, at: int) -> Answer:
+def kill_in_the_loop(running: Running, request: Request, at: int) -> Answer:
     """The second kill is of a server that the session has just gone over to."""
     running.wait_whole()
     before = running.faults()
-    stream = running.start(ask)
+    stream = running.start(request)
     stream.wait_tokens(at)
     old = running.only_session().route[MIDDLE].peer
     running.kill(old)
@@ -135,32 +135,34 @@ def kill_in_the_loop(running: Running, ask: Ask, at: int) -> Answer:
     return answer
 
 
-def kill_under_many(running: Running, asks: Sequence[Ask], place: int, at: int) -> list[Answer]:
+def kill_under_many(
+    running: Running, requests: Sequence[Request], place: int, at: int
+) -> list[Answer]:
     """All at once; the busiest server of a place dies, and a little later one of the next place."""
     running.wait_whole()
     before = running.faults()
-    streams = [running.start(ask) for ask in asks]
+    streams = [running.start(request) for request in requests]
     for stream in streams:
         stream.wait_tokens(at)
     _kill_busiest(running, place)
     _wait_all_on(streams, at + 5)
     _kill_busiest(running, (place + 1) % (TAIL + 1))
-    wanted = before.resumed + len(asks) // 2
+    wanted = before.resumed + len(requests) // 2
     eventually("sessions go on", lambda: running.faults().resumed >= wanted, explain=running.faults)
     counts = [stream.count for stream in streams]
     return [
-        stream.answer() if stream.ask.stop else stream.read_and_cancel(count + READ_ON)
+        stream.answer() if stream.request.stop else stream.read_and_cancel(count + READ_ON)
         for stream, count in zip(streams, counts, strict=True)
     ]
 
 
-def with_stop(running: Running, ask: Ask, after: float = 0.6) -> Ask:
+def with_stop(running: Running, request: Request, after: float = 0.6) -> Request:
     """The ask with a stop string that its own answer, undisturbed, comes to at that part of its text."""
-    text = running.calm(ask).text
+    text = running.calm(request).text
     for start in range(int(len(text) * after), len(text) - 2):
         found = text[start : start + 2]
         if found.isascii() and found.isprintable() and found not in text[:start]:
-            return replace(ask, stop=(found,))
+            return replace(request, stop=(found,))
     raise AssertionError(f"nothing in {text!r} can be a stop string")
 
 

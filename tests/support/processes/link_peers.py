@@ -63,8 +63,8 @@ class Node:
 
     def __init__(self, own: Hello, limits: LinkLimits | None = None) -> None:
         self.peer = own.peer
-        self.heard = Recorder()
-        self.links = Links(own, self.heard, limits=limits)
+        self.received = Recorder()
+        self.links = Links(own, self.received, limits=limits)
         self.target = ""
 
     @property
@@ -81,7 +81,7 @@ class Node:
         def back(peer: PeerId, items: list[Item]) -> None:
             self.send(Address(peer, ""), items)
 
-        self.heard.hook = back
+        self.received.hook = back
 
 
 @contextlib.asynccontextmanager
@@ -100,8 +100,8 @@ async def nodes(*names: str, limits: LinkLimits | None = None) -> AsyncIterator[
 async def joined(dialler: Node, acceptor: Node) -> None:
     """Link two ends."""
     dialler.links.dial(acceptor.address)
-    await dialler.heard.until(lambda: any(h.peer == acceptor.peer for h in dialler.heard.up))
-    await acceptor.heard.until(lambda: any(h.peer == dialler.peer for h in acceptor.heard.up))
+    await dialler.received.until(lambda: any(h.peer == acceptor.peer for h in dialler.received.up))
+    await acceptor.received.until(lambda: any(h.peer == dialler.peer for h in acceptor.received.up))
 
 
 class RawPeer:

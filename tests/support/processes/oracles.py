@@ -37,7 +37,7 @@ def logits_of(model: PreTrainedModel, log: Sequence[int]) -> torch.Tensor:
 def check_tokens(model: PreTrainedModel, answer: Answer) -> int:
     """Oracle 2. How many near ties fell the other way."""
     margins, picked = _teacher_forced(model, answer)
-    first = len(answer.ask.prompt)
+    first = len(answer.request.prompt)
     flips = 0
     for index, (token, right, distance) in enumerate(
         zip(answer.tokens, picked, margins, strict=True)
@@ -74,14 +74,14 @@ def check_twins(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:
 
 def check_hash(answer: Answer, *, n_blocks: int, vocabulary: int, length: int) -> None:
     """Oracle 1. A cancelled answer, or one that a stop string ended, is the beginning of the reference."""
-    ask = answer.ask
-    is_whole = answer.finish and not (ask.stop and answer.finish == "stop")
-    new = ask.new if is_whole else len(answer.tokens)
+    request = answer.request
+    is_whole = answer.finish and not (request.stop and answer.finish == "stop")
+    new = request.new if is_whole else len(answer.tokens)
     right = reference_tokens(
-        ask.prompt,
-        ask.sampling,
+        request.prompt,
+        request.sampling,
         new,
-        min(length, len(ask.prompt) + new),
+        min(length, len(request.prompt) + new),
         n_blocks=n_blocks,
         vocabulary=vocabulary,
     )
@@ -90,17 +90,17 @@ def check_hash(answer: Answer, *, n_blocks: int, vocabulary: int, length: int) -
 
 def check_contiguous(answer: Answer) -> None:
     """Nothing lost, nothing doubled; and complete, unless it was cancelled."""
-    first = len(answer.ask.prompt)
+    first = len(answer.request.prompt)
     assert answer.positions == tuple(range(first, first + len(answer.tokens)))
-    if answer.finish and not answer.ask.stop and not answer.ask.sampling.eos:
-        assert len(answer.tokens) == answer.ask.new
+    if answer.finish and not answer.request.stop and not answer.request.sampling.eos:
+        assert len(answer.tokens) == answer.request.new
         assert answer.finish == "length"
 
 
 def _teacher_forced(model: PreTrainedModel, answer: Answer) -> tuple[list[float], list[int]]:
     """Margins and picks of the whole model at every generated entry, given the log as it is."""
-    log, sampling = answer.log, answer.ask.sampling
-    first = len(answer.ask.prompt)
+    log, sampling = answer.log, answer.request.sampling
+    first = len(answer.request.prompt)
     rows = logits_of(model, log[:-1])[first - 1 :]
     picks = [
         SampleRequest(sampling, position, log[:position]) for position in range(first, len(log))

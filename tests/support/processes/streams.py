@@ -19,7 +19,7 @@ ANSWER_SECONDS = 120.0  # limit of one answer
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Request:
     """One request. It runs to `new` tokens unless a stop string or one of `sampling.eos` ends it."""
 
     prompt: tuple[int, ...]
@@ -53,7 +53,7 @@ class Ask:
 class Answer:
     """Everything that one request received. Without `finish` it was cancelled, and is the beginning of an answer."""
 
-    ask: Ask
+    request: Request
     tokens: tuple[int, ...]
     positions: tuple[int, ...]  # of every token, in the session's log
     text: str
@@ -61,21 +61,21 @@ class Answer:
 
     @property
     def log(self) -> list[int]:
-        return [*self.ask.prompt, *self.tokens]
+        return [*self.request.prompt, *self.tokens]
 
 
 class Stream:
     """A running request, read by a thread of its own."""
 
-    def __init__(self, stub: api_pb2_grpc.InferenceStub, ask: Ask) -> None:
-        self.ask = ask
+    def __init__(self, stub: api_pb2_grpc.InferenceStub, request: Request) -> None:
+        self.request = request
         self._parts: list[api_pb2.GenerateResponse] = []
         self._count = 0
         self.times: list[float] = []  # by `perf_counter`, of every part that brought tokens
         self._error: grpc.RpcError | None = None
         self._done = False
         self._changed = threading.Condition()
-        self._call = stub.GenerateStream(ask.message(), timeout=ANSWER_SECONDS)
+        self._call = stub.GenerateStream(request.message(), timeout=ANSWER_SECONDS)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
@@ -113,11 +113,11 @@ class Stream:
         """Return what came until there were `count` tokens, or the whole answer if it was shorter."""
         self._wait(count)
         self.cancel()
-        heard, error = self.heard()
+        received, error = self.received()
         if error is not None and error.code() is not grpc.StatusCode.CANCELLED:
             raise error
-        assert heard.finish or self.count >= count, f"only {self.count} tokens came"
-        return heard
+        assert received.finish or self.count >= count, f"only {self.count} tokens came"
+        return received
 
     def _wait(self, count: int) -> None:
         with self._changed:
@@ -130,17 +130,17 @@ class Stream:
 
     def answer(self) -> Answer:
         """Return the whole answer, or raise the grpc.RpcError that ended it."""
-        heard, error = self.heard()
+        received, error = self.received()
         if error is not None:
             raise error
-        return heard
+        return received
 
-    def heard(self) -> tuple[Answer, grpc.RpcError | None]:
+    def received(self) -> tuple[Answer, grpc.RpcError | None]:
         """Return what came until the stream ended, and the error that ended it, if one did."""
         self._thread.join()
         parts = self._parts
         answer = Answer(
-            ask=self.ask,
+            request=self.request,
             tokens=tuple(token for part in parts for token in part.token_ids),
             positions=tuple(
                 part.position + index for part in parts for index in range(len(part.token_ids))

@@ -26,7 +26,7 @@ from safetensors.numpy import save_file
 from support.eventually import SECONDS, eventually
 from support.models.tokenizers import BYTES_FROM, END, model_files
 from support.processes.forked_process import ForkedProcess, fork_process
-from support.processes.streams import ANSWER_SECONDS, TOY_MODEL, Answer, Ask, Stream
+from support.processes.streams import ANSWER_SECONDS, TOY_MODEL, Answer, Request, Stream
 
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
@@ -71,7 +71,7 @@ class Running:
         self.view = SwarmClient(local.grpc)
         self._channel = grpc.insecure_channel(local.grpc)
         self._stub = api_pb2_grpc.InferenceStub(self._channel)
-        self._calm: dict[Ask, Answer] = {}
+        self._calm: dict[Request, Answer] = {}
 
     def close(self) -> None:
         self._channel.close()
@@ -79,24 +79,24 @@ class Running:
 
     # ---- streams
 
-    def start(self, ask: Ask) -> Stream:
-        return Stream(self._stub, ask)
+    def start(self, request: Request) -> Stream:
+        return Stream(self._stub, request)
 
-    def ask(self, ask: Ask) -> Answer:
-        return self.start(ask).answer()
+    def ask(self, request: Request) -> Answer:
+        return self.start(request).answer()
 
-    def ask_all(self, asks: Sequence[Ask]) -> list[Answer]:
+    def ask_all(self, requests: Sequence[Request]) -> list[Answer]:
         """All at once."""
-        return [stream.answer() for stream in [self.start(ask) for ask in asks]]
+        return [stream.answer() for stream in [self.start(request) for request in requests]]
 
-    def calm(self, ask: Ask) -> Answer:
+    def calm(self, request: Request) -> Answer:
         """Return the answer without a kill. It is asked for once."""
-        if ask not in self._calm:
+        if request not in self._calm:
             self.wait_whole()
             before = self.faults()
-            self._calm[ask] = self.ask(ask)
+            self._calm[request] = self.ask(request)
             assert self.faults() == before, "the undisturbed run was disturbed"
-        return self._calm[ask]
+        return self._calm[request]
 
     # ---- what there is
 
@@ -355,8 +355,10 @@ class HashSwarm:
         ports = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
         self.start(name, "modelswarm_gateway", *ports, "--run-file", str(announced), *flags)
         eventually("the gateway is up", announced.exists)
-        said = json.loads(announced.read_text())
-        endpoints = Endpoints(said["http"], said["grpc"], said["metrics"], said["pid"])
+        announcement = json.loads(announced.read_text())
+        endpoints = Endpoints(
+            announcement["http"], announcement["grpc"], announcement["metrics"], announcement["pid"]
+        )
         if ready:
             eventually("the gateway is ready", lambda: self.is_ready(endpoints))
         return endpoints

@@ -144,8 +144,8 @@ def test_children_are_stored_by_kind_and_name_without_status(cache: Cache) -> No
 
 
 def test_node_change_wakes_all_swarms_and_node_heartbeat_none(cache: Cache) -> None:
-    def make_node(version: int, ready: str, beat: str) -> Json:
-        condition = {"type": "Ready", "status": ready, "lastHeartbeatTime": beat}
+    def make_node(version: int, ready: str, heartbeat: str) -> Json:
+        condition = {"type": "Ready", "status": ready, "lastHeartbeatTime": heartbeat}
         meta = {"uid": "n", "name": "n", "resourceVersion": str(version)}
         return {"metadata": meta, "status": {"conditions": [condition]}}
 

@@ -85,8 +85,8 @@ def go_obstacles() -> list[str]:
         return [
             "Go is not installed: the cluster's programs are built from source (get it: go.dev/dl)"
         ]
-    said = subprocess.run(("go", "version"), capture_output=True, text=True, check=False).stdout
-    found = re.search(r"go(\d+)\.(\d+)", said)
+    output = subprocess.run(("go", "version"), capture_output=True, text=True, check=False).stdout
+    found = re.search(r"go(\d+)\.(\d+)", output)
     if found is not None and (int(found[1]), int(found[2])) < OLDEST_GO:
         return [f"{found[0]} is too old: Go 1.21 or newer is needed (get it: go.dev/dl)"]
     return []

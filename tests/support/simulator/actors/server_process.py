@@ -206,15 +206,15 @@ class ServerProcess:
             return
         self.core.tick(clock.now)
         self._pump()
-        self._beat()
+        self._send_heartbeats()
         clock.after(BUSY_SECONDS, self.tick)
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         due = self._heartbeats.take_due(self._tools.clock.now, self.core.busy_gateways)
         if due:
-            beat = self.core.heartbeat()
+            heartbeat = self.core.heartbeat()
             for peer in due:
-                self._send(Send(reply_address(peer), Lane.LIVE, beat))
+                self._send(Send(reply_address(peer), Lane.LIVE, heartbeat))
 
     def _send(self, send: Send) -> None:
         self._tools.network.send(self.address.peer, send)
