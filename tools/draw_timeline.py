@@ -1,7 +1,8 @@
 """Draw docs/timeline.svg, the README's picture: the tokens of one answer, before and after a server is killed.
 
-Run by a developer: `.venv/bin/python tools/draw_timeline.py`. It starts the demo's swarm, asks its question twice (the
-second time with a SIGKILL of the tail in the middle) and draws what arrived when. Nothing in the picture is made up.
+Run by a developer: `.venv/bin/python tools/draw_timeline.py`. It starts the demo's swarm and asks its question twice,
+the second time with a SIGKILL of the tail in the middle. It draws the time of each token. Nothing in the picture is
+made up.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@
 Writes a Hugging Face folder: a LlamaForCausalLM of 8 blocks and 1.6 M parameters, one token per
 byte, and a chat template. The lessons are in `demo_model/lessons.py`, the rows in
 `demo_model/packing.py`, the exam in `demo_model/exam.py`. Rows and initial weights follow from the
-seed; sums over several threads may differ in the last bit, so another machine gets similar weights,
+seed. Sums over several threads may differ in the last bit, so another machine gets similar weights,
 not the same ones.
 
 The shipped weights were made by this command with its defaults: one run of 5000 steps, 19 million
-tokens, 26 minutes on two free cores of a Sapphire Rapids Xeon (12 000 tokens a second). The exam is
-printed at the end; the shipped weights answered every question but one count beyond 300.
+tokens. It took 26 minutes on two free cores of a Sapphire Rapids Xeon (12 000 tokens a second). The
+exam is printed at the end; the shipped weights answered every question but one count beyond 300.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Each drain migrates all sessions of a server to the other server of its span; the next drain of that span migrates them
 back. No prefill runs meanwhile: eight streams run together, and are replaced together near their end. The ratio of a
-drain is the longest gap between two tokens of any stream during the drain, over the median gap in the two seconds
-before, with contexts of the same length. `ratio` is the maximum over all drains. MODELSWARM_BENCH_DRAINS sets the
-number of drains, MODELSWARM_BENCH_CONTEXT the maximum context.
+drain is the longest gap between two tokens of any stream during the drain, over a median gap. That median is of the two
+seconds before, with contexts of the same length. `ratio` is the maximum over all drains. MODELSWARM_BENCH_DRAINS sets
+the number of drains, MODELSWARM_BENCH_CONTEXT the maximum context.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Near ties in runs with kills: tokens whose margin is so small that a rebuilt KV page could change them.
 
-Eight streams at a time (greedy, sampled, filtered, penalised) run through 4 spans x 2 servers of a small transformer;
-two servers are killed during each eight. The log of each client is then run through the whole model in one piece. Of
+Eight streams at a time (greedy, sampled, filtered, penalised) run through 4 spans x 2 servers of a small transformer.
+Two servers are killed during each eight. The log of each client is then run through the whole model in one piece. Of
 the `tokens` checked, `count` have a margin below TAU, and `flips` of these differ. An answer with a differing token
 that is no near tie is `wrong`, one with a lost or doubled token is `incomplete`.
 """

@@ -1,7 +1,7 @@
 """Both real cores under seeded faults in virtual time: number of faults, and number of violated guarantees.
 
 The simulator of `tests/support/simulator` runs a fixed range of seeds of every scenario in two processes. `faults`
-counts injected faults (kills, drops, stops, partitions ...), not the messages lost or repeated by them; `violations`
+counts injected faults (kills, drops, stops, partitions ...), not the messages lost or repeated by them. `violations`
 counts seeds in which an oracle found a violation.
 """
 

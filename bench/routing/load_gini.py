@@ -2,8 +2,8 @@
 
 The gateways' server registries choose the routes. They learn of each other's sessions only from the servers'
 heartbeats. These come every 2 s for each pair, far less often than real ones: 40 sessions start in between.
-A server's step time grows with its sessions. `gini` is the mean over time, for the worse of two shapes, each with
-several seeds: every server holds the whole model, or four spans of five servers.
+A server's step time grows with its sessions. `gini` is the mean over time, for the worse of two shapes with several
+seeds each. In one shape every server holds the whole model; the other has four spans of five servers.
 """
 
 from __future__ import annotations

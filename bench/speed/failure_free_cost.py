@@ -2,8 +2,8 @@
 
 Two swarms of 2 spans x 2 servers run side by side. One has the defaults. The other has no replay log, heartbeats every
 5 s, and suspects a server after 20 s of silence. They take turns in the order on, off, off, on, so that a machine that
-slows down affects both. On the machine this was written on, the swarm started first differed by 5 % from an equal one;
-so half of the rounds run on swarms started in the other order. `fraction` is the lost share of tokens/s, the mean of
+slows down affects both. On the machine this was written on, the swarm started first differed by 5 % from an equal one.
+So half of the rounds run on swarms started in the other order. `fraction` is the lost share of tokens/s, the mean of
 both medians. MODELSWARM_BENCH_ROUNDS sets the number of rounds.
 """
 

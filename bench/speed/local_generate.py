@@ -1,7 +1,7 @@
 """The baseline: Hugging Face `generate` of the whole model in one process with one torch thread.
 
-A child process controlled over its standard streams, so that a benchmark can interleave it with the swarm: one line in
-(`batch prompt new`), one line out (seconds). Used by `against_generate`.
+A child process controlled over its standard streams, so that a benchmark can interleave it with the swarm. It reads a
+line `batch prompt new` and writes a line with the seconds. Used by `against_generate`.
 """
 
 from __future__ import annotations

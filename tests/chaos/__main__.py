@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def options_of(arguments: Sequence[str]) -> list[Options]:
-    """Of each run that a command line asks for."""
+    """Return the options of each run of a command line."""
     given = vars(_parser().parse_args(arguments))
     model, seconds, faults = given.pop("model"), given.pop("seconds"), given.pop("faults")
     models = MODELS if model == "both" else (model,)

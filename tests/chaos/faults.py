@@ -1,6 +1,6 @@
-"""Carries out a schedule: each event at its time, and whatever has an end is made good again in time.
+"""Carries out a schedule: each event at its time, and the end of each lasting fault at its time.
 
-Used by `run.py`, on a thread of its own. Knows processes and the proxies; what the streams say is not its business.
+Used by `run.py`, on a thread of its own. Knows processes and proxies; does not know the streams.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Heal = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What happened, as the log shows it."""
+    """An event that happened, as a line of the log."""
 
     at: float  # time.monotonic
     seconds: float  # since the start
@@ -45,7 +45,7 @@ class Done:
 
 @dataclass(slots=True)
 class Injector:
-    """Runs one schedule. `stop` makes everything good and ends it."""
+    """Runs one schedule. `stop` ends all faults and the schedule."""
 
     world: World
     events: Sequence[Event]
@@ -103,7 +103,7 @@ class Injector:
                 self.note(words)
 
     def _wait_healing(self, until: float, heals: list[tuple[float, int, str, Heal]]) -> None:
-        """What is over meanwhile ends meanwhile. Returns at `until`, or when there is nothing to wait for."""
+        """End each fault that is due. Return at `until`, or when there is nothing to wait for."""
         while not self._stopping.is_set():
             now = time.monotonic()
             while heals and heals[0][0] <= now:
@@ -154,13 +154,13 @@ class Injector:
                 return self.world.network.disturb(*_weather(event))
 
     def _cut(self, event: Event) -> None:
-        """Who is cut off from all servers that know a session may open another one of its name (R20)."""
+        """Record an outage of a gateway with a faulty link: it may open another session of a name (R20, takeover)."""
         if not set(self.world.gateway_names).isdisjoint(event.targets):
             now = time.monotonic()
             self.outages.append(Outage(now, now + event.seconds, killed=False))
 
     def _lose(self, event: Event) -> None:
-        """A tail dies, or leaves, which may take a while; or pages are short, so that those of lost gateways go."""
+        """Record that a tail was killed, shuts down, or is short of pages and drops those of lost gateways."""
         lasts = {Fault.KILL: 0.0, Fault.LEAVE: LEAVING, Fault.FULL: event.seconds}.get(event.fault)
         if lasts is not None:
             now = time.monotonic()
@@ -170,7 +170,7 @@ class Injector:
         self.felt[event.fault] += was
 
     def _drain(self, name: str, *, undo: bool = False) -> bool:
-        """It goes on when we no longer listen. Refusals are right: the server, or the gateway, may be dead now."""
+        """Request a drain, which continues after this call. A refusal is right if the server or gateway was killed."""
         try:
             next(self.world.running.view.drain_server(name, undo=undo), None)
         except ModelSwarmError as refused:
@@ -192,15 +192,17 @@ class Injector:
             return self.world.kill(name, signal.SIGSTOP)
 
     def _go(self, name: str) -> None:
-        """When nothing else stops it. That life of it: if it is killed meanwhile, there is nobody to wake."""
+        """Resume the process if no other fault stops it. Has no effect if it was killed meanwhile."""
         with self._lock:
             self._stopped[name] -= 1
             if not self._stopped[name]:
                 self.world.kill(name, signal.SIGCONT)
 
     def _slow_disk(self, event: Event) -> Heal:
-        """Who waits for a disk (a page of mapped weights, a line of a log) stands still for a moment, again and again:
-        that is all that others see of it, and it needs no rights over real disks."""
+        """Stop a process for short moments, like one that waits for a slow disk (mapped weights, a log).
+
+        Other processes see no difference, and no real disk is needed.
+        """
         over = threading.Event()
         name = event.targets[0]
 
@@ -223,7 +225,7 @@ class Injector:
         return heal
 
     def _fill(self, event: Event) -> Heal:
-        """Requests that want all positions a session may have: they take the free pages, or are refused."""
+        """Send requests for the longest allowed sessions: they take the free pages, or are refused."""
         stub = self.world.stubs[self.world.gateway_names.index(event.targets[0])]
         streams = [
             Stream(stub, Request(prompt_of(20, number, VOCAB), TOY_LENGTH - 20 - number))

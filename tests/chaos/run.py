@@ -1,7 +1,7 @@
 """One run: twins first, then streams and faults, then calm, and then nothing may be left.
 
-Used by `__main__.py` and by the sample in `make test`. A run that finds something wrong says how to see it again, what
-happened when, and what the swarm looked like.
+Used by `__main__.py` and by the sample in `make test`. A run with violations reports the command that repeats it, the
+log of events, and the state of the swarm.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Options:
     each: bool = False  # of them comes before any comes again
 
     def command(self) -> str:
-        """Runs the same schedule again, on the same swarm with the same load: it says every option."""
+        """Return the command that repeats this run: the same schedule, swarm and load."""
         values = {
             f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("faults", "each")
         }
@@ -92,7 +92,7 @@ class Outcome:
         return f"{self.faults[fault]} {fault}: {felt}"
 
     def report(self) -> str:
-        """For people who have to find out."""
+        """Return violations, the end of the log, the state of the swarm, and the command to repeat the run."""
         return "\n".join(
             [
                 *(f"WRONG {words}" for words in self.wrong),
@@ -107,7 +107,7 @@ class Outcome:
 def chaos(
     options: Options, folder: Path, say: Callable[[str], None] = lambda text: None
 ) -> Outcome:
-    """`folder` holds the toy model. Whatever is wrong is in the outcome."""
+    """Run once, with the toy model in `folder`. All violations are in the outcome."""
     plan = Plan(options.model, options.seed, options.spans, options.replicas, options.gateways)
     right = right_by(options.model, folder)
     with world(folder, plan) as scene:
@@ -175,7 +175,7 @@ class _Run:
         self._picture = ""
 
     def disturb(self) -> None:
-        """Something wrong ends it at once: what led to it is then the end of the log."""
+        """Run clients and faults. A violation ends them at once, so that its causes are at the end of the log."""
         try:
             for client in self._clients:
                 client.start()
@@ -189,7 +189,7 @@ class _Run:
             self._injector.stop()
 
     def calm_down(self) -> None:
-        """Everybody gets an answer, all servers are back, and nobody holds anything for anybody."""
+        """Check that every client gets an answer, all servers are back, and no process holds a session."""
         until = time.monotonic() + LAST_ANSWERS
         for client in self._clients:
             if not client.join(max(0.0, until - time.monotonic())):
@@ -212,7 +212,7 @@ class _Run:
         self._look()
 
     def _ask_again(self) -> None:
-        """Whoever was refused until now is answered, at every gateway."""
+        """Send each script to every gateway once more; all requests are answered."""
         self._stopping.clear()
         last = [
             Client(
@@ -230,25 +230,27 @@ class _Run:
         assert not failed, failed
 
     def check_processes_ended(self) -> None:
-        """Nor a child of any: each process began a group of its own."""
+        """Check that no process or child is left: each process began a group of its own."""
         pids = [pid for pid in self._scene.pids if pid]
         if not gone_within(pids, GONE_SECONDS, group_alive):
             left = [pid for pid in pids if group_alive(pid)]
-            self.oracle.fail(f"processes that nobody stopped: groups {left}")
+            self.oracle.fail(f"processes that were not stopped: groups {left}")
 
     def check_faults_had_effect(self) -> None:
-        """What is injected again and again and never changes anything tests nothing; nor does what never comes, or
-        comes once and is not felt, where each is wanted."""
+        """Check that each frequent fault had an effect at least once.
+
+        With `each`, all faults must come, and every one must have an effect. A fault without an effect tests nothing.
+        """
         counts, felt, each = self._injector.counts, self._felt(), self._options.each
         for fault, count in counts.items():
             if (each or count >= RARE) and not felt[fault]:
-                self.oracle.fail(f"{count} times {fault}, and nobody felt it")
+                self.oracle.fail(f"{count} times {fault}, without any effect")
         missing = self._options.faults - counts.keys()
         if each and missing and not self.oracle.wrong:  # which else had ended it before
             self.oracle.fail(f"never injected: {sorted(missing)}")
 
     def check_streams_resumed(self) -> None:
-        """Whose gateway is lost goes on at another one, unless the tail is lost with it: that is rare."""
+        """Check that most streams of lost gateways were resumed at others: it fails only if the tail is lost, too."""
         torn, resumed = self.oracle.tally.torn, self.oracle.tally.resumed
         if torn >= RARE and 2 * resumed < torn:
             self.oracle.fail(f"{torn} answers broke off, and only {resumed} went on")

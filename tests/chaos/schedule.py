@@ -1,4 +1,4 @@
-"""What happens to a swarm and when: a pure function of the seed, the length of the run and the names of the servers.
+"""The faults of a run and their times: a pure function of the seed, the length of the run and the server names.
 
 Made by `__main__.py`, carried out by `faults.py`. Knows no processes and no clock: a failing seed gives the same
 schedule again.

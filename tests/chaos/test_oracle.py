@@ -1,4 +1,4 @@
-"""The judge of chaos finds what is wrong, and only that."""
+"""The oracle of the fault injection reports violations, and nothing else."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_exact_answer_passes() -> None:
     ("answer", "code", "outages"),
     (
         (CUT, "", ()),  # no finish and no error
-        (CUT, "UNAVAILABLE", ()),  # nobody killed the gateway
+        (CUT, "UNAVAILABLE", ()),  # the gateway was not killed
         (CUT, "UNAVAILABLE", (LONG_AGO,)),  # not then
         (CUT, "UNAVAILABLE", (FROZEN,)),  # who stands still keeps its connections, and goes on
         (CUT, "session_lost", ()),
@@ -115,9 +115,9 @@ def test_endless_refusal_is_found() -> None:
         (94.0, 6.0, False, True),  # the tail, after the last token
         (LEAVES, 6.0, False, True),
         (80.0, 6.0, False, False),  # long before it: another one had taken its place
-        (None, 6.0, False, False),  # nobody had a reason to lose anything
+        (None, 6.0, False, False),  # no tail was lost
         (None, 2 * LEASE_SECONDS + 1.0, False, True),  # the servers do not keep it for longer
-        (None, 6.0, True, True),  # a gateway that heard of nobody has begun it once more
+        (None, 6.0, True, True),  # a gateway without links to its servers has begun it once more
     ),
 )
 def test_loss_with_a_gateway_requires_loss_of_its_tail(
@@ -138,7 +138,7 @@ def test_loss_with_a_gateway_requires_loss_of_its_tail(
 
 
 def test_broken_connection_without_gateway_fault_is_found() -> None:
-    """Readers go on elsewhere, so that the answer itself is right."""
+    """Readers resume at another gateway, so that the answer itself is right."""
     assert violations(observation(TWIN, breaks=1))
     assert violations(observation(TWIN, breaks=1), (LONG_AGO,))
     assert not violations(observation(TWIN, breaks=1), (KILL,))
@@ -171,7 +171,7 @@ def test_text_that_does_not_match_its_tokens_is_found(tmp_path: Path) -> None:
 
 
 def test_child_that_outlives_its_process_is_found() -> None:
-    """It has its parent's group, which is that of nobody else."""
+    """The child is in its parent's process group, which has no other member."""
     parent = subprocess.Popen(
         ("sh", "-c", "sleep 60 & echo; exec sleep 60"), process_group=0, stdout=subprocess.PIPE
     )

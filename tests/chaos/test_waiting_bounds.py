@@ -63,4 +63,4 @@ def test_session_restarts_only_after_long_silence_on_all_routes() -> None:
         "it is asked again"
     )
     assert not begins(cut, Event(4.0, Fault.FREEZE, ("d",), 4.0)), "a moment at a time"
-    assert not begins(cut, Event(2.0, Fault.KILL, ("d",))), "who died has nobody's session"
+    assert not begins(cut, Event(2.0, Fault.KILL, ("d",))), "a killed server has no session"

@@ -1,7 +1,7 @@
 """The wait function of all tests: look again and again until something is true, or say what was seen instead.
 
 Used by tests of real processes and clusters, and by their helpers. The limit is generous, so that it never decides
-on a busy machine whether a test passes; a test that is about speed belongs to `bench/`.
+on a busy machine whether a test passes. A test that is about speed belongs to `bench/`.
 """
 
 from __future__ import annotations

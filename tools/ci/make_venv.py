@@ -3,7 +3,7 @@
 The cache, `~/.cache/modelswarm/packages-KEY`, is a virtual environment with everything but this project. KEY is a hash
 of constraints.txt, the dependencies in pyproject.toml, the version of Python and the package index of torch.
 `.venv` is an environment of its own. Its packages are hard links to the cached files, so that it is there in seconds
-and takes no space; pip and Python replace files and never write into them, so no tree can change another one.
+and takes no space. pip and Python replace files and never write into them, so no tree can change another one.
 Used by `make setup`, which all other verbs need. Needs nothing but the standard library.
 """
 

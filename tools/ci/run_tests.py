@@ -2,7 +2,7 @@
 
 A tier is a list of parts, each one command with a log and a JUnit file under build/tests. Tests of processes have the
 machine to themselves. What needs no processes runs beside the cluster's tests, which mostly wait. In the full tier a
-failed test of processes or of the cluster is run once more, alone: if it passes then, the summary names it as FLAKY.
+failed test of processes or of the cluster is run once more, alone. If it passes then, the summary names it as FLAKY.
 The last line is `N passed, N failed, N skipped`. Used by the Makefile. Knows paths and markers, no test.
 """
 

@@ -1,7 +1,7 @@
 """Examines the demo model: whole answers, token for token, and the margin of each right token.
 
 Greedy decoding gives exactly the answer if, and only if, every token of the answer is the most
-likely one after the right prefix: so one forward pass examines a whole chat. Used by the trainer.
+likely one after the right prefix. So one forward pass examines a whole chat. Used by the trainer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Faults of the API server: the end is that of a clean run, and no pod more than needed was created.
 
-Cases 8 to 28 of operator.md section 3. Tests that kill parts of the control plane have a control plane of their own;
-tests that end watches have an operator of their own, whose pauses between watches would slow down later tests.
+Tests that kill parts of the control plane have a control plane of their own. Tests that end watches have an operator of
+their own, whose pauses between watches would slow down later tests.
 """
 
 from __future__ import annotations

@@ -99,8 +99,8 @@ def stage(fresh_stage: Scene) -> Scene:
 class Killer:
     """Kills the operator at a chosen write of one process, counted from 1.
 
-    It decides in the proxy's thread. A kill after a write comes when the API server has responded; the test may see
-    the written object before that, so the decision is final.
+    It decides in the proxy's thread. A kill after a write comes when the API server has responded. The test may see the
+    written object before that, so the decision is final.
     """
 
     def __init__(self, stage: Scene) -> None:

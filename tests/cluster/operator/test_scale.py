@@ -1,7 +1,7 @@
-"""Many swarms, many pods and many failures at once. Cases 56 to 61 of operator.md section 3.
+"""Many swarms, many pods and many failures at once.
 
-The large ones are soak tests on kwok, at the size of MODELSWARM_SCALE (1: a thousand swarms); what they assert does not
-depend on the machine: the right pods, no write that nothing asked for, and memory that follows the number of pods.
+The large ones are soak tests on kwok, at the size of MODELSWARM_SCALE (1: a thousand swarms). Their asserts do not
+depend on the machine: the right pods, no write without a reason, and memory that follows the number of pods.
 """
 
 from __future__ import annotations

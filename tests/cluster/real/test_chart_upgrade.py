@@ -1,5 +1,6 @@
-"""The release on real nodes: `helm test` fails without a swarm, an upgrade loses no request, no container can write to
-its file system, and the API server refuses nothing to an account of the chart."""
+"""The release on real nodes: `helm test` fails without a swarm, and an upgrade loses no request.
+
+No container can write to its file system, and the API server refuses nothing to an account of the chart."""
 
 from __future__ import annotations
 

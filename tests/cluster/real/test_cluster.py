@@ -1,5 +1,6 @@
-"""The test cluster itself: restricted pods run and reach one another across nodes, nodes fail and come back, and
-nothing is left when the cluster is removed.
+"""The test cluster itself: restricted pods run and reach one another across nodes, and nodes fail and come back.
+
+Nothing is left when the cluster is removed.
 """
 
 from __future__ import annotations

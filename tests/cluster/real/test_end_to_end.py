@@ -1,8 +1,9 @@
 """Streams through real pods on two real nodes, while pods, containers, nodes, gateways and the API server fail.
 
-The release is the quickstart's; requests go through the gateway's Service. The oracles of PROTOCOL section 4 judge
-every stream: no token lost or doubled, each what the whole model picks, and the same as without the fault. Answers are
-so long that none ends before its fault; they are cancelled some tokens later. Timelines are printed (`pytest -s`).
+The release is the quickstart's; requests go through the gateway's Service. The oracles of docs/protocol.md ("The same
+output") check every stream. No token is lost or doubled, each is the pick of the whole model, and the same as without
+the fault. Answers are so long that none ends before its fault; they are cancelled some tokens later. Timelines are
+printed (`pytest -s`).
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def test_gap_check_alone_is_not_needed_with_ordered_lanes() -> None:
 
 
 def test_copy_that_outlives_its_epoch_is_harmless() -> None:
-    """Its rows have an epoch that the receiver does not have, or are marked as a copy where none is expected."""
+    """The copy's rows have an epoch that the receiver does not have, or are marked as a copy where none is expected."""
     assert first_violation(Cores(server=CopiesAfterFence), "moves", range(30)) is None
 
 

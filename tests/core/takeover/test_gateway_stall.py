@@ -50,7 +50,7 @@ def move_during_stall(made: Network, first: Gateway, second: Gateway) -> None:
 
 @pytest.mark.parametrize("number", range(3, 11))
 def test_waking_gateway_releases_session_on_other_servers(number: int) -> None:
-    """`number`: of the stalled gateway; each draws other routes."""
+    """Each `number` of the stalled gateway draws other routes."""
     made = swarm()
     first, second = start_partial_turn(made, number), add_gateway(made, 2)
     move_during_stall(made, first, second)

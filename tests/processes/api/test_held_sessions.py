@@ -87,7 +87,7 @@ def test_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_held_call_is_pinged_by_its_gateway(tmp_path: Path) -> None:
-    """Its client says nothing, and the gateway has nothing to say: only pings tell proxies that it is needed."""
+    """A held call sends nothing in either direction: only pings show proxies that the connection is in use."""
     network = Network(seed=1)
     try:
         with two_spans(tmp_path, context=ENDLESS) as swarm:

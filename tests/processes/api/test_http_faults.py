@@ -49,7 +49,7 @@ def snapshot(endpoints: Endpoints) -> api_pb2.Snapshot:
 
 
 def route(endpoints: Endpoints) -> list[api_pb2.Hop]:
-    """Of the only session that has one."""
+    """Return the route of the only session that has one."""
     [session] = [session for session in snapshot(endpoints).sessions if session.route]
     return list(session.route)
 

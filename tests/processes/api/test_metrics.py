@@ -1,4 +1,4 @@
-"""What real processes count while answers are completed, recovered, refused, left and lost."""
+"""Metrics of real processes while answers are completed, recovered, refused, cancelled and lost."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_recovered_abandoned_and_failed(tmp_path: Path) -> None:
 
 
 def lose_the_head(swarm: HashSwarm, endpoints: Endpoints) -> None:
-    """Nobody else holds its blocks: one client leaves, the other waits in vain."""
+    """No other server holds its blocks: one client leaves, the other waits until the hold limit."""
     with streaming(endpoints, max_tokens=50_000) as waits:
         with streaming(endpoints, max_tokens=50_000, prompt="another"):
             swarm.kill("s0")

@@ -30,7 +30,7 @@ ESCAPE = "\x1b"
 
 @dataclasses.dataclass(frozen=True)
 class Shell:
-    """Where commands run: the swarm's runtime folder in the environment, as in the terminal it was started from."""
+    """Runs commands with the swarm's runtime folder in the environment, as in the terminal it was started from."""
 
     runtime: Path
     folder: Path  # of the model

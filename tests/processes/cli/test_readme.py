@@ -1,4 +1,4 @@
-"""What the README shows is what happens: its commands, its document and its curl request, on the real demo model."""
+"""The README is true: its commands, its document and its curl request, on the real demo model."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where swarms of this test keep their files."""
+    """The folder in which swarms of this test keep their files."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path / f"modelswarm-{os.getuid()}"
 
@@ -127,7 +127,7 @@ def test_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> No
 
 
 def refused(*arguments: str) -> str:
-    """What a command says that ends with exit code 2, without a traceback."""
+    """Run a command that ends with exit code 2 and without a traceback; return its stderr."""
     command = (sys.executable, "-m", "modelswarm.cli", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, done.stderr

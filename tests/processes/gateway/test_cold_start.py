@@ -46,9 +46,9 @@ async def refusal(node: Node) -> Code:
 
 
 async def test_model_is_unknown_only_after_all_servers_were_tried(node: Node) -> None:
-    assert await refusal(node) is Code.NO_SERVERS, "nobody was looked for"
+    assert await refusal(node) is Code.NO_SERVERS, "no server was searched"
     node.discover_servers()
-    assert await refusal(node) is Code.NO_SERVERS, "somebody has not answered yet"
+    assert await refusal(node) is Code.NO_SERVERS, "one server has not answered yet"
     async with asyncio.timeout(20):
         while not node.is_discovery_complete():  # noqa: ASYNC110
             await asyncio.sleep(0.05)

@@ -26,7 +26,7 @@ def ask(endpoints: Endpoints, body: dict[str, Any], **headers: str) -> int:
 
 
 def had_by(endpoints: list[Endpoints], body: dict[str, Any]) -> list[int]:
-    """What each gateway says when it is asked for a session that it is to have itself: who has it, 200."""
+    """Send the request to each gateway, which must own the session itself: return 200, or the code of its refusal."""
     return [ask(each, body, **{"x-modelswarm-forwarded": "1"}) for each in endpoints]
 
 
@@ -91,7 +91,7 @@ def test_client_may_return_after_leaving_during_a_lease(tmp_path: Path) -> None:
 def test_draining_gateway_answers_for_its_idle_session(
     tmp_path: Path,
 ) -> None:
-    """Told to end, it takes nothing new; what is here, nobody else can answer for."""
+    """A gateway that shuts down opens no session, but answers for its own: no other gateway can."""
     with two_spans(tmp_path, *LEASE, context=100_000) as swarm:
         two = swarm.gateway(*LEASE, name="two")
         one = swarm.gateway(*LEASE, "--drain-timeout", "25", name="one")

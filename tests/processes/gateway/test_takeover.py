@@ -73,7 +73,7 @@ def read(
 def broken_off(
     swarm: HashSwarm, endpoints: Endpoints, name: str, body: dict[str, Any]
 ) -> tuple[str, list[int], str]:
-    """What came of a stream until its gateway was killed."""
+    """Return text, tokens and last id of a stream that broke when its gateway was killed."""
     text, tokens, last = "", [], ""
     with pytest.raises(httpx.HTTPError):
         for line in lines(endpoints, body):
@@ -113,7 +113,7 @@ def test_stream_of_killed_gateway_goes_on_at_another(
 
 
 def test_stopped_gateway_hands_its_streams_over(swarm: HashSwarm) -> None:
-    """Its lease would last for an hour."""
+    """The lease of the stopped gateway would last for an hour."""
     one = swarm.gateway("--lease", "3600", "--drain-timeout", "0", name="one")
     two = gateway(swarm, "two")
     body = SEEDED | LONG | {"session_id": "handed"}
@@ -231,7 +231,7 @@ def test_thawed_gateway_gives_up_sessions_that_were_taken_over(
 def test_forwarded_answers_go_on_here_when_their_gateway_is_gone(
     swarm: HashSwarm, number: signal.Signals
 ) -> None:
-    """Who reads them knows nothing of ids. The connections of one that stands still stay open all the while."""
+    """The readers know no ids. The connections of a frozen gateway stay open all the while."""
     one, two = swarm.gateway(*LEASE, "--drain-timeout", "0", name="one"), gateway(swarm, "two")
     streamed, called = (SEEDED | {"session_id": f"{way}-{number.name}"} for way in ("http", "grpc"))
     for body in (streamed, called):

@@ -43,7 +43,7 @@ def swarm(endless_folder: Path) -> Iterator[Running]:
         yield running
 
 
-def judge(answer: Answer) -> None:
+def check_answer(answer: Answer) -> None:
     check_contiguous(answer)
     check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=ENDLESS)
 
@@ -75,7 +75,7 @@ def faults(running: Running) -> Counter[str]:
 @contextmanager
 def unnoticed(swarm: Running, cause: str) -> Iterator[None]:
     """Streams run while servers are left for that cause. They get the right tokens without a pause, their sessions go
-    over by copies, and nobody calls that a fault."""
+    over by copies, and no gateway reports a fault."""
     swarm.wait_whole()
     before, moved = faults(swarm), moves(swarm, cause)
     streams = [swarm.start(request) for request in drained_requests()]
@@ -84,7 +84,7 @@ def unnoticed(swarm: Running, cause: str) -> Iterator[None]:
     yield
     counts = [stream.count for stream in streams]
     for stream, count in zip(streams, counts, strict=True):
-        judge(stream.read_and_cancel(count + READ_ON))
+        check_answer(stream.read_and_cancel(count + READ_ON))
     new = faults(swarm) - before
     assert not new, f"a migration is no fault: {new}"
     found = moves(swarm, cause) - moved
@@ -147,7 +147,7 @@ def test_idle_session_migrates_with_its_next_turn(swarm: Running) -> None:
     assert old not in [name_of(hop.peer) for hop in after.route]
     list(swarm.view.drain_server(old, undo=True))
     for answer in (one, two):
-        judge(answer)
+        check_answer(answer)
 
 
 @pytest.mark.full

@@ -26,7 +26,7 @@ HEAD, TAIL = 0, 1
 
 @pytest.fixture(scope="module")
 def swarm(endless_folder: Path) -> Iterator[Running]:
-    """Its gateway suspects a server after 0.3 s of silence."""
+    """A swarm with a gateway that suspects a server after 0.3 s of silence."""
     settings = local_settings("frozen", hash_model=True, detects_silence=True)
     with running_swarm(
         endless_folder, "frozen", spans=2, replicas=2, length=ENDLESS, settings=settings
@@ -34,7 +34,7 @@ def swarm(endless_folder: Path) -> Iterator[Running]:
         yield running
 
 
-def judge(answer: Answer) -> None:
+def check_answer(answer: Answer) -> None:
     check_contiguous(answer)
     check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=ENDLESS)
 
@@ -51,7 +51,7 @@ def test_frozen_server_is_left_and_used_again_when_it_thaws(swarm: Running, plac
     try:
         eventually("it is suspected", lambda: health(swarm, frozen) in ("suspected", "gone"))
         eventually("the session goes on", lambda: swarm.faults().resumed > before.resumed)
-        judge(stream.read_and_cancel(stream.count + READ_ON))
+        check_answer(stream.read_and_cancel(stream.count + READ_ON))
     finally:
         swarm.local.kill(name_of(frozen), signal.SIGCONT)
     takes_part_again(swarm, frozen)
@@ -97,7 +97,7 @@ def test_throttled_server_is_ejected_and_its_streams_go_on(swarm: Running) -> No
     eventually("it is ejected", lambda: health(swarm, slow) == "ejected", SLOW_EJECTION_TIME)
     counts = [stream.count for stream in streams]
     for stream, count in zip(streams, counts, strict=True):
-        judge(stream.read_and_cancel(count + READ_ON))
+        check_answer(stream.read_and_cancel(count + READ_ON))
     swarm.wait_empty()
 
 

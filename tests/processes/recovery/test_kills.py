@@ -32,7 +32,7 @@ def swarm(four_spans: Running) -> Iterator[Running]:
     four_spans.wait_empty()
 
 
-def judge(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:
+def check_answer(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:
     check_contiguous(killed)
     check_tokens(model, killed)
     check_twins(model, calm, killed)
@@ -45,13 +45,13 @@ def test_kill_during_decode_changes_no_token(
     request = Request(prompt_of(200, 2, VOCAB), NEW, SAMPLED)
     calm = swarm.calm(request)
     long = replace(request, new=TOY_LENGTH - len(request.prompt))
-    judge(toy_model, calm, kill_scenarios.kill_in_decode(swarm, long, PLACES[place], AT))
+    check_answer(toy_model, calm, kill_scenarios.kill_in_decode(swarm, long, PLACES[place], AT))
 
 
 def test_kills_under_eight_streams_change_no_token(
     swarm: Running, toy_model: PreTrainedModel
 ) -> None:
-    requests = mixed_asks(swarm)
+    requests = mixed_requests(swarm)
     calm = [swarm.calm(request) for request in requests]
     long = [
         request if request.stop else replace(request, new=TOY_LENGTH - len(request.prompt))
@@ -59,10 +59,10 @@ def test_kills_under_eight_streams_change_no_token(
     ]
     killed = kill_scenarios.kill_under_many(swarm, long, MIDDLE, at=10)
     for one, other in zip(calm, killed, strict=True):
-        judge(toy_model, one, other)
+        check_answer(toy_model, one, other)
 
 
-def mixed_asks(swarm: Running) -> Sequence[Request]:
+def mixed_requests(swarm: Running) -> Sequence[Request]:
     """Greedy, sampled in several ways, and with stop strings; prompts of different lengths."""
     plain = [
         Request(prompt_of(5, 11, VOCAB), NEW),

@@ -22,7 +22,7 @@ from modelswarm.protocol.messages import Sampling
 
 NEW, AT = 300, 30  # tokens of a whole answer, and before a kill
 LONG = 50_000  # tokens of an answer that is cancelled
-CLIENTS, ASKS = 8, 2
+CLIENTS, REQUESTS = 8, 2
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def swarm(hash_spans: Running) -> Iterator[Running]:
     hash_spans.wait_empty()
 
 
-def judge(answer: Answer) -> None:
+def check_answer(answer: Answer) -> None:
     check_contiguous(answer)
     check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=ENDLESS)
 
@@ -47,13 +47,13 @@ def only(fast: str) -> list[ParameterSet]:
 @pytest.mark.parametrize("place", only("tail"))
 def test_kill_during_prefill_keeps_answer_exact(swarm: Running, place: str) -> None:
     request = Request(prompt_of(4000, 1, VOCAB), LONG)
-    judge(kill_scenarios.kill_in_prefill(swarm, request, PLACES[place]))
+    check_answer(kill_scenarios.kill_in_prefill(swarm, request, PLACES[place]))
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_kill_during_decode_keeps_answer_exact(swarm: Running, place: str) -> None:
     request = Request(prompt_of(200, 2, VOCAB), LONG, SAMPLED)
-    judge(kill_scenarios.kill_in_decode(swarm, request, PLACES[place], AT))
+    check_answer(kill_scenarios.kill_in_decode(swarm, request, PLACES[place], AT))
 
 
 @pytest.mark.parametrize("place", only("middle"))
@@ -62,17 +62,19 @@ def test_kill_between_turns_keeps_next_turn_exact(swarm: Running, place: str) ->
     for turn in kill_scenarios.kill_between_turns(
         swarm, first, prompt_of(20, 4, VOCAB), PLACES[place]
     ):
-        judge(turn)
+        check_answer(turn)
 
 
 def test_three_kills_in_one_stream_keep_answer_exact(swarm: Running) -> None:
     request = Request(prompt_of(100, 5, VOCAB), LONG, SAMPLED)
-    judge(kill_scenarios.kill_three_times(swarm, request, AT, later=60))
+    check_answer(kill_scenarios.kill_three_times(swarm, request, AT, later=60))
 
 
 @pytest.mark.full
 def test_stream_waits_until_its_blocks_are_served_again(swarm: Running) -> None:
-    judge(kill_scenarios.kill_in_the_loop(swarm, Request(prompt_of(100, 6, VOCAB), LONG), AT))
+    check_answer(
+        kill_scenarios.kill_in_the_loop(swarm, Request(prompt_of(100, 6, VOCAB), LONG), AT)
+    )
 
 
 @pytest.mark.full
@@ -87,7 +89,7 @@ def test_kills_under_eight_streams_keep_answers_exact(swarm: Running, place: str
         kill_scenarios.with_stop(swarm, replace(request, new=NEW)) for request in requests[5:7]
     ]
     for answer in kill_scenarios.kill_under_many(swarm, requests, PLACES[place], at=10):
-        judge(answer)
+        check_answer(answer)
 
 
 @pytest.mark.full
@@ -111,11 +113,11 @@ def test_random_kills_keep_all_answers_exact(swarm: Running) -> None:
 
 def ask_often(swarm: Running, seed: int) -> None:
     rng = random.Random(seed)
-    left = ASKS
+    left = REQUESTS
     while left:
         prompt = prompt_of(rng.choice((1, 50, 300)), rng.randrange(1 << 30), VOCAB)
         try:
-            judge(swarm.ask(Request(prompt, NEW, rng.choice((SAMPLED, Sampling())))))
+            check_answer(swarm.ask(Request(prompt, NEW, rng.choice((SAMPLED, Sampling())))))
         except grpc.RpcError as error:
             assert "UNAVAILABLE" in str(error), error  # refused before its first token
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""A server dies and nobody else has room for its sessions: they wait, and go on when it is back.
+"""A server dies and no other has room for its sessions: they wait, and go on when it is back.
 
 The hash model, two spans, two servers each, and each with room for one session of full length.
 """
@@ -35,7 +35,7 @@ def swarm(endless_folder: Path) -> Iterator[Running]:
         yield running
 
 
-def judge(answer: Answer) -> None:
+def check_answer(answer: Answer) -> None:
     check_contiguous(answer)
     check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=ENDLESS)
 
@@ -60,8 +60,8 @@ def test_session_without_room_waits_while_the_other_goes_on(swarm: Running, plac
     eventually("the session goes on", lambda: swarm.faults().resumed > before.resumed)
     counts = [stream.count for stream in streams]
     for stream, count in zip(streams, counts, strict=True):
-        judge(stream.read_and_cancel(count + READ_ON))
+        check_answer(stream.read_and_cancel(count + READ_ON))
     assert swarm.faults().resumed == before.resumed + 1
     swarm.wait_empty()
-    judge(swarm.ask(Request(prompt_of(30, 3, VOCAB), READ_ON)))
+    check_answer(swarm.ask(Request(prompt_of(30, 3, VOCAB), READ_ON)))
     swarm.wait_empty()

@@ -1,7 +1,7 @@
-"""A link swallows everything one way, for good, while a stream runs over it: the stream goes on without that link.
+"""A link loses everything in one direction while a stream runs over it: the stream goes on without that link.
 
-Real processes with `chaos.proxy` between them. The connections stay open and the other direction works, so that
-nobody is told: the gateway has to find out who does not hear whom, and to leave nobody else.
+Real processes with `chaos.proxy` between them. The connections stay open and the other direction works, so no error is
+reported. The gateway has to find the faulty link, and must not re-route around other servers.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ def scene(toy_folder: Path) -> Iterator[World]:
         yield made
 
 
-# In this order: a link that swallowed rows is a last resort for 30 s, so whoever then loses its tail for another reason
+# In this order: a link that lost rows is a last resort for 30 s. A session that then loses its tail for another reason
 # may have to leave its head as well.
 @pytest.mark.parametrize("link", ["tail to gateway", "head to tail", "tail to head"])
 def test_one_way_partition_reroutes_only_its_link(scene: World, link: str) -> None:
-    """Of a few tries in one nobody else falls silent; who stands still for want of a processor does, and is left."""
+    """In one of a few tries no other server falls silent; a server without a free core does, and sessions leave it."""
     others = [one_direction_dies(scene, link)]
     while others[-1] and len(others) < TRIES:
         others.append(one_direction_dies(scene, link))
@@ -53,7 +53,7 @@ def test_one_way_partition_reroutes_only_its_link(scene: World, link: str) -> No
 
 
 def one_direction_dies(scene: World, link: str) -> int:
-    """How many servers were found to be silent beside the one that was."""
+    """Return the number of other servers that were found to be silent."""
     swarm = scene.running
     before, silent = swarm.faults(), _found_silent(swarm)
     felt = scene.network.felt[CAUSE]
@@ -89,7 +89,7 @@ def one_direction_dies(scene: World, link: str) -> int:
 
 
 def make_well(swarm: Running) -> None:
-    """Who was ejected is taken back once it has carried a session, its canary, to a token."""
+    """Wait until all servers are used again: an ejected one returns after a token of one session, its canary."""
     swarm.wait_whole()
 
     def well() -> bool:
@@ -102,7 +102,7 @@ def make_well(swarm: Running) -> None:
 
 @dataclass(slots=True)
 class _Watch:
-    """Looks all the time at who is used and who is well."""
+    """Records the routes in use and the servers that are not linked, every 20 ms."""
 
     swarm: Running
     routes: list[tuple[str, ...]] = field(default_factory=list)  # each as it was until the next
@@ -135,7 +135,7 @@ class _Watch:
 
 
 def _found_silent(swarm: Running) -> int:
-    """How often a server was ejected because it said nothing."""
+    """Return the number of ejections because of silence."""
     values = metrics(swarm.local.metrics)
     return int(total(values, "modelswarm_gateway_ejections_total", 'cause="silent"'))
 
@@ -149,7 +149,7 @@ def _name(places: dict[str, str], end: str) -> str:
 
 
 def _unwell(swarm: Running) -> set[str]:
-    """Who is suspected or ejected, and whose link is gone."""
+    """Return the servers that are suspected, ejected or not linked."""
     servers = {server.peer: server.health for server in swarm.view.fetch_snapshot().servers}
     members = {member.peer for member in swarm.members()}
     return {peer for peer in members if servers.get(peer) != "linked"}

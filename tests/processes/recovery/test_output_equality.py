@@ -41,21 +41,21 @@ def swarms(toy_folder: Path, four_spans: Running) -> Iterator[Mapping[int, Runni
         yield {1: one, 2: two, 4: four_spans}
 
 
-def greedy_asks() -> list[Request]:
+def greedy_requests() -> list[Request]:
     """They end at the model's own end of text."""
     ends = Sampling(eos=(EOS,))
     return [Request(prompt_of(n, 100 + i, VOCAB), NEW, ends) for i, n in enumerate(LENGTHS)]
 
 
-def sampled_asks() -> list[Request]:
+def sampled_requests() -> list[Request]:
     return [
         replace(request, sampling=SAMPLINGS[i % len(SAMPLINGS)])
-        for i, request in enumerate(greedy_asks())
+        for i, request in enumerate(greedy_requests())
     ]
 
 
 def generated(model: PreTrainedModel, request: Request) -> tuple[int, ...]:
-    """What transformers' own `generate` adds to the prompt."""
+    """Return the tokens that transformers' own `generate` adds to the prompt."""
     out = model.generate(  # type: ignore[operator]
         torch.tensor([request.prompt]),
         do_sample=False,
@@ -69,7 +69,7 @@ def generated(model: PreTrainedModel, request: Request) -> tuple[int, ...]:
 def test_greedy_answers_equal_generate_for_any_span_count(
     swarms: Mapping[int, Running], toy_model: PreTrainedModel
 ) -> None:
-    requests = greedy_asks()
+    requests = greedy_requests()
     right = [generated(toy_model, request) for request in requests]
     for spans, swarm in swarms.items():
         assert swarm.ask(requests[0]).tokens == right[0], f"{spans} spans, alone"
@@ -80,7 +80,7 @@ def test_greedy_answers_equal_generate_for_any_span_count(
 def test_seeded_sampling_ignores_span_count_and_batch(
     swarms: Mapping[int, Running], toy_model: PreTrainedModel
 ) -> None:
-    requests = sampled_asks()
+    requests = sampled_requests()
     alone: Sequence[Answer] = [swarms[1].ask(request) for request in requests]
     for swarm in swarms.values():
         for calm, answer in zip(alone, swarm.ask_all(requests), strict=True):

@@ -1,4 +1,4 @@
-"""SIGTERM of a server process: it says so, serves on while somebody needs it, and goes (R13)."""
+"""SIGTERM of a server process: it reports the drain, serves sessions until they have left, and exits (R13, migration)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def raise_credit(gateway: FakeGateway, route: Route, limit: int) -> None:
 
 
 async def shut_down(gateway: FakeGateway) -> None:
-    """Both ways in which a server says that it leaves."""
+    """Wait until the server reports its shutdown in both ways: a FaultReport and its heartbeats."""
     await gateway.received.until(
         lambda: (
             [report.kind for report in gateway.reports] == [FaultKind.DRAINING]

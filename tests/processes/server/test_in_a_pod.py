@@ -126,7 +126,7 @@ REFUSALS = {
     "too much of it": (("--hash-model", "--hash-blocks", "2"), "--blocks: "),
     "a port in use": ((*HASH, "--metrics", "TAKEN"), "--metrics: cannot listen on"),
     "no address": ((*HASH, "--listen", "0.0.0.0:0"), "--advertise: is needed"),
-    "a hub that is not there": (("--model", "hf://nobody/nothing"), "--model: "),
+    "a hub that is not there": (("--model", "hf://unknown/nothing"), "--model: "),
 }
 
 

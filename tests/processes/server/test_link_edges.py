@@ -1,4 +1,4 @@
-"""What a link does when something on its edge is wrong: a handler, an address."""
+"""Links with a fault at their edge: a handler that raises, a wrong address."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_failing_unlink_handler_leaves_no_task() -> None:
         await joined(a, b)
 
         def fails(peer: PeerId, reason: str) -> None:
-            raise RuntimeError("a fault of ours")
+            raise RuntimeError("a fault of this process")
 
         a.received.on_link_down = fails  # type: ignore[method-assign]
         b.links.unlink(a.peer, "enough")

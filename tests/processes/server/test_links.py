@@ -137,9 +137,9 @@ async def test_two_ends_that_dial_each_other_are_one_peer() -> None:
 
 async def test_refused_connection_is_reported_before_its_timeout() -> None:
     async with nodes("a", limits=LinkLimits(connect_seconds=NEVER)) as (a,):
-        a.links.dial(Address("nobody", "127.0.0.1:1"))
+        a.links.dial(Address("absent", "127.0.0.1:1"))
         await a.received.until(lambda: bool(a.received.down))
-        assert a.received.down[0][0] == "nobody"
+        assert a.received.down[0][0] == "absent"
 
 
 async def test_peer_that_never_answers_is_given_up() -> None:

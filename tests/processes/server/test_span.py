@@ -129,7 +129,7 @@ def test_seeded_sampling_ignores_split_and_batch_mix(folder: Path, cuts: tuple[i
 
 
 def equal_until_near_tie(model: PreTrainedModel, one: Stream, other: Stream) -> int:
-    """How many generated tokens agree before the first pick that rounding may decide."""
+    """Return the number of generated tokens that agree before the first pick that rounding may decide."""
     start = len(one.log) - NEW
     logits = model(torch.tensor([one.log])).logits[0].detach()
     for position in range(start, len(one.log)):

@@ -1,4 +1,4 @@
-"""What a span refuses to start with: each guard fires, each bad input gets its sentence."""
+"""Refusals of a span's start: each guard fires, each bad input gets its sentence."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def nest_as_gemma_3(text: Path, whole: Path) -> None:
 
 
 def test_a_memory_budget_is_spent_on_weights_first(folder: Path) -> None:
-    """What is left goes to pages and, as they are in the same memory, to the rows that are kept."""
+    """The rest goes to pages and to retained rows, which are in the same memory."""
     facts = read_facts(folder)
     weights = facts.weight_bytes(0, 2, "float32")
     page = 2 * 2 * 2 * 16 * 4 * 4  # blocks x (keys, values) x heads x size x positions x bytes

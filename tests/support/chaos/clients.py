@@ -1,7 +1,7 @@
-"""Clients that keep a swarm busy: each plays one script after the other until it is told to stop.
+"""Clients that keep a swarm busy: each plays one script after the other until it is stopped.
 
-A client does what a good one does: a refusal before the first token is tried again, an answer that ended with an error
-is given up, and now and then it loses interest in the middle. Everything it hears goes to the judge.
+A refusal before the first token is tried again. An answer that ended with an error is given up. Now and then a client
+cancels in the middle. Every request ends as an `Observation` for the oracle.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from support.processes.streams import Answer, Stream
 
 from modelswarm.protocol.wire import api_pb2_grpc
 
-LOSES_INTEREST = 0.08  # of asks
-RESUMES = 0.4  # of asks, where there are several gateways
+LOSES_INTEREST = 0.08  # of requests
+RESUMES = 0.4  # of requests, where there are several gateways
 PAUSE = 0.1  # seconds after a refusal
 
 
@@ -58,11 +58,11 @@ class _Reply:
 
 @dataclass(slots=True)
 class Client:
-    """`home`: of the doors, the one where all its answers begin; it goes on with each that breaks off."""
+    """Plays scripts on a thread. With `home`, all its answers begin at that target, and each broken one is resumed."""
 
     name: str
     stubs: Sequence[api_pb2_grpc.InferenceStub]  # each request goes to any of them
-    targets: Sequence[str]  # HTTP, likewise; none: nobody resumes
+    targets: Sequence[str]  # HTTP, likewise; none: no answer is resumed
     scripts: Sequence[Script]
     observe: Callable[[Observation], None]
     stopping: threading.Event
@@ -81,7 +81,7 @@ class Client:
         self._thread.start()
 
     def play_once(self) -> None:
-        """Its scripts, and to their ends."""
+        """Play each script once, to its end."""
         self._patient = True
         self._thread = threading.Thread(target=self._play_all, name=self.name, daemon=True)
         self._thread.start()
@@ -94,7 +94,7 @@ class Client:
             self.failure = failure
 
     def join(self, seconds: float) -> bool:
-        """Whether it has come to its end."""
+        """Return True if the client has ended within so many seconds."""
         assert self._thread is not None
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -117,7 +117,7 @@ class Client:
                 return
 
     def _ask(self, twin: Answer) -> Observation | None:
-        """Until it is taken; None if that does not happen before everything ends."""
+        """Repeat a refused request until it is accepted; None if that does not happen before the end of the run."""
         asked = time.monotonic()
         while True:
             observation = replace(self._once(twin), asked=asked)

@@ -1,7 +1,7 @@
-"""More gateways over the same servers than the one that `LocalSwarm` runs, and what clients know of each.
+"""More gateways over the same servers than the one that `LocalSwarm` runs, and their addresses.
 
-Used by `world.py`. They find the servers in the same members folder, listen where they listened before when they are
-started again, and know nothing of each other but what servers tell them.
+Used by `swarm.py`. They find the servers in the same discovery folder. A restarted gateway listens at its old
+addresses. Gateways learn of each other only from servers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def gateway_names(count: int) -> tuple[str, ...]:
 
 
 class MoreGateways:
-    """Those after the first."""
+    """The gateways after the first."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class MoreGateways:
         flags: Sequence[str],
         listener: Callable[[JobChange], None],
     ) -> None:
-        """`folder`: of the running swarm."""
+        """Prepare gateways of the running swarm in `folder`."""
         self._folder, self._flags = folder, tuple(flags)
         self._announced: dict[str, GatewayFile] = {}
         env = child_environment(1)
@@ -63,7 +63,7 @@ class MoreGateways:
         return self._supervisor.send_signal(name, number)
 
     def announced(self, name: str) -> GatewayFile:
-        """Where its doors are."""
+        """Return the run file of a gateway: its addresses."""
         return self._announced[name]
 
     def _job(self, name: str) -> Job:

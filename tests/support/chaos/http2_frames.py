@@ -1,7 +1,7 @@
 """The bytes of a link's connection as HTTP/2 frames, so that a proxy can cut, double and name them.
 
-Used by `proxy.py`. A frame is `length u24 | type | flags | stream u32`, then the payload; what gRPC sends in DATA is
-`compressed u8 | length u32` and a message of ours. Knows nothing else of either.
+Used by `proxy.py`. A frame is `length u24 | type | flags | stream u32`, then the payload. In a DATA frame gRPC sends
+`compressed u8 | length u32` and one message. Knows nothing else of either.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from modelswarm.protocol.messages import Hello
 from modelswarm.protocol.wire.codec import FrameError
 from modelswarm.protocol.wire.frames import unpack
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of whoever dials
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of a dialling client
 _HEAD, _MESSAGE_HEAD = 9, 5
 _DATA, _PING, _ACK = 0, 6, 1
 
@@ -31,7 +31,7 @@ class FrameCutter:
         return found
 
     def _next(self) -> int:
-        """How long the first frame is; 0 when too little of it has come."""
+        """Return the length of the first frame; 0 while too little of it has come."""
         if not self._begun and self._bytes:
             if self._bytes[0] == PREFACE[0] and len(self._bytes) < len(PREFACE):
                 return 0
@@ -53,7 +53,7 @@ def message_of(frame: bytes) -> bytes | None:
 
 
 def is_ping(frame: bytes) -> bool:
-    """Whether it asks for a sign of life; an answer to one does not."""
+    """Return True for a PING frame that is no acknowledgement."""
     return not frame.startswith(PREFACE) and frame[3] == _PING and not frame[4] & _ACK
 
 

@@ -1,9 +1,12 @@
-"""Says what was wrong: of every answer as it ends, and of the swarm when all is over.
+"""Reports violations: of every answer as it ends, and of the swarm at the end of a run.
 
-The oracles of PROTOCOL section 4 and the invariants, as far as a client and the metrics can see them:
-what was delivered is the twin's answer or its beginning (1, 3), or what the whole model picks (2); every token once
-and in order (I2, I3); an end that is no finish names its error, and for a reason that there was (I8); no wait beyond
-its bound; no page held when nobody holds a session (I5); no process left.
+The oracles of docs/protocol.md ("The same output") and the invariants, as far as clients and metrics can see them:
+
+- Delivered tokens are the twin's answer or its beginning (oracles 1 and 3), or the picks of the whole model (oracle 2).
+- Every token is delivered once and in order (I2, I3).
+- An end without a finish reason names its error, and that error had a cause (I8).
+- No wait exceeds its bound.
+- No page is held without a session (I5), and no process is left.
 """
 
 from __future__ import annotations
@@ -24,12 +27,12 @@ GATEWAY_GONE = ("UNAVAILABLE", "CANCELLED", "gateway_stopping")
 REFUSALS = ("no_capacity", "no_servers")
 ELSEWHERE = "session_elsewhere"
 AFTER_A_KILL = ("model_not_found", "session_busy", ELSEWHERE)
-LOST = "session_lost"  # nobody has all that the client was told
+LOST = "session_lost"  # no server has all tokens that the client received
 ANOTHER = "has answered another prompt"  # it has the session as it was a turn ago
 LONG_WAIT = 2.0  # seconds: worth a line in the log
 PATIENCE = 60.0  # seconds of nothing but refusals: servers are back after a few of them
 AROUND_AN_OUTAGE = 20.0  # seconds in which calls may fail: a gateway was killed and starts again
-LEASES = 30.0  # seconds after which nobody may suffer any more from what became of a gateway
+LEASES = 30.0  # seconds after which a lost gateway must not affect any client
 
 
 AT_ONCE = 1.0  # seconds; a token that is read comes from servers that lived so shortly before
@@ -37,8 +40,10 @@ AT_ONCE = 1.0  # seconds; a token that is read comes from servers that lived so 
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """A gateway was killed, stood still, or, of several, had a bad link. Of time.monotonic. Or what a tail kept went
-    with it."""
+    """An interval of time.monotonic in which a gateway was lost, or the log copies of a tail.
+
+    The gateway was killed, was stopped, or, with several gateways, had a bad link.
+    """
 
     began: float
     ended: float
@@ -46,7 +51,7 @@ class Outage:
 
 
 class Wrong(Exception):
-    """An answer that must not be; the message says how."""
+    """A violation; the message describes it."""
 
 
 @dataclass(slots=True)
@@ -65,9 +70,9 @@ class Tally:
 
 @dataclass(slots=True)
 class Oracle:
-    """`settle` judges an answer that differs from its twin, on a model whose arithmetic rounds."""
+    """Collects violations. `settle` checks an answer that differs from its twin, on a model whose arithmetic rounds."""
 
-    longest_wait: float  # seconds that anybody may wait for the next token
+    longest_wait: float  # seconds that a client may wait for the next token
     outages: Sequence[Outage]  # grows
     settle: Callable[[Answer, Answer], None] | None
     gateways: int = 1
@@ -91,7 +96,7 @@ class Oracle:
         self.wrong.append(words)
 
     def finish(self) -> None:
-        """What takes long: once the streams are over."""
+        """Check the answers that differ from their twins: it takes long, so it runs after the streams."""
         assert self.settle is not None or not self.differing
         for twin, answer in self.differing:
             assert self.settle is not None
@@ -168,24 +173,24 @@ class Oracle:
             raise Wrong(f"it was lost after {observed.last_wait:.1f} s: {observed.details}")
         again = nothing and (observed.code in AFTER_A_KILL or GO_ON in observed.details)
         if self._outage(observed, LEASES) and (lost or again):
-            return  # it comes back knowing nothing, and what it left is nobody's until its lease is over
+            return  # it restarts without its sessions, and they have no owner until the lease has expired
         if observed.code in GATEWAY_GONE and self._outage(observed, AROUND_AN_OUTAGE, killed=True):
             return
         raise Wrong(f"it ended with {observed.code!r}: {observed.details}")
 
     def _may_be_lost(self, observed: Observation) -> bool:
-        """A tail keeps all that was read, for two leases: what is lost with a gateway is what the tail lost, too."""
+        """Return True if the tail was lost too, or two leases passed: a tail keeps all read tokens for so long."""
         if self.forks or observed.last_wait >= 2 * LEASE_SECONDS:
             return True
         read = observed.ended - observed.last_wait - AT_ONCE
         return any(each.began <= observed.ended and read <= each.ended for each in self.losses)
 
     def _elsewhere(self, observed: Observation) -> tuple[str, ...]:
-        """Who cannot see the servers that know a session takes it for a new one, until they see it again."""
+        """Return the code of a gateway without links to the servers of a session: it opens the session as a new one."""
         return (ELSEWHERE,) if observed.answer.request.session and self.gateways > 1 else ()
 
     def _outage(self, observed: Observation, after: float, *, killed: bool = False) -> bool:
-        """Whether a gateway was hurt meanwhile, or shortly before."""
+        """Return True if a gateway had an outage during the request, or up to `after` seconds before."""
         return any(
             outage.began <= observed.ended
             and observed.began - after <= outage.ended

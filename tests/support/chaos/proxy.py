@@ -1,11 +1,11 @@
 """A network between the processes of a swarm that can be disturbed: one proxy in front of each server.
 
-A server listens at one port and advertises its proxy's, so that the gateway and the other servers dial that. Who
-dials is read from its Hello; from then on a connection has two directed links, and everything is done to directed
+A server listens at one port and advertises its proxy's, so that the gateway and the other servers dial that. The
+dialler's name is read from its Hello. From then on a connection has two directed links, and all faults act on directed
 links. Used by `faults.py` from other threads; runs on a loop and a thread of its own.
 
-A link that is blocked keeps what it is given, as a cut network does that heals before the connections die: nothing is
-lost within a connection, and an end that dies meanwhile is not noticed either.
+A blocked link keeps the bytes that it is given, like a cut network that heals before the connections break. Nothing is
+lost within a connection, and the end of a peer is not noticed meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNKNOWN = "?"  # who dials, until its Hello has come
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What is done to what `source` says to `to`."""
+    """The faults of the directed link from `source` to `to`."""
 
     source: str
     to: str
@@ -61,7 +61,7 @@ class Network:
         self._thread.start()
 
     def proxy(self, name: str, port: int) -> str:
-        """Where to dial the server of that name, which listens at `port`."""
+        """Return the address at which to dial the server of that name, which listens at `port`."""
 
         async def start() -> str:
             async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -78,7 +78,7 @@ class Network:
         return asyncio.run_coroutine_threadsafe(start(), self._loop).result(CALL_SECONDS)
 
     def disturb(self, *weather: Weather) -> Callable[[], None]:
-        """From now on, until what is returned is called."""
+        """Apply the faults until the returned function is called."""
 
         def begin() -> None:
             self._weather += weather
@@ -131,7 +131,7 @@ class Network:
         try:
             reader, writer = await asyncio.open_connection(HOST, port)
         except OSError:
-            dialler.abort()  # as if nobody listened
+            dialler.abort()  # like a refused connection
             return
         connection = _Connection(self, name, dialler, _End(reader, writer))
         self._connections.add(connection)

@@ -1,4 +1,4 @@
-"""What the model itself says of an answer, without any swarm: the oracles of PROTOCOL section 4, for both models.
+"""The reference output of both models, computed without a swarm: the oracles of docs/protocol.md ("The same output").
 
 Used by `run.py`: for the twins before the first fault, and for answers that differ from theirs.
 """

@@ -1,7 +1,7 @@
-"""What clients ask while the swarm is disturbed: greedy, sampled, penalties, stop strings, turns of one session.
+"""The requests of clients during faults: greedy, sampled, penalties, stop strings, turns of one session.
 
-A script is the turns of one conversation, in order; most have one. Every ask has a twin: its answer before the first
-fault, which is known to be right. Used by `clients.py` (which plays scripts) and `oracle.py` (which compares).
+A script is the turns of one conversation, in order; most have one. Every request has a twin: its answer before the
+first fault, which is known to be right. Used by `clients.py` (which plays scripts) and `oracle.py` (which compares).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARM = Sampling(temperature=0.7, seed=5)
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The asks have no session's name: who plays a script of several gives it one."""
+    """The requests have no session's name. The client that plays a script with several requests adds one."""
 
     requests: tuple[Request, ...]
     twins: tuple[Answer, ...]

@@ -1,7 +1,7 @@
-"""A reader over HTTP that does not give up: when its stream breaks off, it goes on at any gateway, where it stopped.
+"""A reader over HTTP that resumes a broken stream at any gateway, after the last event that it received.
 
-Used by `streams.py` when there are several gateways. What browsers do with server-sent events (`Last-Event-ID`),
-written out. Knows one named session and one answer.
+Used by `clients.py` when there are several gateways. It does what browsers do with server-sent events
+(`Last-Event-ID`). Knows one named session and one answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GO_ON = "Last-Event-ID"  # in the message of an error: the answer is at another 
 
 @dataclass(slots=True)
 class Reader:
-    """Plays one ask. `targets`: HTTP, of every gateway; `home`: the one where it begins, "" is any."""
+    """Reads one answer. `targets`: HTTP of every gateway; `home`: the one where it begins, "" is any."""
 
     targets: Sequence[str]
     request: Request
@@ -45,7 +45,7 @@ class Reader:
     torn: int = 0  # ... after the first token
 
     def read(self) -> None:
-        """To its end, good or bad."""
+        """Read until the answer ends, or fails for good."""
         until = time.monotonic() + TRY_SECONDS
         with httpx.Client(timeout=SILENT_SECONDS) as client:
             while time.monotonic() < until:
@@ -68,7 +68,7 @@ class Reader:
         self.home = ""
 
     def _once(self, client: httpx.Client) -> bool:
-        """Whether it is over."""
+        """Read one stream. Return True if the answer has ended."""
         url = f"http://{self.home or self.rng.choice(self.targets)}/v1/completions"
         headers = {"Last-Event-ID": self.last} if self.last else {}
         with client.stream("POST", url, json=_body(self.request), headers=headers) as answer:

@@ -1,4 +1,4 @@
-"""What a swarm looks like from outside: what it still holds, why sessions looked for routes, and all that it says.
+"""A view of a swarm from outside: held sessions and memory, causes of re-routes, state and logs.
 
 Used by `run.py`. Changes nothing.
 """
@@ -16,7 +16,7 @@ HELD = ("modelswarm_server_sessions", "modelswarm_server_replay_bytes")
 
 
 def held(scene: World) -> dict[str, float]:
-    """What servers, besides pages, and gateways still have of sessions: by process and what it is."""
+    """Count what gateways and servers still hold of sessions, except pages: by process and metric."""
     found = scene.gateway_sessions()
     for member in scene.running.members():
         values = metrics(member.metrics)
@@ -26,7 +26,7 @@ def held(scene: World) -> dict[str, float]:
 
 
 def loops(scene: World) -> dict[str, int]:
-    """Why sessions looked for a route, by cause; of gateways that were killed, only since then."""
+    """Count re-routes of sessions by cause; of a gateway that was killed, only since its restart."""
     found: Counter[str] = Counter()
     for target in scene.gateway_metrics().values():
         for sample, count in metrics(target).items():
@@ -37,7 +37,7 @@ def loops(scene: World) -> dict[str, int]:
 
 
 def look(scene: World, clients: Sequence[Client]) -> str:
-    """The swarm as it is now, as far as it says anything."""
+    """Describe the swarm as it is now, as far as it answers."""
     lines = [f"{client.name} waits for {client.doing}" for client in clients if client.doing]
     try:
         snapshot = scene.running.view.fetch_snapshot()

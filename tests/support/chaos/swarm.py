@@ -35,7 +35,7 @@ from modelswarm.resources.loading import parse_document
 
 READY_SECONDS = 180.0
 COMMENT_SECONDS = 1.0  # between the signs of life of a stream that waits
-IDLE_SECONDS = 4.0  # explicit sessions that nobody uses are closed
+IDLE_SECONDS = 4.0  # unused named sessions are closed
 RECONNECTS = (
     tuple(  # often: what a client makes of a gateway that has long come back says nothing of it
         (f"grpc.{which}_reconnect_backoff_ms", most)
@@ -48,7 +48,7 @@ _PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What swarm, and how full it is."""
+    """The size and the capacity of the swarm."""
 
     model: str  # "hash" or "torch"
     seed: int
@@ -70,7 +70,7 @@ class World:
 
     @property
     def http_targets(self) -> tuple[str, ...]:
-        """Of HTTP, of each gateway; none where no other could go on with what one has begun."""
+        """HTTP address of each gateway; none with one gateway, because no other could resume a stream."""
         if self.plan.gateways < 2:
             return ()
         more = [self.gateways.announced(name).http for name in self.gateways.names]
@@ -81,17 +81,17 @@ class World:
         return gateway_names(self.plan.gateways)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> bool:
-        """A server, or any gateway. False: there was no such process just then, so nothing was done."""
+        """Kill a server or a gateway. False: there was no such process just then, so nothing was done."""
         where = self.gateways if name in self.gateways.names else self.running.local
         return where.kill(name, number).pid != 0
 
     def gateway_metrics(self) -> dict[str, str]:
-        """Where each gateway tells what it counts."""
+        """Return the metrics address of each gateway."""
         more = {name: self.gateways.announced(name).metrics for name in self.gateways.names}
         return {GATEWAY_JOB: self.running.local.metrics, **more}
 
     def gateway_sessions(self) -> dict[str, float]:
-        """What gateways still have of anybody, by name."""
+        """Return the number of sessions of each gateway that has any."""
         targets = self.gateway_metrics()
         found = {name: total(metrics(target), GATEWAY_HELD) for name, target in targets.items()}
         return {name: count for name, count in found.items() if count}

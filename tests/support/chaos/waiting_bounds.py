@@ -1,7 +1,7 @@
-"""How long anybody may wait for a token under a schedule: far less where a way through living servers is always left.
-And whether a session may be begun twice.
+"""Bounds of a schedule: the longest wait for a token, and whether a session may be begun twice.
 
-Pure; used by `run.py`. Knows what each fault takes away, not what a swarm makes of it.
+The bound is far lower if a ring of running servers always remains. Pure; used by `run.py`. Knows which processes and
+links each fault takes away, but not how a swarm reacts.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ def longest_wait(
 def always_a_way(
     events: Sequence[Event], spans: Sequence[Sequence[str]], gateways: Iterable[str]
 ) -> bool:
-    """Whether no moment of the schedule leaves a gateway without a ring of servers that can all talk."""
+    """Return True if every gateway always has a ring of servers that are all linked."""
     names = tuple(gateways)
     return all(_a_way(_during(events, event.at), spans, names) for event in events)
 
 
 def forks(events: Sequence[Event], spans: Sequence[Sequence[str]], gateways: Iterable[str]) -> bool:
-    """Whether some gateway may hear for so long of none of the servers of a route that it begins another session of the
-    name (R20). Who is dead holds nobody's."""
+    """Return True if a gateway may begin another session of a name (R20, takeover).
+
+    It does so when it received nothing from any server of a route for long enough. A killed server has no session.
+    """
     parting = [event for event in events if event.fault in (*_SILENT, Fault.FREEZE)]
     names = tuple(gateways)
     return any(_forks(_through(parting, event.at), spans, names) for event in parting)
 
 
 def _through(events: Iterable[Event], moment: float) -> list[Event]:
-    """Those that last from there on until a search gives up."""
+    """Return the events that last from that moment until a search gives up."""
     until = moment + UNREACHED_SECONDS
     return [each for each in events if each.at <= moment and until <= each.at + each.seconds]
 

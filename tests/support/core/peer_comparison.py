@@ -45,7 +45,7 @@ def compare_simply(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compa
 
 
 def at_most(times: SecondsBySize) -> SecondsBySize:
-    """What steps of any size took no longer than: larger ones."""
+    """Return an upper bound of the time of a step of any size: the time of the next larger size."""
     return {
         size: times[min(each for each in times if each >= size)]
         for size in range(max(times, default=-1) + 1)

@@ -170,7 +170,7 @@ class Client:
                 self.log.append(item.token)
 
     def starts(self) -> list[int]:
-        """Where each hop restarts, by the pass R6."""
+        """Return the position at which each hop restarts, by the restart pass (R6)."""
         answers = [self.fenced[index] for index in range(len(self.hops))]
         states = [
             HopState(answer.kv, last, answer.retained)

@@ -1,8 +1,11 @@
 """A namespace with pods that exist at the API only, an operator, and the fault proxy between it and the API server.
 
-Used by the operator's tests at API level. Has the checks of every run (operator.md section 3): the same end as a clean
-run (O1), no more pods created than there (O2), never two for one slot (O3), nothing left (O4), a status that never goes
-back (O5), no write when all is well (O6), no traceback (O7). `SharedScene` serves the tests of a module one by one.
+Used by the operator's tests at API level. `SharedScene` serves the tests of a module one by one. Every run has these
+checks:
+
+- O1: the same end as a clean run; O2: no more pods created than there.
+- O3: never two pods for one slot; O4: nothing left.
+- O5: a status that never goes back; O6: no write when all is well; O7: no traceback.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class PodSwarm(HashSwarm):
             return False
 
     def set_pod_status(self, name: str, *, phase: str = "Running", ready: bool = False) -> None:
-        """What a kubelet would say of it."""
+        """Write the status that a kubelet would write."""
         address = self.addresses[name]
         container = {
             "name": "server",

@@ -2,8 +2,8 @@
 
 `scraping(config(targets), folder)` scrapes what `Targets` lists over HTTP: processes of this machine, or pods. A file
 would do too, but watching it takes one of the machine's 128 inotify instances, which kubelets use up. Debian's
-Prometheus is built without Kubernetes' service discovery, so `following` lists the pods once a second: those that
-carry the annotations `prometheus.io/scrape` and `port`, with the labels that the usual configuration gives them.
+Prometheus is built without Kubernetes' service discovery, so `follow_pods` lists the pods once a second. It takes
+those with the annotations `prometheus.io/scrape` and `port`, with the labels of the usual configuration.
 `check_panels` runs every query of the dashboard. Nothing of it runs after the test.
 """
 

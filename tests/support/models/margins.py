@@ -1,4 +1,4 @@
-"""How far a pick is from being another: the margin rule of the protocol's oracles (PROTOCOL section 4).
+"""Margin of a pick: its distance from another pick, for the oracles of docs/protocol.md ("The same output").
 
 Two computations of the same logits differ by rounding. A pick may then differ too, but only where its margin is of that
 size. Used by tests and benchmarks, never while serving; shares every rule with `sampler.py`.
@@ -27,8 +27,12 @@ from modelswarm_serving.model.sampling.sampler import apply_penalty, apply_tempe
 def margin(logits: Tensor, sampling: Sampling, log: Sequence[int], position: int) -> float:
     """In units of logits [vocab]: moving any two logits apart or together by less than this picks the same token.
 
-    Greedy: the gap between the best two. Sampling: the gap in the noise race, how far the winner is from dropping out
-    through a filter, and how far any token outside is from coming in and winning.
+    Greedy: the gap between the best two. Sampling: the least of three distances.
+
+    - The gap in the noise race.
+    - The distance of the winner from dropping out through a filter.
+    - The distance of any token outside from coming in and winning.
+
     (Top-p is a bound on probability mass; a change of mass is at most half the change of a scaled score.)
     """
     pick = SampleRequest(sampling, position, log)

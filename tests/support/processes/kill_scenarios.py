@@ -1,6 +1,6 @@
-"""What can be done to a swarm while it answers: the kill scenarios, on whatever model it runs.
+"""Kill scenarios: faults of a swarm while it answers, on either model.
 
-Used by `test_kills.py` (transformer) and `test_kills_hash.py` (hash model), which judge the answers. Every scenario
+Used by `test_kills.py` (transformer) and `test_kills_hash.py` (hash model), which check the answers. Every scenario
 proves that its kill hit what it was meant to hit, so that none can pass without one. Answers are so long that none
 ends before the kill; they are cancelled when enough of them was read.
 """
@@ -157,7 +157,7 @@ def kill_under_many(
 
 
 def with_stop(running: Running, request: Request, after: float = 0.6) -> Request:
-    """The ask with a stop string that its own answer, undisturbed, comes to at that part of its text."""
+    """Return the request with a stop string that its own undisturbed answer reaches at that part of its text."""
     text = running.calm(request).text
     for start in range(int(len(text) * after), len(text) - 2):
         found = text[start : start + 2]

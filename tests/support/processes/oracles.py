@@ -1,11 +1,11 @@
-"""What the right output is (PROTOCOL section 4): the oracles by which tests judge answers of real swarms.
+"""Oracles of docs/protocol.md ("The same output"): checks of answers of real swarms.
 
 1. On the hash model an answer equals the reference exactly.
 2. On a transformer every delivered token is what the whole model picks on the same log, or within `TAU` of it.
 3. An answer with kills equals the one without as far as both go, or up to a token whose margin is below `TAU`.
 
-`TAU` was measured on the tests' model (`test_the_margin_is_far_above_rounding`): logits (standard deviation 1.2) of
-four spans that read their prompt in parts differ from those of the whole model by 1.3e-5 at most, over 900 tokens.
+`TAU` was measured on the tests' model (`test_the_margin_is_far_above_rounding`). Four spans read their prompt in parts.
+Their logits (standard deviation 1.2) differ from those of the whole model by 1.3e-5 at most, over 900 tokens.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def alive(pid: int) -> bool:
 
 
 def group_alive(leader: int) -> bool:
-    """Whether any process is left of the group that `leader` began, be it dead itself."""
+    """Return True if any process is left of the group that `leader` began, even if `leader` itself has ended."""
     try:
         os.killpg(leader, 0)
     except ProcessLookupError:
@@ -121,7 +121,7 @@ def gone_within(pids: Sequence[int], seconds: float, lives: Callable[[int], bool
 
 
 def children(parent: int) -> list[int]:
-    """Of a process, by the kernel's own list."""
+    """Return the children of a process, by the kernel's own list."""
     listed = subprocess.run(
         ("ps", "-A", "-o", "pid=,ppid="), capture_output=True, text=True, check=True
     )

@@ -1,7 +1,8 @@
 """A small program in a server's place, for tests of the supervisor: real process, real pipe, real signals.
 
-`stand_in_program.py --parent-fd FD --ready FILE [--exit-after SECONDS] [--code N] [--deaf]`
 It writes FILE with its pid when it is up, and exits when the pipe's other end is closed.
+
+    stand_in_program.py --parent-fd FD --ready FILE [--exit-after SECONDS] [--code N] [--deaf]
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ TORCH = LocalSettings(publish=False, flags={GATEWAY_JOB: PATIENT})
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What the gateway has counted so far."""
+    """Counters of the gateway at one moment."""
 
     reroutes: int  # faults that sent a session in a turn into the loop
     resumed: int  # sessions that had a fault and went on to their next token
@@ -129,7 +129,7 @@ class Running:
         return [server.member for server in self.local.servers if server.member is not None]
 
     def rows(self, name: str = "") -> dict[str, int]:
-        """How many rows each server, or only that one, has run through its blocks."""
+        """Return the number of rows that each server, or only that one, has run through its blocks."""
         return {
             member.name: int(total(metrics(member.metrics), "modelswarm_server_rows_total"))
             for member in self.members()
@@ -174,7 +174,7 @@ class Running:
         eventually("the swarm is whole again", whole, READY_SECONDS)
 
     def wait_empty(self, seconds: float = EMPTY_SECONDS) -> None:
-        """Until no server holds a page for anybody."""
+        """Wait until no server holds a page of a session."""
         time.sleep(COUNTED_SECONDS)
         eventually("no page is in use", lambda: not self.pages_in_use(), seconds, self.pages_in_use)
 

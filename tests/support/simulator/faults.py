@@ -1,7 +1,7 @@
 """Injects the faults of a simulated world by a seeded schedule, often one right after another.
 
 Lasting faults are checked against `ring_coverage.py`, so that a ring over all blocks always remains. A new kind of
-fault is a method that returns True if it did something, and an entry in `_kinds`; if nothing reports the fault, its
+fault is a method that returns True if it did something, and an entry in `_kinds`. If nothing reports the fault, its
 name belongs into `SILENT_FAULTS` of `scenario.py`.
 """
 

@@ -1,8 +1,8 @@
 """Prepares a machine for a cluster: Debian packages, programs, images. Says first what is missing, and the minutes.
 
-Used by the command line. What is there already costs nothing and is not mentioned. Programs are built in two lanes:
-Kubernetes' own parts one after another, because they share packages, and all others beside them, whose downloads and
-linking leave a core free. Images are built in a third.
+Used by the command line. What is there already costs nothing and is not mentioned. Programs are built in two lanes.
+One builds Kubernetes' own parts one after another, because they share packages. The other builds all others beside
+them, whose downloads and linking leave a core free. Images are built in a third.
 """
 
 from __future__ import annotations

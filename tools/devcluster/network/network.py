@@ -1,6 +1,6 @@
 """The network of one cluster: a network namespace of its own with one bridge per node, and a cable to the host.
 
-All changes that nodes and kube-proxy make to links, routes and nft tables happen in that namespace, so two clusters do
+All changes that nodes and kube-proxy make to links, routes and nft tables happen in that namespace. So two clusters do
 not affect each other, and nothing of it outlives the namespace. The host reaches pods, Services and kubelets by
 one route; pods reach the API server at the host's end of the cable. Used by `RealCluster` and its nodes. Knows nothing
 of Kubernetes.

@@ -1,8 +1,7 @@
 """The machine of a node: a process whose mount namespace is the node's own.
 
 Used by `Node`. The mounts of containerd and the kubelet exist only in there and go with it, as at a reboot. Folders
-that no flag can move are replaced by the node's own, so that a container runtime or a kubelet of the host is never
-touched.
+that no flag can move are replaced by the node's own. So a container runtime or a kubelet of the host is never touched.
 """
 
 from __future__ import annotations

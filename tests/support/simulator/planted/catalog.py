@@ -1,8 +1,8 @@
 """Tables of planted bugs: what is broken, the scenario that finds it, and within how many seeds.
 
-`PLANTS` are bugs that a range of seeds must find: each has a budget of seeds, half of which must suffice, so that a
-change which makes a bug harder to find shows before the bug is missed. `REGRESSIONS` are bugs that the product once
-had, with the one seed that finds each. A new bug is a class in this folder and a line here.
+`PLANTS` are bugs that a range of seeds must find. Each has a budget of seeds, half of which must suffice. So a change
+that makes a bug harder to find shows before the bug is missed. `REGRESSIONS` are bugs that the product once had, with
+the one seed that finds each. A new bug is a class in this folder and a line here.
 """
 
 from __future__ import annotations
