@@ -1,4 +1,4 @@
-"""Check the house rules that a linter does not know: folder sizes, method names, docstrings, sentences of docs.
+"""Check the house rules that a linter does not know: folders, method names, docstrings, sentences and words.
 
 Run by `make check`; prints each departure with its place and exits with 1 when there is one. The rules are in
 AGENTS.md. Reads only files that git tracks, or would track.
@@ -12,55 +12,86 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("modelswarm", "gateway", "serving", "operator")
+PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md")
+TEXTS = ("", ".py", ".md", ".proto", ".yaml", ".tpl", ".txt", ".toml", ".go")
 FOLDER_ENTRIES = 14  # a reader takes in no more at a glance
-CLASSES_PER_METHOD = 5  # unrelated classes that may define one public method name
-SENTENCE_WORDS = 35  # in README and docs
+CLASSES_PER_METHOD = 5  # unrelated classes that may define one method name
+PAGE_WORDS = 35  # in a sentence of README, AGENTS, CONTRIBUTING and docs
+DOCSTRING_WORDS = 25  # in a sentence of a docstring
 NO_ENTRY = ("__init__.py", "py.typed", "conftest.py")
+LARGE_FOLDERS = {
+    ".": "the files of a repository's root have fixed names, and tools look for them there",
+}
 COMMON_METHODS = {
     *("run", "close", "start", "stop", "main", "setup"),
     *("forward", "encode", "decode", "parse", "update"),
 }
-QUESTION = re.compile(r"(Who|Whom|Whose|What|Whether|Which|How|Why|Of|Its)\b")
+QUESTION = re.compile(
+    r"(?:`[^`]*`:\s+)?(who|whom|whose|what|whether|which|how|why|where|when|of|its)\b",
+    re.IGNORECASE,
+)
+PRIVATE_WORDS = (
+    *("nobody", "whoever", "somebody", "everybody", "anybody"),
+    *("of late", "its like", "in vain", "of ours", "wish", "verdict"),
+)
+_ANY_WORD = "|".join(PRIVATE_WORDS).replace(" ", r"[\s#]+")
+PRIVATE_WORD = re.compile(rf"(?<![A-Za-z])({_ANY_WORD})(?:e?s|ed)?(?![A-Za-z])", re.IGNORECASE)
+WITH_PRIVATE_WORDS = {
+    "tools/ci/check_house.py": "lists the words",
+    "tests/unit/repository/test_check_house.py": "plants the words",
+}
+ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf)\.(?=\s)")
+LIST_ITEM = r"(?:[-*]|\d+\.)\s"
+SENTENCE_END = re.compile(rf"(?<=[.!?])\s+|\n\s*\n|\n\s*{LIST_ITEM}")
+PREFORMATTED = re.compile(r"^    |\S {2,}\S|^[|+]")  # a line of a table, a drawing or an example
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 
 
 def main() -> int:
-    python = tracked("*.py")
-    product = [path for path in python if path.parts[0] in PRODUCT]
+    files = tracked()
+    python = [path for path in files if path.suffix == ".py"]
+    pages = [Path(page) for page in PAGES]
+    pages += [path for path in files if path.match("docs/*.md")]
     found = [
-        *crowded_folders(python),
-        *overloaded_methods(product),
-        *question_docstrings(product),
-        *long_sentences([Path("README.md"), *tracked("docs/*.md")]),
+        *crowded_folders(files),
+        *overloaded_methods([path for path in python if path.parts[0] in PRODUCT]),
+        *question_docstrings(python),
+        *long_docstring_sentences(python),
+        *long_sentences(pages),
+        *private_words([path for path in files if path.suffix in TEXTS]),
     ]
     for line in found:
         print(line)
     return 1 if found else 0
 
 
-def tracked(pattern: str) -> list[Path]:
+def tracked(pattern: str = "*") -> list[Path]:
     """Files of this checkout that match, without generated protobuf modules; relative to the root."""
     command = ["git", "ls-files", "-co", "--exclude-standard", pattern]
     names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    paths = [Path(name) for name in names.split() if "_pb2" not in name]
+    paths = [Path(name) for name in names.splitlines() if "_pb2" not in name]
     return [path for path in paths if (ROOT / path).is_file()]
 
 
 def crowded_folders(paths: list[Path]) -> Iterator[str]:
+    """Folders with too many files and subfolders, whatever their kind."""
     entries: dict[Path, set[str]] = defaultdict(set)
     for path in paths:
         for inside in (path, *path.parents):
             if inside.parent != inside and inside.name not in NO_ENTRY:
                 entries[inside.parent].add(inside.name)
     for folder, names in sorted(entries.items()):
-        if len(names) > FOLDER_ENTRIES:
+        if len(names) > FOLDER_ENTRIES and str(folder) not in LARGE_FOLDERS:
             yield f"{folder}: {len(names)} entries; at most {FOLDER_ENTRIES}"
 
 
 def overloaded_methods(paths: list[Path]) -> Iterator[str]:
+    """Method names, private ones too, that too many classes define."""
     owners: dict[str, set[str]] = defaultdict(set)
     for path in paths:
         for node in ast.walk(parsed(path)):
@@ -69,7 +100,7 @@ def overloaded_methods(paths: list[Path]) -> Iterator[str]:
                     if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
                         owners[each.name].add(f"{path}:{node.name}")
     for name, classes in sorted(owners.items()):
-        if name.startswith("_") or name in COMMON_METHODS:
+        if name.startswith("__") or name.lstrip("_") in COMMON_METHODS:
             continue
         if len(classes) > CLASSES_PER_METHOD:
             where = ", ".join(sorted(classes))
@@ -78,25 +109,63 @@ def overloaded_methods(paths: list[Path]) -> Iterator[str]:
 
 def question_docstrings(paths: list[Path]) -> Iterator[str]:
     """Docstrings that begin with a question word instead of a subject or a verb."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+    for path, line, text in docstrings(paths):
+        if QUESTION.match(text):
+            yield f"{path}:{line}: the docstring begins with a question word"
+
+
+def long_docstring_sentences(paths: list[Path]) -> Iterator[str]:
+    """Sentences of docstrings that are too long; tables, drawings and examples do not count."""
+    for path, line, text in docstrings(paths):
+        lines = ["" if PREFORMATTED.search(each) else each for each in text.splitlines()]
+        for sentence in sentences("\n".join(lines), DOCSTRING_WORDS):
+            yield f"{path}:{line}: a sentence of {sentence}"
+
+
+def docstrings(paths: list[Path]) -> Iterator[tuple[Path, int, str]]:
+    """Each docstring with its file and the line of its definition."""
     for path in paths:
         for node in ast.walk(parsed(path)):
-            if isinstance(node, kinds) and QUESTION.match(ast.get_docstring(node) or ""):
-                line = getattr(node, "lineno", 1)
-                yield f"{path}:{line}: the docstring begins with a question word"
+            if isinstance(node, DEFINITIONS) and (text := ast.get_docstring(node)):
+                yield path, getattr(node, "lineno", 1), text
 
 
 def long_sentences(pages: list[Path]) -> Iterator[str]:
-    """Sentences of prose; tables, headings and code blocks do not count."""
+    """Sentences of prose and of table cells that are too long; headings and code blocks do not count."""
     for page in pages:
         text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-        lines = [each for each in text.splitlines() if not each.lstrip().startswith(("|", "#"))]
-        for sentence in re.split(r"(?<=[.!?])\s+|\n\s*\n|\n\s*[-*] ", "\n".join(lines)):
-            words = sentence.split()
-            if len(words) > SENTENCE_WORDS:
-                yield f"{page}: a sentence of {len(words)} words: {' '.join(words)[:80]} ..."
+        lines = [each for each in text.splitlines() if not each.lstrip().startswith("#")]
+        for sentence in sentences("\n".join(map(_cells_apart, lines)), PAGE_WORDS):
+            yield f"{page}: a sentence of {sentence}"
 
 
+def _cells_apart(line: str) -> str:
+    """Return the line; of a table's row, each cell as a paragraph of its own."""
+    if not line.lstrip().startswith("|"):
+        return line
+    return "\n\n".join(re.split(r"(?<!\\)\|", line)) + "\n"
+
+
+def sentences(text: str, limit: int) -> Iterator[str]:
+    """Return the number of words and the beginning of each sentence with more than `limit` words."""
+    for sentence in SENTENCE_END.split(ABBREVIATION.sub(r"\1", text)):
+        words = sentence.split()
+        if len(words) > limit:
+            yield f"{len(words)} words, at most {limit}: {' '.join(words)[:80]} ..."
+
+
+def private_words(paths: list[Path]) -> Iterator[str]:
+    """Vague words in code, comments, names, charts and pages: they name neither an actor nor an event."""
+    for path in paths:
+        if str(path) in WITH_PRIVATE_WORDS:
+            continue
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for match in PRIVATE_WORD.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"{path}:{line}: the word {match[0]!r}"
+
+
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 

@@ -1,0 +1,153 @@
+"""Each of the house rules is broken on purpose, and check_house.py reports it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.ci.check_house import (
+    DOCSTRING_WORDS,
+    PAGE_WORDS,
+    PRIVATE_WORDS,
+    crowded_folders,
+    long_docstring_sentences,
+    long_sentences,
+    overloaded_methods,
+    private_words,
+    question_docstrings,
+)
+
+
+def _write(folder: Path, name: str, text: str) -> list[Path]:
+    path = folder / name
+    path.write_text(text)
+    return [path]
+
+
+def _function(docstring: str) -> str:
+    body = docstring.replace("\n", "\n    ")
+    return f'def f() -> None:\n    """{body}"""\n'
+
+
+@pytest.mark.parametrize("name", ["x.py", "x.yaml", "x"])
+def test_folder_of_15_entries_is_reported(name: str) -> None:
+    folder = [Path("folder") / f"{n}{name}" for n in range(15)]
+
+    assert list(crowded_folders(folder)) == ["folder: 15 entries; at most 14"]
+
+
+def test_root_and_package_files_are_not_counted() -> None:
+    root = [Path(f"{n}") for n in range(15)]
+    package = [Path("package") / name for name in ("__init__.py", "py.typed", "conftest.py")]
+    modules = [Path("package") / f"{n}.py" for n in range(14)]
+
+    assert list(crowded_folders([*root, *package, *modules])) == []
+
+
+@pytest.mark.parametrize(("name", "count"), [("leave", 1), ("_leave", 1), ("__len__", 0)])
+def test_method_of_six_classes_is_reported(tmp_path: Path, name: str, count: int) -> None:
+    classes = [f"class C{n}:\n    def {name}(self) -> None: ..." for n in range(6)]
+    paths = _write(tmp_path, "module.py", "\n".join(classes))
+
+    assert len(list(overloaded_methods(paths))) == count
+
+
+@pytest.mark.parametrize(
+    "docstring",
+    [
+        "What this is.",
+        "whether it runs.",
+        "Where it runs.",
+        "When it runs.",
+        "Of its servers, the first.",
+        "`x`: who runs it.",
+        "`Server.x`: Which one.",
+    ],
+)
+def test_question_docstring_is_reported(tmp_path: Path, docstring: str) -> None:
+    module = _write(tmp_path, "module.py", f'"""{docstring}"""\n')
+    function = _write(tmp_path, "function.py", _function(docstring))
+
+    assert len(list(question_docstrings([*module, *function]))) == 2
+
+
+@pytest.mark.parametrize("docstring", ["Whiteness of x.", "`x`: the servers who run.", "Offers x."])
+def test_subject_first_docstring_is_accepted(tmp_path: Path, docstring: str) -> None:
+    assert list(question_docstrings(_write(tmp_path, "f.py", _function(docstring)))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word " * 26,
+        "First.\n\n" + "word " * 26,
+        "First.\n\n- " + "word " * 13 + "\n  " + "word " * 13,
+        "word " * 13 + "e.g. " + "word " * 13,
+    ],
+)
+def test_long_docstring_sentence_is_reported(tmp_path: Path, text: str) -> None:
+    paths = _write(tmp_path, "f.py", _function(text + "."))
+
+    found = list(long_docstring_sentences(paths))
+
+    assert len(found) == 1
+    assert f"at most {DOCSTRING_WORDS}" in found[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word " * 24 + "end. " + "word " * 24 + "end.",
+        "First:\n\n" + "\n".join("- " + "word " * 9 for _ in range(5)),
+        "First:\n\n" + "\n".join("name      " + "word " * 9 for _ in range(5)),
+        "First:\n\n" + "    word word word\n" * 10 + "\nLast.",
+    ],
+)
+def test_list_table_or_example_is_accepted(tmp_path: Path, text: str) -> None:
+    assert list(long_docstring_sentences(_write(tmp_path, "f.py", _function(text)))) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "word " * 36 + ".\n\nA short one.\n",
+        "word " * 18 + "i.e. " + "word " * 18,
+        "1. " + "word " * 36,
+        "| a | b |\n|---|---|\n| short | " + "word " * 36 + "|\n",
+    ],
+)
+def test_long_sentence_of_a_page_is_reported(tmp_path: Path, text: str) -> None:
+    found = list(long_sentences(_write(tmp_path, "page.md", text)))
+
+    assert len(found) == 1
+    assert f"at most {PAGE_WORDS}" in found[0]
+
+
+def test_short_cells_and_list_items_are_accepted(tmp_path: Path) -> None:
+    row = "| " + " | ".join(["word " * 12] * 4) + " |\n"
+    items = "".join(f"{n}. " + "word " * 30 + "\n" for n in range(3))
+
+    assert list(long_sentences(_write(tmp_path, "page.md", row * 3 + "\n" + items))) == []
+
+
+@pytest.mark.parametrize("word", PRIVATE_WORDS)
+def test_private_word_is_reported_with_its_line(tmp_path: Path, word: str) -> None:
+    name = word.replace(" ", "_")
+    text = f"x = 1  # Here {word.capitalize()} waits.\n{word.split()[0]}_count = '{name}'\n"
+    paths = _write(tmp_path, "module.py", text)
+
+    assert f"{paths[0]}:1: the word {word.capitalize()!r}" in list(private_words(paths))
+
+
+@pytest.mark.parametrize(
+    "text", ["wish_list", "Verdicts", "_NOBODY", "of\nlate", "wishes", "wished", "of\n# late"]
+)
+def test_form_of_a_private_word_is_reported(tmp_path: Path, text: str) -> None:
+    assert len(list(private_words(_write(tmp_path, "module.py", text)))) == 1
+
+
+def test_word_with_a_private_word_inside_is_accepted(tmp_path: Path) -> None:
+    text = "swishing of latency, of lateness, in vaingloriousness, of courses"
+
+    assert list(private_words(_write(tmp_path, "module.py", text))) == []
