@@ -22,7 +22,7 @@ from support.kubernetes.event_log import PodTimes
 from support.kubernetes.quickstart import NAMESPACE
 from support.kubernetes.release import Release, StreamRoute, pause_after
 from support.processes.oracles import check_contiguous, check_tokens, check_twins
-from support.processes.streams import ANSWER_SECONDS, Answer, Ask, Stream
+from support.processes.streams import ANSWER_SECONDS, Answer, Request, Stream
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -279,7 +279,7 @@ def ask_until_answered(release: Release, long_request: Request) -> Stream:
     errors: list[grpc.RpcError | None] = []
 
     def answered() -> Stream | None:
-        stream = release.stream(ask)
+        stream = release.stream(long_request)
         eventually("an answer or its end", lambda: stream.done or stream.count, ANSWER_SECONDS)
         if stream.count:
             return stream

@@ -87,13 +87,13 @@ def test_status_shows_blocks_and_health_of_each_server(shell: Shell) -> None:
 def test_status_as_json_can_be_read_by_scripts(shell: Shell) -> None:
     status = json.loads(shell.output("status", "--json"))
 
-    assert told["models"][0]["ready"]
-    assert sorted(server["server"] for server in told["servers"]) == [
+    assert status["models"][0]["ready"]
+    assert sorted(server["server"] for server in status["servers"]) == [
         *("tiny-s0-r0", "tiny-s0-r1", "tiny-s1-r0", "tiny-s1-r1")
     ]
-    assert {server["first"] for server in told["servers"]} == {0, 2}
-    assert all(server["pid"] > 0 and server["ready_seconds"] >= 0 for server in told["servers"])
-    assert told["swarm"] == "tiny" and told["gateway"]["http"] == shell.info.http
+    assert {server["first"] for server in status["servers"]} == {0, 2}
+    assert all(server["pid"] > 0 and server["ready_seconds"] >= 0 for server in status["servers"])
+    assert status["swarm"] == "tiny" and status["gateway"]["http"] == shell.info.http
 
 
 def test_generate_prints_the_same_streamed_or_whole(shell: Shell) -> None:
