@@ -24,7 +24,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace 
 {{ include "modelswarm.podLabels" . }}
 {{- end }}
 
-{{/* Labels of pods: without the chart's version, which would replace every pod for a chart that only reads better. */}}
+{{/* Labels of pods, without the chart's version: a new chart with the same pods must not replace them. */}}
 {{- define "modelswarm.podLabels" -}}
 {{ include "modelswarm.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
@@ -32,7 +32,7 @@ app.kubernetes.io/part-of: modelswarm
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 {{- end }}
 
-{{/* The ones that never change, for selectors. */}}
+{{/* Labels for selectors; they never change. */}}
 {{- define "modelswarm.selector" -}}
 app.kubernetes.io/name: {{ include "modelswarm.name" .root }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
@@ -68,7 +68,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- end }}
 
-{{/* What Prometheus servers without PodMonitors go by. Called with a dict: root, port. */}}
+{{/* Annotations for Prometheus servers without PodMonitors. Called with a dict: root, port. */}}
 {{- define "modelswarm.scrape" -}}
 {{- if .root.Values.metrics.annotations }}
 prometheus.io/scrape: "true"
@@ -77,7 +77,7 @@ prometheus.io/path: /metrics
 {{- end }}
 {{- end }}
 
-{{/* The patch over all server pods: what the chart's own values ask for, then the user's. */}}
+{{/* The patch over all server pods: first from the chart's values, then from `serverPodTemplate`. */}}
 {{- define "modelswarm.serverPodTemplate" -}}
 {{- $patch := dict }}
 {{- with include "modelswarm.scrape" (dict "root" . "port" 7001) }}

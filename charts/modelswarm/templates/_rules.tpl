@@ -1,4 +1,4 @@
-{{/* What the accounts may do, in the swarms' namespaces; docs/install.md says why of each. */}}
+{{/* Permissions of the accounts in the swarms' namespaces; docs/install.md gives the reasons. */}}
 
 {{- define "modelswarm.operatorRules" -}}
 - apiGroups: [modelswarm.io]
@@ -27,7 +27,7 @@
   verbs: [list, watch]
 {{- end }}
 
-{{/* A create has no name to be held against. */}}
+{{/* A rule for create cannot name the object, because it has no name yet. */}}
 {{- define "modelswarm.leaseRules" -}}
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
@@ -44,7 +44,7 @@
   verbs: [list, watch]
 {{- end }}
 
-{{/* A role and who has it. Called with a dict: root, component, name, namespace (none: all), rules. */}}
+{{/* A role and its binding to the account. Called with a dict: root, component, name, namespace (none: all), rules. */}}
 {{- define "modelswarm.role" -}}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
