@@ -65,7 +65,7 @@ class SecretKey(Part):
 
 class Model(Part):
     source: Source = Field(
-        description="Where the weights are, as a Hugging Face model folder: hf://owner/name (a hub), pvc://claim/path "
+        description="Address of the weights, a Hugging Face model folder: hf://owner/name (a hub), pvc://claim/path "
         "(a volume, mounted read-only), file:///path (in the image, or on a volume of the pod template) or "
         "demo://counting (inside the image)."
     )
@@ -77,7 +77,7 @@ class Model(Part):
     served_name: Annotated[str, Field(min_length=1, max_length=128), rules.SERVED_NAME] | None = (
         Field(
             default=None,
-            description="The name clients give as `model`; metadata.name if absent. Can be changed only while replicas "
+            description="The `model` in the requests of clients; metadata.name if absent. Can be changed only while replicas "
             "is 0.",
         )
     )
@@ -159,7 +159,7 @@ class Spans(Part):
         | None
     ) = Field(
         default=None,
-        description="The spans themselves, in order, from block 0 to the last one, without gap or overlap.",
+        description="The spans, in order, from block 0 to the last one, without gap or overlap.",
     )
 
     @model_validator(mode="after")
@@ -189,7 +189,7 @@ class Sessions(Part):
 class ResourceAmounts(Part):
     requests: Amounts = Field(
         default_factory=dict,
-        description="Resources the scheduler reserves for a server: cpu, memory, nvidia.com/gpu and so on, as in any "
+        description="Resources that the scheduler reserves for a server: cpu, memory, nvidia.com/gpu and so on, as in any "
         "pod.",
     )
     limits: Amounts = Field(
@@ -243,8 +243,8 @@ class Rollout(Part):
 
 class Spec(Part):
     model: Annotated[Model, rules.REVISION_ONLY_FOR_HUB] = Field(
-        description="The model. A change is rolled out server by server; running sessions finish on the weights they "
-        "started with."
+        description="The model. A change is rolled out server by server; running sessions finish on the weights with which they "
+        "started."
     )
     spans: Annotated[Spans, rules.COUNT_OR_RANGES] = Field(
         default=Spans(),
@@ -264,7 +264,7 @@ class Spec(Part):
         AfterValidator(_check_unique_names),
     ] = Field(
         default=(),
-        description="Kinds of machines the servers may run on. A swarm may have several; without any, servers run on "
+        description="Kinds of machines on which the servers may run. A swarm may have several; without any, servers run on "
         "any node.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
@@ -276,7 +276,7 @@ class Spec(Part):
     )
     paused: bool = Field(
         default=False,
-        description="Leave the pods as they are and change nothing. The local runtime refuses to start a paused swarm.",
+        description="Change nothing: pods stay as they are. The local runtime refuses to start a paused swarm.",
     )
 
 

@@ -39,15 +39,15 @@ class StatusPart(BaseModel):
 
 class Condition(StatusPart):
     type: str = Field(  # not an enumeration: a later operator may know more types
-        description="Ready: every block has enough servers and clients are answered. Progressing: pods are being "
-        "changed to the desired state. Degraded: the swarm needs a person, or capacity."
+        description="Ready: every block has enough servers and clients are served. Progressing: pods are being "
+        "changed to the desired state. Degraded: action or capacity is needed."
     )
     status: Literal["True", "False", "Unknown"] = Field(description="Status of the condition.")
     reason: str = Field(
         default="",
         description="Cause, as one CamelCase word; docs/modelswarm-resource.md lists them.",
     )
-    message: str = Field(default="", description="Cause, as a sentence a person can act on.")
+    message: str = Field(default="", description="Cause, as a sentence that names the action.")
     last_transition_time: str = Field(
         default="",
         description="Time at which `status` of this condition last changed.",
@@ -76,7 +76,7 @@ class ModelStatus(StatusPart):
     context: int = Field(default=0, description="Maximum positions of one session.")
     vocab: int = Field(default=0, description="Size of the vocabulary.")
     hidden: int = Field(default=0, description="Width of a row at a block boundary.")
-    dtype: str = Field(default="", description="Number format the weights are stored in.")
+    dtype: str = Field(default="", description="Number format of the stored weights.")
     block_elements: int = Field(default=0, description="Number of weights of the largest block.")
     embedding_elements: int = Field(default=0, description="Number of weights of the embedding.")
     kv_elements: int = Field(
@@ -96,7 +96,7 @@ class PlannedSpan(StatusPart):
 
 class PlanStatus(StatusPart):
     hash: str = Field(
-        default="", description="Hash of everything a server pod of this plan is built from."
+        default="", description="Hash of everything from which a server pod of this plan is built."
     )
     spans: tuple[PlannedSpan, ...] = Field(default=(), description="Spans of the plan, in order.")
 
@@ -137,7 +137,7 @@ class Status(StatusPart):
             "x-kubernetes-list-map-keys": ["type"],
         },
     )
-    served_name: str = Field(default="", description="Name that clients give as `model`.")
+    served_name: str = Field(default="", description="The `model` in the requests of clients.")
     url: str = Field(default="", description="URL of the gateway inside the cluster.")
     replicas: int = Field(
         default=0,

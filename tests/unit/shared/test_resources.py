@@ -197,7 +197,7 @@ def test_all_violations_are_listed_at_once() -> None:
         "spec.replicas",
         "spec.paused",
     ]
-    assert violations[1].startswith("spec.model.source: required. Where the weights are")
+    assert violations[1].startswith("spec.model.source: required. Address of the weights")
 
 
 @pytest.mark.parametrize(
