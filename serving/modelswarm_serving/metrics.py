@@ -43,11 +43,11 @@ class Metrics:
         def counter(name: str, text: str) -> Counter:
             return Counter(PREFIX + name, text, names, registry=own).labels(*values)
 
-        seconds = "Time of one step of the model."
+        seconds = "Duration of one step of the model."
         self._step_seconds = histogram("step_seconds", seconds, STEP_BUCKETS)
         self._step_rows = histogram("step_rows", "Rows of one step.", ROW_BUCKETS)
         self._rows = counter("rows", "Rows run through the blocks.")
-        self._failed_steps = counter("failed_steps", "Steps that raised.")
+        self._failed_steps = counter("failed_steps", "Steps that raised an exception.")
         self._stats_collector = _StatsCollector(labels, shape)
         own.register(self._stats_collector)
         ProcessCollector(registry=own)
@@ -90,7 +90,7 @@ class _StatsCollector(Collector):
     def _memory(self, stats: ServerStats) -> Iterable[Metric]:
         empty = stats.total_pages - stats.free_pages - stats.filled_pages
         pages = {"used": stats.filled_pages, "reserved": empty, "free": stats.free_pages}
-        text = "KV pages by state; reserved: given to a session, still empty."
+        text = "KV pages by state; reserved: allocated to a session, still empty."
         yield self._gauges_by("kv_pages", text, "state", pages)
         text = "KV pages that only recoveries may take."
         yield self._gauge("kv_recovery_pages", text, stats.recovery_pages)
@@ -104,10 +104,10 @@ class _StatsCollector(Collector):
 
     def _sessions(self, stats: ServerStats) -> Iterable[Metric]:
         sessions = {"running": stats.running, "idle": stats.sessions - stats.running}
-        yield self._gauges_by("sessions", "Sessions with state here.", "state", sessions)
+        yield self._gauges_by("sessions", "Sessions with state on this server.", "state", sessions)
         yield self._gauge("waiting_sessions", "Sessions whose rows wait for a step.", stats.ready)
         oldest = stats.oldest_ready_seconds
-        yield self._gauge("oldest_wait_seconds", "Age of the rows that wait longest.", oldest)
+        yield self._gauge("oldest_wait_seconds", "Age of the oldest waiting rows.", oldest)
         links = {"gateway": stats.gateways, "server": stats.servers}
         yield self._gauges_by("links", "Linked processes.", "role", links)
         yield self._gauge("draining", "1 while the server drains before it stops.", stats.draining)

@@ -23,14 +23,14 @@ from tools.dashboard.promql import (
 NOW = Row("Now", [
     Panel("Requests", "Ended requests per second, of any status.", "reqps",
           [Query(rate(gateway("requests_total")))], kind="stat", width=4, height=4),
-    Panel("Generated", "Tokens generated per second.", "suffix: tok/s",
+    Panel("Generated", "Generated tokens per second.", "suffix: tok/s",
           [Query(rate(gateway("tokens_total", kind="generated")))], kind="stat", width=4, height=4,
           decimals=1),
-    Panel("Active sessions", "Sessions in a turn: running, or looking for a route.",
+    Panel("Active sessions", "Sessions in a turn: running, or being routed.",
           "short", [Query(f"sum({gateway('sessions', state='running|fencing|held')})")],
           kind="stat", width=4, height=4),
     Panel("Lowest coverage", "Servers of the block that has the fewest, over all models. At 0 a model is down; at 1 "
-          "the next failure makes sessions wait for a replacement.", "short",
+          "after the next failure sessions are held for a replacement.", "short",
           [Query(f"min({gateway('coverage')})")], kind="stat", width=4, height=4, bad_below=1),
     Panel("Streams recovered", "Answers completed in spite of a fault, in the time shown.", "short",
           [Query(increase(gateway("streams_total", outcome="recovered"), window="$__range"))],
@@ -53,11 +53,11 @@ TRAFFIC = Row("Traffic", [
 ])  # fmt: skip
 
 LATENCY = Row("Latency", [
-    Panel("Time to first token", "From a request to its first token.", "s",
+    Panel("Time to first token", "Time from a request to its first token.", "s",
           quantiles(gateway("time_to_first_token_seconds"))),
     Panel("Inter-token latency", "Time between the tokens of one answer, recoveries included.", "s",
           quantiles(gateway("inter_token_seconds"))),
-    Panel("Request duration", "From a request to its answer's end, of completed answers.", "s",
+    Panel("Request duration", "Time from a request to its answer's end, of completed answers.", "s",
           quantiles(gateway("request_seconds"))),
     Panel("Parts of the time to first token", "Mean seconds. wait: tokenising and queueing in the gateway; "
           "prefill: from there to the first token.", "s",
@@ -72,7 +72,7 @@ LATENCY = Row("Latency", [
 TOKENS = Row("Tokens", [
     Panel("Generated tokens", "Per second, by model.", "suffix: tok/s",
           [Query(rate(gateway("tokens_total", kind="generated"), by="model"), "{{model}}")], stacked=True),
-    Panel("Prompt tokens", "Per second, by model. reused: still in a kept session's KV, not computed again.",
+    Panel("Prompt tokens", "Per second, by model. reused: still in a named session's KV, not computed again.",
           "suffix: tok/s", [
               Query(rate(gateway("tokens_total", kind="prompt"), by="model"), "{{model}}"),
               Query(rate(gateway("reused_tokens_total"), by="model"), "{{model}}, reused"),
@@ -92,7 +92,7 @@ KV = Row("KV", [
         Query(f"1 - sum by (blocks, pod, instance) ({server('kv_pages', state='free')}) / "
               f"sum by (blocks, pod, instance) ({server('kv_pages')})", "{{blocks}} {{pod}} {{instance}}"),
     ], most=1, bad_from=0.9),
-    Panel("Replay log", "Memory of the rows that servers keep to rebuild a lost successor, and its limit.",
+    Panel("Replay log", "Memory of the rows that servers retain to rebuild a lost successor, and its limit.",
           "bytes", [
               Query(f"sum by (blocks) ({server('replay_bytes')})", "{{blocks}}"),
               Query(f"sum by (blocks) ({server('replay_limit_bytes')})", "{{blocks}}, limit"),
@@ -121,7 +121,7 @@ COVERAGE = Row("Coverage", [
 RECOVERY = Row("Recovery", [
     Panel("Reroutes by cause", "Faults after which a session in a turn needed a new route.", "short",
           [Query(increase(gateway("reroutes_total"), by="cause"), "{{cause}}")], stacked=True),
-    Panel("Recovery time", "From a fault to the session's next token.", "s",
+    Panel("Recovery time", "Time from a fault to the session's next token.", "s",
           quantiles(gateway("recovery_seconds"))),
     Panel("Recoveries by outcome", "resumed: continued; failed: the stream ended with an error; abandoned: the "
           "client disconnected first.", "short",

@@ -37,7 +37,9 @@ class SwarmCollector(Collector):
         servers: dict[str, list[ServerView]] = {card.name: [] for card in cards}
         for server in self._backend.servers():
             servers.setdefault(server.model, []).append(server)
-        yield _gauge("build_info", "The running version.", ["version"], [([__version__], 1)])
+        yield _gauge(
+            "build_info", "Version of the running gateway.", ["version"], [([__version__], 1)]
+        )
         yield from _models(cards, servers)
         yield from self._sessions(cards)
 
@@ -57,7 +59,7 @@ class SwarmCollector(Collector):
 def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) -> Iterable[Metric]:
     held = {card.name: servers_per_block(card, servers[card.name]) for card in cards}
     per_model = ["model"]
-    yield _gauge("model_ready", "1 when requests can be answered.", per_model,
+    yield _gauge("model_ready", "1 while requests can be answered.", per_model,
                  (([card.name], card.ready) for card in cards))  # fmt: skip
     yield _gauge("servers", "Linked servers.", per_model,
                  (([card.name], len(servers[card.name])) for card in cards))  # fmt: skip
@@ -69,7 +71,7 @@ def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) ->
     yield _gauge("ejected_servers", "Linked servers ejected from new routes.", per_model,
                  (([card.name], sum(view.ejected for view in servers[card.name]))
                   for card in cards))  # fmt: skip
-    yield _gauge("min_health_score", "Health of the worst server, of 1.", per_model,
+    yield _gauge("min_health_score", "Lowest health score of a linked server; the best score is 1.", per_model,
                  (([card.name], min((view.score for view in servers[card.name]), default=1.0))
                   for card in cards))  # fmt: skip
     yield _gauge("coverage", "Fewest linked servers of any block.", per_model,
@@ -144,7 +146,7 @@ class PodCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         known = self._cluster.pod_states()
         pods = GaugeMetricFamily(
-            PREFIX + "pods", "Server pods known here by state.", labels=["state"]
+            PREFIX + "pods", "Server pods by state, as this gateway sees them.", labels=["state"]
         )
         for state in POD_STATES:
             pods.add_metric([state.lower()], known.get(state, 0))

@@ -160,16 +160,14 @@ class Metrics:
         self._answers = count(
             "responses", "Answers that ended with a stop or at their length.", "model", "finish"
         )
-        self._tokens = count("tokens", "Tokens read and generated.", "model", "kind")
+        self._tokens = count("tokens", "Prompt tokens and generated tokens.", "model", "kind")
         self._reused = count(
-            "reused_tokens", "Tokens of prompts that a kept session still held.", "model"
+            "reused_tokens", "Prompt tokens that a named session still held.", "model"
         )
         self._replayed = count(
             "replayed_tokens", "Tokens that were replayed after a fault.", "model"
         )
-        self._reroutes = count(
-            "reroutes", "Faults that made a session look for a new route.", "model", "cause"
-        )
+        self._reroutes = count("reroutes", "Faults that re-routed a session.", "model", "cause")
         self._recoveries = count(
             "recoveries",
             "Ended recoveries by first cause and outcome.",
@@ -196,28 +194,30 @@ class Metrics:
             )
 
         self._queue = spread(
-            "queue_seconds", "From a request to its start in the swarm.", QUEUE_BUCKETS
+            "queue_seconds", "Time from a request to its start in the swarm.", QUEUE_BUCKETS
         )
         self._prefill = spread(
             "prefill_seconds",
-            "From the start in the swarm to the first token.",
+            "Time from the start in the swarm to the first token.",
             FIRST_TOKEN_BUCKETS,
         )
         self._first = spread(
-            "time_to_first_token_seconds", "From a request to its first token.", FIRST_TOKEN_BUCKETS
+            "time_to_first_token_seconds",
+            "Time from a request to its first token.",
+            FIRST_TOKEN_BUCKETS,
         )
         self._next = spread(
-            "inter_token_seconds", "Between tokens of one answer.", NEXT_TOKEN_BUCKETS
+            "inter_token_seconds", "Time between tokens of one answer.", NEXT_TOKEN_BUCKETS
         )
         self._decode = spread(
-            "decode_seconds", "From the first token to the last.", REQUEST_BUCKETS
+            "decode_seconds", "Time from the first token to the last.", REQUEST_BUCKETS
         )
         self._whole = spread(
-            "request_seconds", "From a request to its answer's end.", REQUEST_BUCKETS
+            "request_seconds", "Time from a request to its answer's end.", REQUEST_BUCKETS
         )
         self._hops = spread("route_hops", "Servers on the route of a turn.", HOP_BUCKETS)
         self._recovery = spread(
-            "recovery_seconds", "From a fault to the next token.", RECOVERY_BUCKETS
+            "recovery_seconds", "Time from a fault to the next token.", RECOVERY_BUCKETS
         )
 
     def _sources(self) -> tuple[Counter | Histogram, ...]:

@@ -28,25 +28,25 @@ class RenamedMetric:
 
 
 PROMPT, GENERATED = {"kind": ["prompt"]}, {"kind": ["generated"]}
-ENDED = "Ended answers, and those that the client cancelled."
+ENDED = "Ended answers, and answers that the client cancelled."
 NAMES = (
     RenamedMetric("sessions", "num_requests_running", "Sessions that generate.", {"state": ["running"]}),
     RenamedMetric("sessions", "num_requests_waiting", "Sessions that wait for a route.",
             {"state": ["fencing", "held"]}),
-    RenamedMetric("kv_usage_ratio", "kv_cache_usage_perc", "Share of KV pages in use, 1 is all."),
-    RenamedMetric("tokens", "prefix_cache_queries", "Tokens of prompts.", PROMPT),
-    RenamedMetric("reused_tokens", "prefix_cache_hits", "Tokens of prompts that a kept session still held."),
-    RenamedMetric("tokens", "prompt_tokens", "Tokens of prompts.", PROMPT),
-    RenamedMetric("tokens", "generation_tokens", "Tokens generated.", GENERATED),
+    RenamedMetric("kv_usage_ratio", "kv_cache_usage_perc", "Share of KV pages in use; 1: all."),
+    RenamedMetric("tokens", "prefix_cache_queries", "Prompt tokens.", PROMPT),
+    RenamedMetric("reused_tokens", "prefix_cache_hits", "Prompt tokens that a named session still held."),
+    RenamedMetric("tokens", "prompt_tokens", "Prompt tokens.", PROMPT),
+    RenamedMetric("tokens", "generation_tokens", "Generated tokens.", GENERATED),
     RenamedMetric("responses", "request_success", ENDED, also={"finish": "finished_reason"}),
     RenamedMetric("streams", "request_success", ENDED, {"outcome": ["cancelled"]},
             fixed={"finished_reason": "abort"}),
-    RenamedMetric("time_to_first_token_seconds", "time_to_first_token_seconds", "From a request to its first token."),
-    RenamedMetric("inter_token_seconds", "inter_token_latency_seconds", "Between tokens of one answer."),
-    RenamedMetric("request_seconds", "e2e_request_latency_seconds", "From a request to its answer's end."),
-    RenamedMetric("queue_seconds", "request_queue_time_seconds", "From a request to its start in the swarm."),
-    RenamedMetric("prefill_seconds", "request_prefill_time_seconds", "From that start to the first token."),
-    RenamedMetric("decode_seconds", "request_decode_time_seconds", "From the first token to the last."),
+    RenamedMetric("time_to_first_token_seconds", "time_to_first_token_seconds", "Time from a request to its first token."),
+    RenamedMetric("inter_token_seconds", "inter_token_latency_seconds", "Time between tokens of one answer."),
+    RenamedMetric("request_seconds", "e2e_request_latency_seconds", "Time from a request to its answer's end."),
+    RenamedMetric("queue_seconds", "request_queue_time_seconds", "Time from a request to its start in the swarm."),
+    RenamedMetric("prefill_seconds", "request_prefill_time_seconds", "Time from the start in the swarm to the first token."),
+    RenamedMetric("decode_seconds", "request_decode_time_seconds", "Time from the first token to the last."),
 )  # fmt: skip
 
 

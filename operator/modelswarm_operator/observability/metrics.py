@@ -46,14 +46,14 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         self.turn_seconds = Histogram(
             "modelswarm_operator_reconcile_seconds",
-            "Duration of one turn of one swarm, by how it ended.",
+            "Duration of one reconcile of one swarm, by result.",
             ["result"],
             buckets=_TURN_SECONDS,
             registry=self.registry,
         )
         self.queue_seconds = Histogram(
             "modelswarm_operator_queue_seconds",
-            "From the event that woke a swarm to the start of its turn.",
+            "Time from an event to the reconcile of its swarm.",
             buckets=_TURN_SECONDS,
             registry=self.registry,
         )
@@ -62,33 +62,33 @@ class Metrics:
         )
         self.api_seconds = Histogram(
             "modelswarm_operator_api_request_seconds",
-            "Duration of requests to the API server, watches left out.",
+            "Duration of requests to the API server, without watches.",
             ["verb"],
             buckets=_TURN_SECONDS,
             registry=self.registry,
         )
         self.watch_events = self._counter(
-            "watch_events", "Events the watches brought.", ["resource", "type"]
+            "watch_events", "Watch events received.", ["resource", "type"]
         )
-        self.watch_restarts = self._counter("watch_restarts", "Watches that had to start again.")
-        self.resyncs = self._counter("resyncs", "Full lists, by how they ended.", ["result"])
+        self.watch_restarts = self._counter("watch_restarts", "Watches that were restarted.")
+        self.resyncs = self._counter("resyncs", "Full lists by result.", ["result"])
         self.created = self._counter("pods_created", "Pods created.", ["role"])
         self.deleted = self._counter("pods_deleted", "Pods deleted.", ["role"])
         self.rejected = self._counter(
-            "rejected_writes", "Writes that the API server refused for good.", ["resource"]
+            "rejected_writes", "Writes that the API server rejected permanently.", ["resource"]
         )
         self.leader = self._gauge("leader", "1 while this process leads.")
         self.missing_permissions = self._gauge(
-            "missing_permissions", "Rights that the operator's account lacks."
+            "missing_permissions", "Missing permissions of the operator's account."
         )
         self.last_resync = self._gauge(
-            "last_resync_timestamp_seconds", "When the last full list was complete."
+            "last_resync_timestamp_seconds", "Time at which the last full list was complete."
         )
         self.swarms = self._gauge(
             "swarms", "Swarms by condition and its status.", ["condition", "status"]
         )
         self.pods = self._gauge("pods", "Server pods by state.", ["state"])
-        version = self._gauge("build_info", "The version that runs.", ["version"])
+        version = self._gauge("build_info", "Version of the running operator.", ["version"])
         version.labels(__version__).set(1)
         self._start_at_zero()
 
