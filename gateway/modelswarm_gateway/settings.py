@@ -111,7 +111,7 @@ _OPTIONS: list[click.Parameter] = [
                  "sessions.holdLimit is no longer than this, comments are sent at half of that limit."),
     click.Option(["--suspect-after", "suspect_after_seconds"],
                  type=click.FloatRange(min=MIN_SUSPECT_AFTER, max=60), help="Seconds of silence after which "
-                 "a server on a route is suspected and its sessions look for another route; default: "
+                 "a server on a route is suspected and its sessions are re-routed; default: "
                  "0.3. Use more on machines whose processes are paused at times."),
     click.Option(["--fence-timeout", "fence_timeout_seconds"], type=click.FloatRange(min=0, min_open=True),
                  help="Seconds that a session waits for a server that does not respond, if there "
@@ -119,7 +119,7 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--lease", "lease_seconds"],
                  type=click.FloatRange(min=MIN_LEASE_SECONDS, max=86400),
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "
-                 "over the sessions of a gateway that is gone. Use the value of the servers' --lease; if two "
+                 "over the sessions of a lost gateway. Use the value of the servers' --lease; if two "
                  "differ, the longer one counts."),
     click.Option(["--rebalance-after", "rebalance_after_seconds"], type=click.FloatRange(min=0, max=86400),
                  default=60.0, show_default=True, help="Seconds for which a server has clearly more "

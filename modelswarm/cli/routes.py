@@ -108,7 +108,7 @@ def _current_cost(session: api_pb2.RouteReason) -> str:
     cost = (
         f"costs {_format_ms(session.cost_ms)}"
         if session.HasField("cost_ms")
-        else "a server of its route is gone"
+        else "a server of its route was lost"
     )
     if not session.HasField("best_ms"):
         return f"{cost}; there is no route now"

@@ -64,7 +64,7 @@ async def load_configuration(kubeconfig: Path | None, *, in_cluster: bool = True
                 persist_config=False,  # two loaders of one process must not write the same file
             )
     except (config.ConfigException, OSError, TypeError, ValueError) as error:
-        raise UnreachableError(f"nothing says where the API server is: {error}") from error
+        raise UnreachableError(f"no usable kubeconfig or service account: {error}") from error
     return loaded
 
 

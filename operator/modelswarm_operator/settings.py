@@ -41,11 +41,11 @@ _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _OPTIONS: list[click.Parameter] = [
     click.Option(["--server-image"], required=True, help="Image of the block servers."),
     click.Option(["--image-pull-policy"], default="IfNotPresent", show_default=True,
-                 type=click.Choice(["Always", "IfNotPresent", "Never"])),
-    click.Option(["--namespace", "namespaces"], multiple=True, help="Look after the swarms of this "
-                 "namespace; may be repeated. Default: of all."),
-    click.Option(["--gateway-url"], default="", help="Where clients reach the gateway; shown in the "
-                 "status of every swarm."),
+                 type=click.Choice(["Always", "IfNotPresent", "Never"]), help="Pull policy of that image."),
+    click.Option(["--namespace", "namespaces"], multiple=True, help="Namespace whose swarms "
+                 "are managed; may be repeated. Default: all."),
+    click.Option(["--gateway-url"], default="", help="URL of the gateway for clients; shown in "
+                 "the status of every swarm."),
     click.Option(["--pod-template"], type=click.Path(path_type=Path), help="YAML file: a "
                  "strategic-merge patch over every server pod."),
     click.Option(["--leader-election/--no-leader-election", "elect"], default=True,
@@ -55,13 +55,14 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--metrics"], default="0.0.0.0:8080", show_default=True, help="HOST:PORT of /live, "
                  "/ready and /metrics."),
     click.Option(["--resync", "resync_seconds"], type=click.FloatRange(min=1, max=3600),
-                 default=60.0, show_default=True, help="Seconds between two full lists."),
-    click.Option(["--kubeconfig"], type=click.Path(path_type=Path), help="Default: the pod's "
-                 "service account."),
+                 default=60.0, show_default=True, help="Seconds between two full lists of "
+                 "swarms and pods."),
+    click.Option(["--kubeconfig"], type=click.Path(path_type=Path), help="Kubeconfig file for "
+                 "the API server. Default: the pod's service account."),
     click.Option(["--run-file"], type=click.Path(path_type=Path), help="File to write the bound "
                  "address to."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
-                 "parent holds open: when the parent is gone, so is this process."),
+                 "parent process holds open; this process exits when the parent has exited."),
     click.Option(["--json-logs"], is_flag=True, help="One JSON object per log line."),
 ]  # fmt: skip
 
@@ -71,7 +72,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         "modelswarm-operator",
         params=_OPTIONS,
         callback=_settings,
-        help="Turn ModelSwarm resources into block servers, and keep them so.",
+        help="Run ModelSwarm resources as block servers.",
     )
     return read_flags(command, Settings, arguments)
 

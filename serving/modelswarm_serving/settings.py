@@ -62,53 +62,57 @@ _HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
 _ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 _OPTIONS: list[click.Parameter] = [
-    click.Option(["--model"], help="demo://NAME, file://FOLDER or hf://ORG/NAME."),
-    click.Option(["--tokenizer"], help="Address like --model's: all tokenizer files, with their chat "
-                 "template, come from there."),
+    click.Option(["--model"], help="Address of the model: demo://NAME, file://FOLDER or "
+                 "hf://ORG/NAME."),
+    click.Option(["--tokenizer"], help="Address of the tokenizer files and their chat template, like "
+                 "--model's. Default: the model's own."),
     click.Option(["--chat-template"], type=click.Path(path_type=Path), help="File with a Jinja "
-                 "template instead of the model's own."),
+                 "chat template instead of the model's own."),
     click.Option(["--served-name"], help="Model name for clients; default: the last part of its source."),
-    click.Option(["--blocks"], required=True, help="FIRST:LAST, the blocks to hold, LAST excluded."),
+    click.Option(["--blocks"], required=True, help="Blocks to hold, as FIRST:LAST, LAST excluded."),
     click.Option(["--listen"], default="127.0.0.1:0", show_default=True, help="HOST:PORT for links."),
-    click.Option(["--advertise"], help="HOST:PORT at which others reach this server, if not --listen."),
-    click.Option(["--discovery-dir"], type=click.Path(path_type=Path), help="Folder in which a server "
-                 "that is ready writes NAME.json; none: it is found by other means."),
-    click.Option(["--name"], required=True, help="Of this server, unique among the members."),
-    click.Option(["--incarnation"], type=click.IntRange(min=0), default=1, show_default=True),
-    click.Option(["--metrics"], help="HOST:PORT of /metrics, /live and /ready; none: no such port."),
+    click.Option(["--advertise"], help="HOST:PORT at which gateways and other servers dial this server. "
+                 "Default: --listen."),
+    click.Option(["--discovery-dir"], type=click.Path(path_type=Path), help="Discovery folder, into "
+                 "which a ready server writes NAME.json. Default: none; gateways discover the server by its pod."),
+    click.Option(["--name"], required=True, help="Name of this server, unique in the discovery folder."),
+    click.Option(["--incarnation"], type=click.IntRange(min=0), default=1, show_default=True,
+                 help="Number that grows with each new server process or pod of this name."),
+    click.Option(["--metrics"], help="HOST:PORT of /metrics, /live and /ready. Default: no such port."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
-                 "parent holds open: when the parent is gone, so is this process."),
+                 "parent process holds open; this process exits when the parent has exited."),
     click.Option(["--dtype"], type=click.Choice(list(DTYPES)), default="float32",
-                 show_default=True),
-    click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True),
-    click.Option(["--pages"], type=_POSITIVE, help="Pages of KV to hold."),
-    click.Option(["--memory"], help="Instead of --pages: for weights, pages and, on a CPU, where it is in the same "
-                 "memory, the replay log, like 512Mi. Of an accelerator: its own memory, without the replay log."),
-    click.Option(["--page-size"], type=_POSITIVE, default=16, show_default=True),
-    click.Option(["--max-length"], type=_POSITIVE, help="Most positions of a session."),
+                 show_default=True, help="Number format of weights and KV."),
+    click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True, help="CPU threads of torch."),
+    click.Option(["--pages"], type=_POSITIVE, help="Number of KV pages."),
+    click.Option(["--memory"], help="Memory for weights, KV pages and (on a CPU) the replay log, e.g. 512Mi. "
+                 "Instead of --pages. On an accelerator: its own memory, without the replay log."),
+    click.Option(["--page-size"], type=_POSITIVE, default=16, show_default=True, help="Positions of one KV page."),
+    click.Option(["--max-length"], type=_POSITIVE, help="Maximum positions of a session."),
     click.Option(["--token-budget"], type=_POSITIVE, default=512, show_default=True,
-                 help="Most rows of one step: prompts are read in parts of this size."),
+                 help="Maximum rows of one step; longer prompts are split."),
     click.Option(["--replay-memory"], help="Host memory of the replay log: rows retained until their session ends, so "
                  "that a lost neighbour can be rebuilt. 0: no replay log. Default: enough for a row of every position "
                  "of the pages."),
     click.Option(["--lease", "lease_seconds"],
                  type=click.FloatRange(min=MIN_LEASE_SECONDS, max=86400),
                  default=30.0, show_default=True,
-                 help="Seconds a session outlives its gateway's link; the same as the gateways' "
-                 "--lease; if they differ, the longer one counts."),
+                 help="Seconds that a session outlives its gateway's link. Use the value of the "
+                 "gateways' --lease; if they differ, the longer one counts."),
     click.Option(["--hold-limit", "hold_limit_seconds"], type=click.FloatRange(min=0, min_open=True, max=86400),
-                 help="Seconds gateways may hold a session that finds no route; default: theirs."),
+                 help="Seconds that gateways may hold a session without a route. Default: the gateway's --hold-limit."),
     click.Option(["--drain-timeout", "drain_timeout_seconds"], type=click.FloatRange(min=0, max=86400), default=25.0,
-                 show_default=True, help="Seconds that sessions get to move elsewhere after SIGTERM."),
+                 show_default=True, help="Seconds for migrating sessions after SIGTERM."),
     click.Option(["--heartbeat", "heartbeat_seconds"], type=click.FloatRange(min=0.1, max=5), default=0.1,
                  show_default=True, help="Seconds between heartbeats to gateways whose sessions run here; "
-                 "the gateway's --suspect-after counts as three of these if it is less than two."),
-    click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node: gateways recover "
-                 "sessions in another one."),
-    click.Option(["--hash-model"], is_flag=True, help="Exact test model instead of the blocks."),
-    click.Option(["--hash-blocks"], type=_POSITIVE, default=8, help="Its blocks, without --model."),
+                 "a gateway whose --suspect-after is less than two of these uses three of them."),
+    click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node. Gateways recover "
+                 "sessions in another zone."),
+    click.Option(["--hash-model"], is_flag=True, help="Run a hash function as the model, for tests."),
+    click.Option(["--hash-blocks"], type=_POSITIVE, default=8, help="Number of blocks of the hash model, "
+                 "without --model."),
     click.Option(["--hash-vocab"], type=click.IntRange(min=2), default=256,
-                 help="Its vocabulary, without --model."),
+                 help="Vocabulary of the hash model, without --model."),
 ]  # fmt: skip
 
 

@@ -113,7 +113,9 @@ class _Converter:
         }
         strange = [key for key in raw if key not in known and not key.startswith("x-kubernetes-")]
         if strange:
-            raise SchemaError(f"{path}: {', '.join(strange)} cannot be said in a structural schema")
+            raise SchemaError(
+                f"{path}: {', '.join(strange)} cannot be expressed in a structural schema"
+            )
         if "type" not in raw and "x-kubernetes-preserve-unknown-fields" not in raw:
             raise SchemaError(f"{path}: has no type")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tools.dashboard.parts import Panel, Query, Row
 from tools.dashboard.promql import gateway_pods, increase, operator, quantile, quantiles, rate
 
-GATEWAY_VIEW, GATEWAY_WATCHES = "Pods as gateways know them", "Gateways and the API server"
+GATEWAY_VIEW, GATEWAY_WATCHES = "Pods as gateways see them", "Gateways and the API server"
 
 PODS = Row("Pods", [
     Panel("Pods by state", "Server pods of all swarms.", "short",
@@ -19,7 +19,7 @@ PODS = Row("Pods", [
     Panel(GATEWAY_VIEW, "Server pods by state, as seen by the gateway that sees fewest.", "short",
           [Query(f"min by (state) ({gateway_pods('pods')})", "{{state}}")], stacked=True),
     Panel(GATEWAY_WATCHES, "Gateways with a working pod watch, and their failed requests to the API server. "
-          "At 0, gateways keep the pods they know, and streams continue.", "short", [
+          "At 0, gateways keep the known pods, and streams continue.", "short", [
               Query(f"sum({gateway_pods('pod_watch_up')})", "gateways that watch"),
               Query(increase(gateway_pods("kube_api_failures_total")), "failed requests"),
           ]),

@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--no-images", action="store_true", help="without the project's own images")
     up.add_argument("--image", type=Path, nargs="*", default=[], help="OCI archives to import")
-    down = verbs.add_parser("down", help="take it away: nothing is left")
+    down = verbs.add_parser("down", help="remove it: nothing is left")
     for verb in (up, down):
         verb.add_argument("--state", type=Path, default=DEFAULT_STATE, help="its folder")
     made = verbs.add_parser("build", help="build the programs")

@@ -41,7 +41,7 @@ def main():
         time.sleep(2)
         model, why = ready_model()
     if model is None:
-        return f"no model to ask within {os.environ['TIMEOUT']} s: {why}"
+        return f"no model is ready within {os.environ['TIMEOUT']} s: {why}"
     try:
         answer = call(
             "/v1/completions", {"model": model, "prompt": "one two three", "max_tokens": 8}

@@ -20,7 +20,7 @@ RETRYABLE_CODES = (*MOVED_CODES, Code.SESSION_BUSY, Code.NO_CAPACITY, Code.NO_SE
 
 
 def stream_broken() -> ApiError:
-    detail = "the gateway that holds this session is gone; resume with Last-Event-ID"
+    detail = "the gateway that owned this session was lost; resume with Last-Event-ID"
     return ApiError(Code.STREAM_BROKEN, detail, param="session_id")
 
 

@@ -137,7 +137,7 @@ class SessionLocator:
     async def _await_lease_end(self, location: SessionLocation, deadline: float) -> None:
         """Sleep for a part of the owner's lease: until it ends, the owner may come back."""
         if self._clock() + location.takeover_wait > deadline:
-            detail = "the gateway that held this session is gone; it can be taken over later"
+            detail = "the gateway that owned this session was lost; it can be taken over later"
             raise ApiError(Code.SESSION_ELSEWHERE, detail, retry_after=location.takeover_wait)
         await asyncio.sleep(min(location.takeover_wait + 0.01, POLL_SECONDS))
 
@@ -153,7 +153,7 @@ def _check_log(location: SessionLocation, request: GenerationRequest, log: Seque
 
 
 def _servers_unreached() -> ApiError:
-    detail = "not all servers that may know this session can be reached; resume with Last-Event-ID"
+    detail = "not all servers that may hold this session can be reached; resume with Last-Event-ID"
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 

@@ -292,7 +292,7 @@ class Node:
         """Log and count an effect that needs no action."""
         match effect:
             case Rerouted(session=session, cause=cause, peer=peer):
-                log.info("session %s looks for a new route: %s (%s)", session, cause, peer)
+                log.info("re-routing session %s: %s at %s", session, cause, peer)
                 self.recovery_events.record_reroute(session, self._streams.get(session), cause)
             case Ejected(peer=peer, cause=cause):
                 log.warning("ejected %s from new routes: %s", peer, cause)

@@ -24,7 +24,7 @@ def _require_finite(
 
 
 _OPTIONS = (
-    click.option("--max-tokens", type=int, metavar="N", help="At most so many tokens."),
+    click.option("--max-tokens", type=int, metavar="N", help="Maximum number of tokens."),
     click.option(
         "--temperature",
         type=float,

@@ -51,8 +51,8 @@ def condition_updates(
 ) -> list[ConditionUpdate]:
     if is_protected(swarm):
         refusal = (
-            f"Deletion is held up by the annotation {names.PROTECT}=true: the pods stay, but lost ones are not "
-            f"replaced. Remove the annotation to let the deletion go on (kubectl annotate msw {swarm.name} "
+            f"Deletion is forbidden by the annotation {names.PROTECT}=true: the pods stay, but lost ones are not "
+            f"replaced. Remove the annotation to continue the deletion (kubectl annotate msw {swarm.name} "
             f"{names.PROTECT}-)."
         )
         ready = ConditionUpdate(READY, ready_counts.coverage > 0, "Protected", refusal)

@@ -295,7 +295,7 @@ class Fencing:
         named = {(entry.handle, entry.session) for entry in live.sessions}
         for hop in self.hops.owned_by([peer]):
             if (hop.handle, hop.session) not in named:
-                self._report_and_free(hop, "not in the gateway's list of live sessions")
+                self._report_and_free(hop, "not in the gateway's list of owned sessions")
 
     def on_lease_lapsed(self, gateway: PeerId) -> None:
         """The gateway's lease expired before it reconnected, so it loses its priority.

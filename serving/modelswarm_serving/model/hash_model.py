@@ -112,7 +112,7 @@ class HashModel:
 
     def __init__(self, shape: ModelShape) -> None:
         if shape.row_bytes < 8 or shape.row_bytes % 8:
-            raise ValueError(f"row_bytes is {shape.row_bytes}; a multiple of 8 is wanted")
+            raise ValueError(f"row_bytes is {shape.row_bytes}; it must be a multiple of 8")
         self._shape = shape
         self._words = shape.row_bytes // 8
         # block -> page -> slots; a page is created by its first write
@@ -165,7 +165,7 @@ class HashModel:
             raise ValueError(f"blocks {task.blocks} are not held here")
         wanted = task.count * (task.blocks[1] - task.blocks[0]) * shape.kv_bytes
         if isinstance(task, KvWrite) and len(task.kv) != wanted:
-            raise ValueError(f"{len(task.kv)} bytes of KV where {wanted} are wanted")
+            raise ValueError(f"{len(task.kv)} bytes of KV; expected: {wanted}")
 
     def _run_item(self, item: BatchItem) -> Result:
         self._check_item(item)

@@ -138,8 +138,8 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, flag: s
             ["--kubernetes", "--namespace", "A b"],
             "--namespace: 'A b' is not a valid namespace name",
         ),
-        (["--kubernetes", "--kubeconfig", "/no/such/file"], "--kubeconfig: nothing says where the"),
-        (["--kubernetes", "--kubeconfig", "/etc/passwd"], "--kubeconfig: nothing says where the"),
+        (["--kubernetes", "--kubeconfig", "/no/such/file"], "--kubeconfig: no usable kubeconfig"),
+        (["--kubernetes", "--kubeconfig", "/etc/passwd"], "--kubeconfig: no usable kubeconfig"),
     ],
 )
 def test_bad_flags_are_one_sentence_and_exit_code_two(

@@ -31,7 +31,7 @@ def test_adjacent_free_runs_are_merged() -> None:
 def test_allocation_beyond_free_pages_fails_and_takes_none() -> None:
     pool = PageAllocator(3)
     pool.allocate(2)
-    with pytest.raises(ValueError, match="2 pages wanted, 1 free"):
+    with pytest.raises(ValueError, match="2 pages requested, 1 free"):
         pool.allocate(2)
     assert pool.free == 1
 

@@ -156,7 +156,7 @@ class HealthMonitor:
         """Close links without messages: coverage counts connected servers, so a dead link would feign coverage."""
         for peer, silence in self._failure_detector.silences(time):
             if silence >= self._settings.disconnect_after_seconds:
-                self._registry.disconnect(peer, f"it has said nothing for {silence:.0f} s")
+                self._registry.disconnect(peer, f"no message for {silence:.0f} s")
 
     def _undrain(self, peers: Collection[PeerId], now: float) -> None:
         self._slow.difference_update(peers)

@@ -100,7 +100,7 @@ def _merge_named_list(base: list[Any], patch: Any, key: str, path: str, where: s
     for index, item in enumerate(patch):
         at = f"{where}[{index}]"
         if not isinstance(item, Mapping) or key not in item:
-            raise UserError(at, f"needs a {key}: entries of this list are told apart by it")
+            raise UserError(at, f"needs a {key}, the merge key of this list")
         if not isinstance(item[key], str | int):
             raise UserError(f"{at}.{key}", "must be a string or a number")
         found = [one for one in merged if one.get(key) == item[key]]

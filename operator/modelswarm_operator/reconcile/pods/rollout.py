@@ -153,7 +153,7 @@ def retire_surplus(servers: Iterable[Server], spec: Spec, retirement: Retirement
     for server in servers:
         if server.is_terminating or _is_unreachable(server):
             continue
-        retirement.retire(server, spec.replicas, f"{spec.replicas} servers per span are wanted")
+        retirement.retire(server, spec.replicas, f"{spec.replicas} servers per span are desired")
 
 
 def max_unschedulable(chosen: Iterable[Sequence[SlotState]]) -> int:

@@ -106,11 +106,11 @@ class SlotFiller:
 
     def _delete_useless(self, state: SlotState) -> None:
         for server in state.failed:
-            self._turn.delete_pod(server.pod, "it has ended")
+            self._turn.delete_pod(server.pod, "its container has exited")
         for server in state.broken:
             self._turn.delete_pod(server.pod, "its container keeps failing")
         for server in state.redundant:
-            self._turn.delete_pod(server.pod, "not serving, and another takes its slot")
+            self._turn.delete_pod(server.pod, "not serving; its slot has another server")
 
     def _record_success(self, state: SlotState, server: Server) -> None:
         """Clear the allocation and, once the server has run for `stable_after`, the slot's failures."""

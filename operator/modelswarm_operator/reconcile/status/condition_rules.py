@@ -54,7 +54,7 @@ def _ready(situation: SwarmSummary, lost: bool) -> ConditionUpdate:
         return ConditionUpdate(READY, True, "Covered", message)
     if situation.is_suspended:
         return ConditionUpdate(
-            READY, False, "Suspended", "spec.replicas is 0: no servers are wanted."
+            READY, False, "Suspended", "spec.replicas is 0: no servers are desired."
         )
     if situation.problems and not lost:
         reason, message = summarize(situation.problems)
@@ -88,12 +88,12 @@ def _uncovered_blocks(ready_counts: ReadyCounts) -> str:
 def _progressing(situation: SwarmSummary) -> ConditionUpdate:
     ready_counts = situation.ready_counts
     if situation.is_paused:
-        message = "spec.paused is true: nothing is started, replaced or ended."
+        message = "spec.paused is true: nothing is started, replaced or deleted."
         return ConditionUpdate(PROGRESSING, False, "Paused", message)
     if situation.is_inspecting:
         return ConditionUpdate(PROGRESSING, True, "Inspecting", "A pod inspects the model.")
     if situation.is_held:
-        message = "Nothing is started or ended until the spec is corrected; running pods stay."
+        message = "Nothing is started or deleted until the spec is corrected; running pods stay."
         return ConditionUpdate(PROGRESSING, False, "Held", message)
     if situation.from_older_plan:
         message = f"{situation.from_older_plan} pods of the earlier plan are deleted as soon as the new ones serve."

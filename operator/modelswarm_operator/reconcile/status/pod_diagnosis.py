@@ -75,7 +75,7 @@ class PodDiagnosis:
             return None
         message = (
             f"{subject} is not ready after {policy.slow_start / 60:.0f} minutes. Weights that are large may take that "
-            f"long; otherwise `kubectl describe pod {pod.name}` and its log say more."
+            f"long; otherwise see `kubectl describe pod {pod.name}` and its log."
         )
         return Problem("NotStarting", message, pod.name)
 
@@ -113,7 +113,7 @@ def _scheduling_problem(
         return Problem("VolumeMissing", message, pod.name)
     return Problem(
         "NoCapacity",
-        f"{subject} finds no node. {_describe_shortage(pod.unschedulable, nodes)}The scheduler says: {detail}",
+        f"{subject} finds no node. {_describe_shortage(pod.unschedulable, nodes)}Message of the scheduler: {detail}",
         pod.name,
     )
 

@@ -28,7 +28,7 @@ class PageAllocator:
     def allocate(self, count: int) -> list[int]:
         """Take `count` pages; the caller must have checked `free`."""
         if count > self.free:
-            raise ValueError(f"{count} pages wanted, {self.free} free")
+            raise ValueError(f"{count} pages requested, {self.free} free")
         self.free -= count
         for index, (start, end) in enumerate(self._runs):
             if end - start >= count:

@@ -72,7 +72,7 @@ def load_modules(
         name, found, expected = min(info["mismatched_keys"])
         raise ModelSourceError(
             "model",
-            f"{folder} has {name} of shape {tuple(found)} where config.json says {tuple(expected)}",
+            f"{folder} has {name} of shape {tuple(found)}; config.json has {tuple(expected)}",
         )
     return _split_modules(model.eval().requires_grad_(False).to(device), part)
 
