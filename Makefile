@@ -1,4 +1,4 @@
-# The verbs people and CI share. `make help` lists them.
+# The verbs for people and CI. `make help` lists them.
 SHELL := /bin/bash
 PYTHON ?= python3
 # Set this to a CPU-only package index to install torch from there (the default index brings the CUDA build).
@@ -16,7 +16,7 @@ help: ## list the verbs
 
 setup: $(STAMP) ## build .venv from the locked constraints (two minutes once, then seconds in every tree)
 
-# The packages are kept in ~/.cache/modelswarm and shared by all trees; pip itself says nothing while it works.
+# The packages are kept in ~/.cache/modelswarm and shared by all trees; pip itself prints nothing meanwhile.
 $(STAMP): constraints.txt pyproject.toml tools/ci/make_venv.py
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ModelSwarm needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
 	@TORCH_INDEX_URL="$(TORCH_INDEX_URL)" $(PYTHON) tools/ci/make_venv.py
@@ -34,14 +34,14 @@ style: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/python tools/ci/check_house.py
 
-# The tiers of the tests: tools/ci/run_tests.py says what runs when, and leaves logs and durations in build/tests.
+# The tiers of the tests: tools/ci/run_tests.py defines them and leaves logs and durations in build/tests.
 # PYTEST holds further options of pytest.
 RUN_TESTS := @$(BIN)/python tools/ci/run_tests.py
 
 plan-%: $(STAMP)
 	$(RUN_TESTS) $* --plan
 
-test: plan-fast style cluster-ready ## the fast tier, as CI runs it: about 10 minutes
+test: plan-fast style cluster-ready ## the fast tier, as CI runs it: about 10 minutes with the cluster's programs cached
 	$(RUN_TESTS) fast $(PYTEST)
 
 test-all: plan-full style cluster-ready ## every test but those of the soak: about 35 minutes
@@ -57,7 +57,7 @@ bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
 	PYTHONPATH=tests $(BIN)/python -m bench $(ONLY)
 
 # STREAMS, NEW (tokens of an answer), SPANS, REPLICAS, GATEWAYS and EVERY (seconds between two faults) change the swarm and its
-# load, FAULTS="kill one-way" and EACH=1 (each of them comes before any comes again) what is done to it.
+# load, FAULTS="kill one-way" and EACH=1 (each of them comes before any comes again) change the faults.
 chaos: $(STAMP) ## disturb a real local swarm and judge its answers: make chaos SECONDS=60 SEED=7 (MODEL=hash, torch)
 	@PYTHONPATH=tests $(BIN)/python -m chaos $(if $(SECONDS),--seconds $(SECONDS)) $(if $(SEED),--seed $(SEED)) \
 	  $(if $(MODEL),--model $(MODEL)) $(if $(STREAMS),--streams $(STREAMS)) $(if $(NEW),--new $(NEW)) \
@@ -69,7 +69,7 @@ images: ## build the container images with docker, podman or buildah (5 minutes 
 	@TORCH_INDEX_URL="$(TORCH_INDEX_URL)" $(PYTHON) tools/make_images.py $(IMAGES) \
 	  --builder "$(BUILDER)" --registry "$(or $(REGISTRY),localhost)" --tag "$(IMAGE_TAG)" --base "$(IMAGE_BASE)"
 
-cluster: $(STAMP) ## a real Kubernetes on this machine (13 minutes once, then half a minute; NODES=2 GPUS=4)
+cluster: $(STAMP) ## a real Kubernetes on this machine (15 to 45 minutes once, then half a minute; NODES=2 GPUS=4)
 	@$(BIN)/python -m tools.devcluster up --nodes $(or $(NODES),2) --gpus $(or $(GPUS),4)
 
 cluster-down: $(STAMP) ## remove it: nothing is left
@@ -78,7 +78,7 @@ cluster-down: $(STAMP) ## remove it: nothing is left
 cluster-packages: $(STAMP) ## install the Debian packages that the cluster and its tests need (as root)
 	@$(BIN)/python -m tools.devcluster packages
 
-cluster-ready: $(STAMP) ## what the cluster tests need: packages, programs, images (15 minutes once, then seconds)
+cluster-ready: $(STAMP) ## build for the cluster tests: packages, programs, images (15 to 45 minutes once, then seconds)
 	@$(BIN)/python -m tools.devcluster prepare
 
 proto: $(STAMP) ## regenerate the protobuf modules
