@@ -1,4 +1,4 @@
-"""Host memory of the replay log (R6), from which a lost neighbour of a server is rebuilt.
+"""Host memory of the replay log (R6, replay), from which a lost neighbour of a server is rebuilt.
 
 Used by the plan and by servers, so that both compute the same. Pure; knows no plans.
 """

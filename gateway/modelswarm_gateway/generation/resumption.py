@@ -1,4 +1,4 @@
-"""Resumption of a broken stream: the tokens its turn had generated, and the last one that the client has (R17).
+"""Resumption of a broken stream: the tokens of its turn, and the last one that the client has (R17, sampling).
 
 Made by the service from the session's log, used by the generation. Pure: the text of a turn is a function of its log,
 so the last position that the client has is enough.

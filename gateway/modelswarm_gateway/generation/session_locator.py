@@ -1,4 +1,4 @@
-"""Locates a named session: kept here, taken over from a gateway that is gone, owned by another one, or new (R20).
+"""Locates a named session: kept here, taken over from a lost gateway, owned by another one, or new (R20, takeover).
 
 Used by the service before a turn of a named session begins. Decides which gateway answers. Knows neither the steps of
 a takeover nor text.

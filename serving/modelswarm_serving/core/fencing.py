@@ -200,7 +200,7 @@ class Fencing:
     ) -> bool:
         """True if a new hop, or a turn of the `existing` hop, gets its pages.
 
-        Recoveries precede admissions (R12). A turn that needs more pages than its hop has is an admission as well.
+        Recoveries precede new work (R12, admission). A turn that needs more pages than its hop has is new work, too.
         """
         held = 0 if existing is None else len(existing.pages)
         fits = self._make_room(turn, held, for_recovery, existing, now)

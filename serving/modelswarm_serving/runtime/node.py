@@ -131,7 +131,7 @@ class Node:
             remove_run_file(self._settings.discovery_dir / f"{self._settings.name}.json")
 
     async def _drain(self) -> None:
-        """After the first signal, tell all gateways that this server drains; they migrate their sessions (R13).
+        """After the first signal, report the drain to all gateways; they migrate their sessions (R13, migration).
 
         Returns when no session needs this server, or at the drain timeout.
         """

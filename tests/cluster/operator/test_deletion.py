@@ -1,6 +1,6 @@
 """Deletion of a swarm, its namespace or its nodes, with Kubernetes' own garbage collection and eviction.
 
-Cases 41, 42 and 49 of operator.md section 3, on kwok: real controller manager and scheduler, pods without containers.
+On kwok: a real controller manager and scheduler, pods without containers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Two operators and one Lease: which one leads, when the other takes over, and that a leader without it writes nothing.
 
-Cases 54 and 55 of operator.md section 3. A takeover that must not wait for the Lease to run out is tested with a Lease
+A takeover that must not wait for the Lease to run out is tested with a Lease
 of an hour. Times are printed, not judged.
 """
 

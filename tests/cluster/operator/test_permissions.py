@@ -1,6 +1,6 @@
 """Rights that the operator lacks: it names them, waits, does not crash, and goes on when they come.
 
-Case 29 of operator.md section 3. The account gets what `access_review.needs` lists, by which the chart is tested too.
+The account gets what `access_review.needs` lists, by which the chart is tested too.
 """
 
 from __future__ import annotations

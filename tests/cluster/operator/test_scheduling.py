@@ -1,6 +1,6 @@
 """Resources, priorities and GPUs of nodes, with Kubernetes' own scheduler and controllers on kwok.
 
-Cases 50 and 51 of operator.md section 3: preemption by a pod of higher priority, GPUs that vanish from a node.
+Preemption by a pod of higher priority, GPUs that vanish from a node.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Fence that waits for the running step, from a gateway whose lease ends meanwhile (R2, R12, R19)."""
+"""A Fence waits for the running step while its gateway's lease ends (R2: fencing, R12: admission, R19: leases)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deadlines of tokens: the time by which a session's next token is due, from the step times of its servers (R21).
+"""Deadlines of tokens: the time by which a session's next token is due (R21, silence), from its servers' step times.
 
 Pure; used by `monitor.py`, which keeps a `Progress` per session. Generous on purpose: a deadline that is too short
 costs a Fence, while most faults are found by other means. Knows no silence and no links.

@@ -86,7 +86,7 @@ def flush_live(out: Outbox, hop: Hop) -> None:
 
 
 def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
-    """Append the sampled token to the log and send it: to the gateway always, into the ring up to the credit (R7)."""
+    """Append the sampled token to the log and send it: to the gateway always, to the ring up to the credit (R7)."""
     started = hop.started
     assert started is not None
     position = len(hop.log)

@@ -84,8 +84,8 @@ def sampling_fault(wanted: Sampling) -> str | None:
 
 @dataclass(slots=True)
 class EarlyMessages:
-    """Messages that arrived between Fence and StartEpoch (R10), with their senders: only StartEpoch names the
-    neighbours."""
+    """Messages that arrived between Fence and StartEpoch (R10, early messages), with their senders: only StartEpoch
+    names the neighbours."""
 
     rows: list[tuple[PeerId, Rows]] = field(default_factory=list)
     row_count: int = 0
@@ -95,7 +95,7 @@ class EarlyMessages:
 
 @dataclass(slots=True, eq=False)
 class Hop:
-    """State of a hop; positions [0, kv) hold valid KV. Names and meanings as in PROTOCOL section 1."""
+    """State of a hop; positions [0, kv) hold valid KV. Names and meanings as in docs/protocol.md."""
 
     session: str
     first: int
@@ -128,10 +128,11 @@ class Hop:
     acked: int = 0  # rows that the successor has acknowledged
     credit: int = 0
     tokens_sent: int = 0
-    bulk_acknowledged: bool = False  # predecessor knows: all its bulk rows are here (R9)
+    bulk_acknowledged: bool = False  # predecessor knows: all its bulk rows are here (R9, lanes)
     finished: bool = False  # the last token of the turn was sampled (tail) or stored (head)
     withheld_token: Token | None = None  # tail: the one token beyond the credit (R7, credit)
-    unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)  # live rows (R9)
+    # live rows (R9, lanes)
+    unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)
     early: EarlyMessages = field(default_factory=EarlyMessages)
     transfers: dict[Handle, TransferCursor] = field(
         default_factory=dict
@@ -257,13 +258,13 @@ class Hop:
         else:
             end = len(self.log) - self.finished
         if self.is_tail:
-            if end >= started.length and not self.is_head:  # R10
+            if end >= started.length and not self.is_head:  # R10 (early messages)
                 end = (
                     started.length - 1
                     if len(self.log) < started.length
                     else min(end, len(self.log))
                 )
-        else:  # R11
+        else:  # R11 (windows)
             end = min(end, max(self.window, started.send_from))
         if not started.sample:
             end = min(end, started.length - 1)

@@ -1,4 +1,4 @@
-"""KV transfers for migrations (R13): copies the KV of a running hop to a standby hop on another server.
+"""KV transfers for migrations (R13, migration): copies the KV of a running hop to a standby hop on another server.
 
 Used by `server.py` and `step.py`. The sender has a cursor per target. It follows the hop's own KV: first the existing
 positions, then each new one, as far as the target's windows reach. The output row in the replay log goes along with

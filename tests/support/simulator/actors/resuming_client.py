@@ -1,4 +1,4 @@
-"""A client whose gateway is gone continues at another one, which takes over its session or opens a new one (R20).
+"""A client of a lost gateway continues at another one, which takes over the session or opens a new one (R20, takeover).
 
 Does what the API of a gateway does for a named session: find it, wait for the lease, fetch the log, take it over.
 """
@@ -95,7 +95,7 @@ class ResumingClient:
     def _has_tail(self, gateway: GatewayProcess) -> bool:
         """True if the session has a hop for the last block.
 
-        A parked session has none after a migration (R13): its next turn brings the whole log.
+        A parked session has none after a migration (R13, migration): its next turn brings the whole log.
         """
         view = gateway.core.find_view(self._client.name)
         blocks = self._tools.scenario.layout.n_blocks

@@ -1,4 +1,4 @@
-"""Planted bugs in takeover between gateways (R19, R20) and in rebalancing (R13).
+"""Planted bugs in takeover between gateways (R19: leases, R20: takeover) and in rebalancing (R13, migration).
 
 As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """

@@ -1,4 +1,4 @@
-"""Planted bugs in recovery and detection: use of retained rows (R6), KV copies (R13), silence and deadlines (R21).
+"""Planted bugs in recovery and detection: retained rows (R6, replay), KV copies (R13, migration), silence (R21).
 
 As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """

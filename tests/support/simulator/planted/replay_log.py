@@ -1,4 +1,4 @@
-"""Planted bugs in the replay log of servers (R3, R6).
+"""Planted bugs in the replay log of servers (R3: lowest cuts, R6: replay).
 
 As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """

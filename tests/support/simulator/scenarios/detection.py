@@ -1,4 +1,4 @@
-"""Scenarios of faults that only silence or a deadline shows: stops, parted pairs, links that lose one direction (R21).
+"""Scenarios of faults that only silence (R21) or a deadline shows: stops, parted pairs, one-way links.
 
 Used by `base.py`, which has the list of all.
 """

@@ -1,4 +1,4 @@
-"""Scenarios of gateways that crash, stall and take over each other's sessions (R19, R20).
+"""Scenarios of gateways that crash, stall and take over each other's sessions (R19: leases, R20: takeover).
 
 Used by `base.py`, which has the list of all.
 """

@@ -1,4 +1,4 @@
-"""Scenarios of migration (R13): drained servers, KV copies, and rebalanced sessions.
+"""Scenarios of migration (R13, migration): drained servers, KV copies, and rebalanced sessions.
 
 Used by `base.py`, which has the list of all.
 """
