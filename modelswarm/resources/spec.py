@@ -77,8 +77,8 @@ class Model(Part):
     served_name: Annotated[str, Field(min_length=1, max_length=128), rules.SERVED_NAME] | None = (
         Field(
             default=None,
-            description="The `model` in the requests of clients; metadata.name if absent. Can be changed only while replicas "
-            "is 0.",
+            description="The `model` in the requests of clients; metadata.name if absent. "
+            "Can be changed only while replicas is 0.",
         )
     )
     token_secret_ref: SecretKey | None = Field(
@@ -189,8 +189,8 @@ class Sessions(Part):
 class ResourceAmounts(Part):
     requests: Amounts = Field(
         default_factory=dict,
-        description="Resources that the scheduler reserves for a server: cpu, memory, nvidia.com/gpu and so on, as in any "
-        "pod.",
+        description="Resources that the scheduler reserves for a server: cpu, memory, nvidia.com/gpu and so on, "
+        "as in any pod.",
     )
     limits: Amounts = Field(
         default_factory=dict,
@@ -243,8 +243,8 @@ class Rollout(Part):
 
 class Spec(Part):
     model: Annotated[Model, rules.REVISION_ONLY_FOR_HUB] = Field(
-        description="The model. A change is rolled out server by server; running sessions finish on the weights with which they "
-        "started."
+        description="The model. A change is rolled out server by server; running sessions finish "
+        "on the weights with which they started."
     )
     spans: Annotated[Spans, rules.COUNT_OR_RANGES] = Field(
         default=Spans(),
@@ -264,8 +264,8 @@ class Spec(Part):
         AfterValidator(_check_unique_names),
     ] = Field(
         default=(),
-        description="Kinds of machines on which the servers may run. A swarm may have several; without any, servers run on "
-        "any node.",
+        description="Kinds of machines on which the servers may run. A swarm may have several; without any, "
+        "servers run on any node.",
         json_schema_extra={
             "x-kubernetes-list-type": "map",
             "x-kubernetes-list-map-keys": ["name"],

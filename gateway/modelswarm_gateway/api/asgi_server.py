@@ -62,7 +62,7 @@ class AsgiServer:
     def __init__(
         self, app: ASGIApp, bound: socket.socket, *, head_seconds: float = HEAD_SECONDS
     ) -> None:
-        """`head_seconds`: how long the head of a request may take."""
+        """`head_seconds`: time limit for the head of a request."""
         host, port = bound.getsockname()[:2]
         self.target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._socket = bound

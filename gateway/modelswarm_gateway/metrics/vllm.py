@@ -41,11 +41,11 @@ NAMES = (
     RenamedMetric("responses", "request_success", ENDED, also={"finish": "finished_reason"}),
     RenamedMetric("streams", "request_success", ENDED, {"outcome": ["cancelled"]},
             fixed={"finished_reason": "abort"}),
-    RenamedMetric("time_to_first_token_seconds", "time_to_first_token_seconds", "Time from a request to its first token."),
+    RenamedMetric("time_to_first_token_seconds", "time_to_first_token_seconds", "Time to the first token."),
     RenamedMetric("inter_token_seconds", "inter_token_latency_seconds", "Time between tokens of one answer."),
     RenamedMetric("request_seconds", "e2e_request_latency_seconds", "Time from a request to its answer's end."),
     RenamedMetric("queue_seconds", "request_queue_time_seconds", "Time from a request to its start in the swarm."),
-    RenamedMetric("prefill_seconds", "request_prefill_time_seconds", "Time from the start in the swarm to the first token."),
+    RenamedMetric("prefill_seconds", "request_prefill_time_seconds", "Time from the start to the first token."),
     RenamedMetric("decode_seconds", "request_decode_time_seconds", "Time from the first token to the last."),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`modelswarm chat`: its options. The conversation is in `modelswarm.cli.chat`."""
+"""Options of `modelswarm chat`. The conversation is in `modelswarm.cli.chat`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`modelswarm demo`: its options. The steps are in `modelswarm.cli.demo`."""
+"""Options of `modelswarm demo`. The steps are in `modelswarm.cli.demo`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ QUESTION = "Count from 1 to 200."
 def demo(file: Path | None, question: str, hash_model: bool) -> int:
     """Show that a stream survives the kill of a server.
 
-    Starts a swarm, asks a question, kills a server in the middle of the answer, and compares the answer with that of
-    a run without a kill.
+    Starts a swarm, asks a question and kills a server in the middle of the answer. Then the answer is compared with
+    that of a run without a kill.
 
     FILE is a swarm document with two or more servers per span. Default: the project's example.
     """

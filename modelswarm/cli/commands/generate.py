@@ -1,4 +1,4 @@
-"""`modelswarm generate PROMPT`: its options. The work is in `modelswarm.cli.generate`."""
+"""Options of `modelswarm generate PROMPT`. The work is in `modelswarm.cli.generate`."""
 
 from __future__ import annotations
 

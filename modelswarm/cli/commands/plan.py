@@ -1,4 +1,4 @@
-"""`modelswarm plan FILE`: its options. The table is in `modelswarm.cli.plan`, the JSON in `modelswarm.cli.facts`."""
+"""Options of `modelswarm plan FILE`. The table is in `modelswarm.cli.plan`, the JSON in `modelswarm.cli.facts`."""
 
 from __future__ import annotations
 

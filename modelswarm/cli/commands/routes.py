@@ -1,4 +1,4 @@
-"""`modelswarm routes`: its options. The tables are in `modelswarm.cli.routes`, the JSON in `modelswarm.cli.facts`."""
+"""Options of `modelswarm routes`. The tables are in `modelswarm.cli.routes`, the JSON in `modelswarm.cli.facts`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from modelswarm.cli.options.target import grpc_target, grpc_target_options
 def routes(model: str, name: str | None, url: str | None, grpc: str | None, as_json: bool) -> None:
     """Show the cost of each server and the reason for each route.
 
-    The cost of a route is the sum over its servers of `hop`, of `block` for each block used, and of the network
-    time between servers. `block` and `hop` grow with a server's load and are divided by its health score.
+    The cost of a route is a sum over its servers: `hop`, `block` for each block used, and the network time between
+    servers. `block` and `hop` grow with a server's load and are divided by its health score.
     """
     target = grpc_target(name, url, grpc)
     if as_json:

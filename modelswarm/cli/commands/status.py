@@ -1,4 +1,4 @@
-"""`modelswarm status`: its options. The tables are in `modelswarm.cli.status`, the JSON in `modelswarm.cli.facts`."""
+"""Options of `modelswarm status`. The tables are in `modelswarm.cli.status`, the JSON in `modelswarm.cli.facts`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`modelswarm up FILE`: its options. The work is in `modelswarm.cli.up`."""
+"""Options of `modelswarm up FILE`. The work is in `modelswarm.cli.up`."""
 
 from __future__ import annotations
 

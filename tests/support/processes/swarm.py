@@ -234,7 +234,7 @@ def local_settings(
 
 
 def metrics(target: str) -> dict[str, float]:
-    """What a process tells Prometheus: sample with its labels -> value."""
+    """Return the metrics of a process: sample with its labels -> value."""
     with urllib.request.urlopen(f"http://{target}/metrics", timeout=SECONDS) as answer:
         lines = answer.read().decode().splitlines()
     samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))

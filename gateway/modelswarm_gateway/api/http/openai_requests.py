@@ -1,8 +1,8 @@
 """OpenAI's requests: their fields, and the errors for fields that are not supported.
 
-Used by the HTTP API. Three kinds of fields: those of the models below are obeyed; those of `unsupported_fields.py`
-(they would change the answer and are not built) give 400 unless their value has no effect; every other one (`user`,
-`metadata`, `store` ...) is ignored. Null means unset for all of them. Knows neither HTTP nor sessions.
+Used by the HTTP API. Fields of the models below are obeyed. Fields of `unsupported_fields.py` would change the answer
+and are not built: they give 400 unless their value has no effect. Every other field (`user`, `metadata`, `store` ...)
+is ignored. Null means unset for all of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gives every HTTP request an id and a log line.
 
-The client's `x-request-id` is used if it is valid, as Envoy's and vLLM's is; any other one is replaced, because an id
-for tracing must not fail a request. The response carries the id that the log line has.
+The client's `x-request-id` is used if it is valid. Any other one is replaced, because an id for tracing must not
+fail a request. The response carries the id that the log line has.
 """
 
 from __future__ import annotations
