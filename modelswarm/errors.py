@@ -3,6 +3,7 @@
 Raised everywhere; turned into exit codes, HTTP statuses and gRPC codes only at the edges. Knows none of these.
 
     ModelSwarmError
+    ├── MemoryLimitError     a server does not fit into the memory limit of its container
     ├── UserError            the caller's input: names the field and what is allowed; the same input fails again
     │   ├── ModelSourceError     the model's folder, address or files
     │   └── DocumentError        a swarm document
@@ -20,6 +21,7 @@ class ModelSwarmError(Exception):
 
     retryable: ClassVar[bool] = False
     is_user_error: bool = False  # True: the same input fails again
+    exit_code: ClassVar[int] = 2  # of a process that ends with it
 
 
 class UserError(ModelSwarmError):
@@ -31,6 +33,12 @@ class UserError(ModelSwarmError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+
+
+class MemoryLimitError(ModelSwarmError):
+    """A server does not fit into the memory limit of its container; the sentence says which field to change."""
+
+    exit_code: ClassVar[int] = 3
 
 
 class ModelSourceError(UserError):

@@ -30,7 +30,8 @@ def render_plan(swarm: SwarmPlan) -> RenderableType:
         f"A session may have {count_of(swarm.max_length, 'token')}; one server of each span has room for "
         f"{swarm.full_sessions} such session{'' if swarm.full_sessions == 1 else 's'} at the same time."
     )
-    return Group(Text(head), Text(""), _span_table(swarm), Text(servers), Text(sessions))
+    memory = [Text(line) for line in memory_lines(swarm)]
+    return Group(Text(head), Text(""), _span_table(swarm), *memory, Text(servers), Text(sessions))
 
 
 def _span_table(swarm: SwarmPlan) -> FittedTable:
@@ -41,7 +42,7 @@ def _span_table(swarm: SwarmPlan) -> FittedTable:
         Column("KV/token", rank=1, right=True),
         Column("pages", rank=3, right=True),
         Column("KV", rank=4, right=True),
-        Column("replay log", rank=2, right=True),
+        Column("retained rows", rank=2, right=True),
         Column("total", right=True),
         Column("free KV tokens", right=True),
     )
@@ -49,15 +50,23 @@ def _span_table(swarm: SwarmPlan) -> FittedTable:
     return FittedTable("One server of each span", columns, rows)
 
 
+def memory_lines(swarm: SwarmPlan) -> list[str]:
+    """Return one sentence per kind of server with all parts of its memory."""
+    return [
+        f"memory of a server of {server.span}: {human_bytes(server.memory.total)} ({server.memory})"
+        for server in swarm.servers
+    ]
+
+
 def _row(index: int, server: ServerPlan) -> tuple[str, ...]:
     return (
         str(index),
         str(server.span),
-        human_bytes(server.weight_bytes),
+        human_bytes(server.memory.weights),
         human_bytes(server.kv_bytes_per_token),
         str(server.pages),
-        human_bytes(server.kv_bytes),
-        human_bytes(server.replay_bytes),
-        human_bytes(server.total_bytes),
+        human_bytes(server.memory.kv),
+        human_bytes(server.memory.retained),
+        human_bytes(server.memory.total),
         str(server.free_tokens),
     )

@@ -8,6 +8,7 @@ import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
+from modelswarm.cli.plan import memory_lines
 from modelswarm.cli.terminal.process_table import process_table
 from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
 from modelswarm.cli.terminal.tables import make_console
@@ -33,6 +34,8 @@ def run_up(
         out.print(f"note: {field} is not used on one machine")
     for warning in plan.warnings:
         click.echo(f"warning: {warning}")
+    for line in memory_lines(plan):
+        out.print(line)
     log = ProcessLog(out)
     swarm = LocalSwarm(plan, settings, log)
     with interrupt_on_signals():

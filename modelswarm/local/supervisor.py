@@ -26,7 +26,7 @@ from modelswarm.local.child_process import (
     spawn_process,
     stop_all,
 )
-from modelswarm.process.command_line import USER_ERROR_EXIT_CODE
+from modelswarm.process.command_line import LASTING_EXIT_CODES
 
 POLL_SECONDS = 0.05  # between two checks of the jobs
 STOP_GRACE_SECONDS = 6.0  # from SIGTERM to SIGKILL
@@ -252,7 +252,7 @@ class Supervisor:
         record = self._first_exited()
         if record is not None:
             raise StartError(
-                _describe_start_failure(record), record.exit_code == USER_ERROR_EXIT_CODE
+                _describe_start_failure(record), record.exit_code in LASTING_EXIT_CODES
             )
         late = [r.job.name for r in self._records.values() if r.state is not JobState.READY]
         if late:
@@ -265,7 +265,7 @@ class Supervisor:
 def _describe_start_failure(record: _JobRecord) -> str:
     """Return the last line of a process that reports a user error, else its exit reason and last lines."""
     lines = read_log_tail(record.logs[-1])
-    if record.exit_code == USER_ERROR_EXIT_CODE and lines:
+    if record.exit_code in LASTING_EXIT_CODES and lines:
         return lines[-1]
     logs = record.logs[-1].parent
     cause = describe_full_disk(logs, free_bytes(logs))

@@ -7,12 +7,13 @@ facts; starts nothing, reads no files.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from modelswarm.checkpoint.facts import ModelFacts
 from modelswarm.errors import UserError
-from modelswarm.placement.quantity import bytes_of, human_bytes
-from modelswarm.placement.replay_memory import replay_bytes
+from modelswarm.placement.memory import TOKEN_BUDGET, MemoryModel, ServerMemory, server_memory
+from modelswarm.placement.quantity import bytes_of, human_bytes, limit_at_least
 from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
 from modelswarm.resources.spec import ModelSwarm, Spec, parse_duration
 
@@ -25,34 +26,30 @@ DEFAULT_SESSIONS = 8
 DEFAULT_KV_BYTES = 512 << 20
 """... but at most this many bytes per server."""
 
+_LIMITS = "spec.pools[].resources.limits.memory"
+
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
     """One server of a span; all servers of a span are alike."""
 
     span: Span
-    weight_bytes: int
     kv_bytes_per_token: int
-    row_bytes: int
     pages: int
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.pages * PAGE_SIZE * self.kv_bytes_per_token
-
-    @property
-    def replay_bytes(self) -> int:
-        """Memory of the replay log: one row for every position of KV."""
-        return replay_bytes(self.row_bytes, self.pages * PAGE_SIZE)
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weight_bytes + self.kv_bytes + self.replay_bytes
+    memory: ServerMemory
 
     @property
     def free_tokens(self) -> int:
         """Positions that sessions can have at once on an idle server."""
-        return _admissible_pages(self.pages) * PAGE_SIZE
+        return admissible_pages(self.pages) * PAGE_SIZE
+
+
+@dataclass(frozen=True, slots=True)
+class _Limit:
+    """The memory of one server, and the name of the field that sets it."""
+
+    size: int | None  # bytes; None: no limit
+    field: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +73,42 @@ class SwarmPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.replicas * sum(server.total_bytes for server in self.servers)
+        return self.replicas * sum(server.memory.total for server in self.servers)
 
     @property
     def full_sessions(self) -> int:
         """Sessions of full length that one route can hold at once."""
-        per_session = _pages_for(self.max_length)
-        return min(_admissible_pages(server.pages) // per_session for server in self.servers)
+        return min(full_sessions(server.pages, self.max_length) for server in self.servers)
 
 
 def plan_swarm(
-    swarm: ModelSwarm, facts: ModelFacts, source: str, memory: int | None = None
+    swarm: ModelSwarm,
+    facts: ModelFacts,
+    source: str,
+    memory: int | None = None,
+    token_budget: int = TOKEN_BUDGET,
 ) -> SwarmPlan:
     """Return the plan for a document.
 
     `source`: the model's address with its revision. `memory`: bytes of one server, instead of the limits of pools.
+    `token_budget`: rows of a server's largest step.
     """
     spec = swarm.spec
     _check_supported(spec)
-    available = memory if memory is not None else pool_memory(spec)
+    if memory is None:
+        _check_accelerators(spec)
+    limit = _Limit(memory, "--memory") if memory is not None else _Limit(pool_memory(spec), _LIMITS)
     dtype = running_dtype(spec)
     max_length = _max_length(spec, facts)
-    spans = _plan_spans(spec, facts, dtype, max_length, available)
-    servers = tuple(_plan_server(spec, facts, dtype, max_length, span, available) for span in spans)
+
+    def memory_of(span: Span) -> MemoryModel:
+        return server_memory(facts, span, dtype, PAGE_SIZE, max_length, token_budget)
+
+    spans = _plan_spans(spec, facts.config.n_blocks, max_length, limit, memory_of)
+    per_block = facts.kv_bytes(dtype)
+    servers = tuple(
+        _plan_server(spec, max_length, span, per_block, limit, memory_of(span)) for span in spans
+    )
     return SwarmPlan(
         name=swarm.metadata.name,
         served_name=swarm.served_name,
@@ -121,6 +131,23 @@ def _check_supported(spec: Spec) -> None:
             "spec.model.quantization",
             f"{spec.model.quantization!r} is not served yet; allowed: 'none'",
         )
+
+
+def _check_accelerators(spec: Spec) -> None:
+    """Refuse to size KV and spans of accelerators by `limits.memory`, which is memory of the host."""
+    for index, pool in enumerate(spec.pools):
+        limits = pool.resources.limits
+        device = next((name for name in limits if "/" in name), None)
+        if device is None or "memory" not in limits:
+            continue
+        reason = (
+            f"is needed, because spec.pools[{index}] ({pool.name}) has {device}: its limits.memory is memory of the "
+            "host and says nothing of the device's"
+        )
+        if spec.sessions.concurrent is None:
+            raise UserError("spec.sessions.concurrent", f"{reason}; allowed: 1 to 1000000")
+        if spec.spans.count is None and spec.spans.ranges is None:
+            raise UserError("spec.spans", f"{reason}; allowed: count or ranges")
 
 
 def running_dtype(spec: Spec) -> str:
@@ -149,69 +176,95 @@ def _max_length(spec: Spec, facts: ModelFacts) -> int:
 
 
 def _plan_spans(
-    spec: Spec, facts: ModelFacts, dtype: str, max_length: int, available: int | None
+    spec: Spec,
+    n_blocks: int,
+    max_length: int,
+    limit: _Limit,
+    memory_of: Callable[[Span], MemoryModel],
 ) -> tuple[Span, ...]:
     if spec.spans.ranges is not None:
         ranges = [(part.first, part.last) for part in spec.spans.ranges]
-        return given_spans(facts.config.n_blocks, ranges)
+        return given_spans(n_blocks, ranges)
     if spec.spans.count is not None:
-        return even_spans(facts.config.n_blocks, spec.spans.count)
-    pages = _pages_for_sessions(spec.sessions.concurrent or 1, max_length)
-
-    def needed(span: Span) -> int:
-        positions = pages * PAGE_SIZE
-        kv = span.blocks * facts.kv_bytes(dtype) * positions
-        kept = replay_bytes(facts.row_bytes(dtype), positions)
-        return facts.weight_bytes(span.first, span.last, dtype) + kv + kept
-
-    return automatic_spans(facts.config.n_blocks, needed, available)
+        return even_spans(n_blocks, spec.spans.count)
+    pages = pages_for_sessions(spec.sessions.concurrent or 1, max_length)
+    return automatic_spans(n_blocks, lambda span: memory_of(span).needed(pages), limit.size)
 
 
 def _plan_server(
-    spec: Spec, facts: ModelFacts, dtype: str, max_length: int, span: Span, available: int | None
+    spec: Spec, max_length: int, span: Span, per_block: int, limit: _Limit, memory: MemoryModel
 ) -> ServerPlan:
-    weights = facts.weight_bytes(span.first, span.last, dtype)
-    per_token, row = span.blocks * facts.kv_bytes(dtype), facts.row_bytes(dtype)
-    page = per_token * PAGE_SIZE + replay_bytes(row, PAGE_SIZE)
-    room = None if available is None else (available - weights) // page
-    if room is not None and room < _pages_for_sessions(1, 1):
-        raise UserError(
-            "memory",
-            f"a server of blocks {span} needs {human_bytes(weights)} for weights and more for KV and the replay log, "
-            f"but has {human_bytes(available or 0)}; allowed: more memory, or more spans",
-        )
-    pages = _page_count(spec, max_length, per_token, room)
-    if room is not None and pages > room:
-        fitting = _admissible_pages(room) // _pages_for(max_length)
-        raise UserError(
+    """`per_block`: KV bytes of one position in one block."""
+    room = None if limit.size is None else memory.most_pages(limit.size)
+    pages = _page_count(spec, max_length, memory.kv_per_page, room)
+    if room is not None and (room < MIN_PAGES or pages > room):
+        raise _does_not_fit(spec, max_length, span, limit, memory, max(pages, MIN_PAGES), room)
+    return ServerPlan(span, span.blocks * per_block, pages, memory.with_pages(pages))
+
+
+def _does_not_fit(
+    spec: Spec,
+    max_length: int,
+    span: Span,
+    limit: _Limit,
+    memory: MemoryModel,
+    pages: int,
+    room: int,
+) -> UserError:
+    """Return the error of a server with `pages` pages where `room` fit, with the smallest limit that works."""
+    needs, concurrent = memory.with_pages(pages), spec.sessions.concurrent
+    has = human_bytes(limit.size or 0)
+    least = limit_at_least(needs.total)
+    fitting = full_sessions(room, max_length)
+    if concurrent is not None and fitting > 0:
+        return UserError(
             "spec.sessions.concurrent",
-            f"{spec.sessions.concurrent} sessions of {max_length} positions do not fit beside the weights "
-            f"of blocks {span} in {human_bytes(available or 0)}; allowed: at most {fitting}",
+            f"{concurrent} sessions of {max_length} positions do not fit on a server of blocks {span} in {has}: it "
+            f"needs {human_bytes(needs.total)} ({needs}); allowed: at most {fitting}, or a limit of {least} or more",
         )
-    return ServerPlan(span, weights, per_token, row, pages)
+    cures = [f"at least {least}"]
+    if (limit.size or 0) > memory.needed(0) - memory.weights - memory.activations:
+        cures.append("more spans")
+    if concurrent is not None:
+        cures.append("a smaller spec.sessions.maxLength")
+    elif (full := pages_for_sessions(1, max_length)) > pages:
+        cures[0] += (
+            f" ({limit_at_least(memory.needed(full))} for a session of {max_length} positions)"
+        )
+    return UserError(
+        limit.field,
+        f"a server of blocks {span} needs {human_bytes(needs.total)} ({needs}), but has {has}; "
+        f"allowed: {', or '.join(cures)}",
+    )
 
 
-def _page_count(spec: Spec, max_length: int, per_token: int, room: int | None) -> int:
+def _page_count(spec: Spec, max_length: int, page_bytes: int, room: int | None) -> int:
     if spec.sessions.concurrent is not None:
-        return _pages_for_sessions(spec.sessions.concurrent, max_length)
+        return pages_for_sessions(spec.sessions.concurrent, max_length)
     if room is not None:
         return room
-    max_pages = max(DEFAULT_KV_BYTES // (per_token * PAGE_SIZE), _pages_for_sessions(1, 1))
-    return min(_pages_for_sessions(DEFAULT_SESSIONS, max_length), max_pages)
+    max_pages = max(DEFAULT_KV_BYTES // page_bytes, MIN_PAGES)
+    return min(pages_for_sessions(DEFAULT_SESSIONS, max_length), max_pages)
 
 
-def _pages_for(length: int) -> int:
-    return math.ceil(length / PAGE_SIZE)
+def full_sessions(pages: int, max_length: int, page_size: int = PAGE_SIZE) -> int:
+    """Return the sessions of full length that a server with these pages has room for."""
+    return admissible_pages(pages) // math.ceil(max_length / page_size)
 
 
-def _pages_for_sessions(sessions: int, length: int) -> int:
+def pages_for_sessions(sessions: int, length: int, page_size: int = PAGE_SIZE) -> int:
     """Return the pages for these sessions and the share reserved for recoveries."""
-    pages = math.ceil(sessions * _pages_for(length) / (1 - RECOVERY_FRACTION))
-    while _admissible_pages(pages) < sessions * _pages_for(length):
+    wanted = sessions * math.ceil(length / page_size)
+    pages = math.ceil(wanted / (1 - RECOVERY_FRACTION))
+    while admissible_pages(pages) < wanted:
         pages += 1
     return pages
 
 
-def _admissible_pages(pages: int) -> int:
+def admissible_pages(pages: int) -> int:
     """Return the pages that new sessions may take."""
     return pages - math.ceil(pages * RECOVERY_FRACTION)
+
+
+MIN_PAGES = pages_for_sessions(1, 1)
+"""Fewest pages of a server: one for a session, and the share reserved for recoveries."""

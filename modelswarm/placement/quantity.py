@@ -10,6 +10,8 @@ import re
 from modelswarm.errors import UserError
 from modelswarm.resources.rules import parse_quantity
 
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_MI = 1 << 20
 _QUANTITY = re.compile(r"\d+(\.\d+)?([kKMGTP]|[KMGTP]i)?", re.ASCII)
 
 
@@ -24,10 +26,22 @@ def bytes_of(quantity: str | int, field: str) -> int:
 
 
 def human_bytes(size: int) -> str:
-    """Return `size` with three significant digits and a binary unit."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"
+    """Return `size` with three significant digits, four from 1000 on, and a binary unit."""
+    value, unit = float(size), 0
+    while unit < len(_UNITS) - 1 and float(_digits(value)) >= 1024:
+        value, unit = value / 1024, unit + 1
+    return f"{_digits(value)} {_UNITS[unit]}"
+
+
+def limit_at_least(size: int) -> str:
+    """Return the smallest whole number of Mi that is not below `size`, as documents write it: `742Mi`."""
+    return f"{-(-size // _MI)}Mi"
+
+
+def quantity_of(size: int) -> str:
+    """Return `size` as a Kubernetes quantity, rounded up: whole Mi, or whole Ki below 10 Mi."""
+    return f"{-(-size >> 10)}Ki" if size < 10 * _MI else limit_at_least(size)
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from modelswarm.errors import UserError
+from modelswarm.placement.quantity import human_bytes, limit_at_least
 
 
 class Span(NamedTuple):
@@ -85,6 +86,6 @@ def automatic_spans(
     largest = max(needed(span) for span in even_spans(n_blocks, n_blocks))
     raise UserError(
         "spec.spans",
-        f"one block per server still needs {largest} bytes of memory, but a server has "
-        f"{available}; allowed: a pool with more memory, or smaller sessions",
+        f"one block per server still needs {human_bytes(largest)} of memory, but a server has "
+        f"{human_bytes(available)}; allowed: at least {limit_at_least(largest)}, or smaller sessions",
     )

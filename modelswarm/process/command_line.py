@@ -1,7 +1,8 @@
 """Command-line helpers shared by server, gateway and operator.
 
 Reads flags into one settings object, splits HOST:PORT, and turns errors a user can correct into one sentence on
-stderr and exit code 2. Used by the `settings` and `app` of each process, and by the local runtime. Knows no process.
+stderr and an exit code: 2, or 3 of a server that does not fit into its memory limit. Used by the `settings` and `app`
+of each process, and by the local runtime. Knows no process.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import TypeVar
 
 import click
 
-from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.errors import MemoryLimitError, ModelSwarmError, UserError
 
 MAX_PORT = 65535
-USER_ERROR_EXIT_CODE = 2  # wrong flags or model: the same command would fail again
+USER_ERROR_EXIT_CODE = UserError.exit_code
+"""Wrong flags or model: the same command would fail again."""
+LASTING_EXIT_CODES = (USER_ERROR_EXIT_CODE, MemoryLimitError.exit_code)
+"""Exit codes after one sentence on stderr; the same command would fail again."""
 
 Settings = TypeVar("Settings")
 
@@ -45,7 +49,7 @@ def split_target(field: str, target: str, example: str = "127.0.0.1:8000") -> tu
 def run_with_exit_code(
     program: str, job: Callable[[], int], name_flag: Callable[[str], str] = str
 ) -> int:
-    """Return the job's exit code, or USER_ERROR_EXIT_CODE after printing an expected error.
+    """Return the job's exit code, or that of an expected error after printing it.
 
     The error is one sentence, the last line on stderr: Kubernetes shows that line. `name_flag` maps the field of a
     UserError to the flag's name. Unexpected exceptions are not caught.
@@ -55,13 +59,13 @@ def run_with_exit_code(
     except UserError as error:
         return _report(program, f"{name_flag(error.field)}: {error.message}")
     except ModelSwarmError as error:
-        return _report(program, str(error))
+        return _report(program, str(error), error.exit_code)
     except click.ClickException as error:
         return _report(program, error.format_message())
     except click.Abort:
         return _report(program, "interrupted")
 
 
-def _report(program: str, sentence: str) -> int:
+def _report(program: str, sentence: str, exit_code: int = USER_ERROR_EXIT_CODE) -> int:
     sys.stderr.write(f"{program}: {' '.join(sentence.split())}\n")  # library errors have line ends
-    return USER_ERROR_EXIT_CODE
+    return exit_code

@@ -177,7 +177,7 @@ class Sessions(Part):
     concurrent: Count | None = Field(
         default=None,
         description="Sessions of maxLength that every server must have KV memory for at the same time. "
-        "If absent, KV gets all free memory.",
+        "If absent, KV gets what the memory limit leaves. Needed in pools with accelerators.",
     )
     hold_limit: Duration = Field(
         default="5m",

@@ -87,11 +87,28 @@ class ModelStatus(StatusPart):
     )
 
 
+class PlannedMemory(StatusPart):
+    """Memory of one server by part, as quantities; what has no limit is planned too."""
+
+    process: str = Field(description="The process before it loads a model: interpreter, torch.")
+    weights: str = Field(description="Weights of the span.")
+    activations: str = Field(description="Largest step, or loading if that takes more.")
+    retained_rows: str = Field(description="Replay log: one row for every position of KV.")
+    margin: str = Field(
+        description="Buffers of links, gaps of the allocator, tables of the kernel."
+    )
+    kv: str = Field(description="Pages of keys and values.")
+    total: str = Field(description="Smallest memory limit under which the server starts.")
+
+
 class PlannedSpan(StatusPart):
     index: int = Field(description="Number of the span, from 0.")
     first: int = Field(description="First block.")
     last: int = Field(description="One past the last block.")
     pages: int = Field(description="KV pages of each server.")
+    memory: PlannedMemory | None = Field(
+        default=None, description="Memory that each server needs, by part."
+    )
 
 
 class PlanStatus(StatusPart):

@@ -1,8 +1,8 @@
 """The app of `modelswarm-server`: reads flags, loads the model, runs the node and returns an exit code.
 
-Exit code 0 after a graceful stop, 2 if the server cannot start. Then the last line on stderr is one sentence, which
-Kubernetes shows; a user's mistake never prints a traceback. The probe server starts first, then the model is loaded,
-then others can connect. Called by `__main__.py`; knows no protocol.
+Exit code 0 after a graceful stop, 2 if the server cannot start, 3 if it does not fit into its memory limit. Then the
+last line on stderr is one sentence, which Kubernetes shows; a user's mistake never prints a traceback. The probe server
+starts first, then the model is loaded, then others can connect. Called by `__main__.py`; knows no protocol.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
@@ -25,10 +25,12 @@ from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.process.command_line import run_with_exit_code
 from modelswarm.process.early_signals import exit_on_signals
+from modelswarm.process.memory_limit import ROOT, read_memory_limit, read_resident_bytes
 from modelswarm.process.parent_watch import exit_with_parent
 from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.model.hash_model import HashModel
 from modelswarm_serving.runtime.liveness import Liveness
+from modelswarm_serving.runtime.memory_check import check_memory_limit
 from modelswarm_serving.runtime.model_files import ModelFiles, open_model_files
 from modelswarm_serving.runtime.node import Node, error_text
 from modelswarm_serving.runtime.probe_server import ProbeServer
@@ -98,8 +100,11 @@ def open_probe_server(settings: Settings, health: Liveness) -> ProbeServer | Non
         ) from error
 
 
-def load(settings: Settings) -> LoadedModel:
-    """Load the model of these settings; UserError if it cannot be served."""
+def load(settings: Settings, root: Path = ROOT) -> LoadedModel:
+    """Load the model of these settings; UserError if it cannot be served.
+
+    `root`: folder that has `proc` and `sys/fs/cgroup`. MemoryLimitError if the limit there is too small.
+    """
     if settings.hash_model:
         return _load_hash(settings)
     assert settings.model is not None
@@ -110,10 +115,15 @@ def load(settings: Settings) -> LoadedModel:
     if find_spec("torch") is None:
         raise ModelSwarmError(NO_TORCH)
     # After all checks that need no torch, which takes seconds to import.
-    from modelswarm_serving.model.transformer.startup import load_span
+    from modelswarm_serving.model.transformer.startup import load_span, memory_model, plan_shape
 
     options = span_options(settings, files.tokenizer_folder)
-    span = load_span(checkpoint.folder, settings.first, settings.last, options)
+    options = replace(options, process=read_resident_bytes(root) or 0)
+    first, last = settings.first, settings.last
+    shape, facts = plan_shape(checkpoint.folder, first, last, options)
+    memory = memory_model(facts, first, last, options)
+    check_memory_limit(memory, shape, read_memory_limit(root))
+    span = load_span(checkpoint.folder, first, last, options)
     return LoadedModel(span, files, checkpoint.revision + files.revision_suffix)
 
 
@@ -129,6 +139,7 @@ def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
         replay_memory=settings.replay_memory,
         page_size=settings.page_size,
         max_length=settings.max_length,
+        token_budget=settings.token_budget,
         tokenizer=tokenizer,
     )
 

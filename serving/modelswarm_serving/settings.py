@@ -16,6 +16,7 @@ import click
 
 from modelswarm.checkpoint.facts import DTYPES
 from modelswarm.errors import UserError
+from modelswarm.placement.memory import TOKEN_BUDGET
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.process.command_line import read_flags, split_target
 from modelswarm.protocol.heartbeat import MIN_LEASE_SECONDS
@@ -85,11 +86,11 @@ _OPTIONS: list[click.Parameter] = [
                  show_default=True, help="Number format of weights and KV."),
     click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True, help="CPU threads of torch."),
     click.Option(["--pages"], type=_POSITIVE, help="Number of KV pages."),
-    click.Option(["--memory"], help="Memory for weights, KV pages and (on a CPU) the replay log, e.g. 512Mi. "
-                 "Instead of --pages. On an accelerator: its own memory, without the replay log."),
+    click.Option(["--memory"], help="Memory of the whole server, such as 2Gi, instead of --pages. KV gets what the "
+                 "process, weights, activations, retained rows and a margin leave."),
     click.Option(["--page-size"], type=_POSITIVE, default=16, show_default=True, help="Positions of one KV page."),
     click.Option(["--max-length"], type=_POSITIVE, help="Maximum positions of a session."),
-    click.Option(["--token-budget"], type=_POSITIVE, default=512, show_default=True,
+    click.Option(["--token-budget"], type=_POSITIVE, default=TOKEN_BUDGET, show_default=True,
                  help="Maximum rows of one step; longer prompts are split."),
     click.Option(["--replay-memory"], help="Host memory of the replay log: rows retained until their session ends, so "
                  "that a lost neighbour can be rebuilt. 0: no replay log. Default: enough for a row of every position "

@@ -62,7 +62,7 @@ class _Inspection:
         self._pool = (spec.pools or (DEFAULT_POOL,))[0]
         self._slot = self._slot_name()
         self._rejection = observed.rejected.get(self._slot, "")
-        self._diagnosis = PodDiagnosis(turn, observed.nodes, {})
+        self._diagnosis = PodDiagnosis(turn, observed.nodes)
         mine = (pod for pod in inventory.inspections if _inspection_slot(pod) == self._slot)
         self._pods = sorted(mine, key=incarnation_of_pod)
 

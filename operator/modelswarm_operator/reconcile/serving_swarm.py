@@ -36,6 +36,7 @@ from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import ApplyChild, DeleteChild, LabelPod
 from modelswarm_operator.reconcile.state.observed import Observed
 from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
+from modelswarm_operator.reconcile.status.memory_advice import MemoryAdvice
 from modelswarm_operator.reconcile.status.pod_diagnosis import PodDiagnosis
 from modelswarm_operator.reconcile.status.problems import (
     Problem,
@@ -141,13 +142,9 @@ def _retire(spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn, cho
 
 def _find_problems(observed: Observed, spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn,
               chosen: WantedSlots) -> list[Problem]:  # fmt: skip
-    limits = {
-        pool.name: str(pool.resources.limits["memory"])
-        for pool in layout.pools
-        if "memory" in pool.resources.limits
-    }
+    memory = MemoryAdvice.for_layout(spec, layout)
     drain = float(drain_seconds(spec))
-    found = PodDiagnosis(turn, observed.nodes, limits).diagnose_servers(inventory.servers)
+    found = PodDiagnosis(turn, observed.nodes, memory).diagnose_servers(inventory.servers)
     found += node_problems(inventory, turn.policy, turn.now, drain)
     turn.requeue_at(next_stuck_at(inventory.servers, turn.policy, turn.now, drain))
     for states in chosen:

@@ -353,6 +353,7 @@ def test_plan_prints_spans_and_memory_and_starts_nothing(shell: Shell, tmp_path:
     # 100 tokens are 7 pages; 3 sessions are 21, and 24 with those kept for repairs.
     assert re.search(r"0 +0:1 +\d+ KiB +256 B +24 +96 KiB +\d+ KiB +\d+ KiB +336", shown)
     assert re.search(r"1 +1:4 +\d+ KiB +768 B +24 +288 KiB +\d+ KiB +\d+ KiB +336", shown)
+    assert re.search(r"memory of a server of 0:1: \d+ MiB \(process 768 MiB, weights ", shown)
     assert "2 servers per span, 4 in all" in shown
     assert (
         "A session may have 100 tokens; one server of each span has room for 3 such sessions"
@@ -364,11 +365,13 @@ def test_plan_prints_spans_and_memory_and_starts_nothing(shell: Shell, tmp_path:
 def test_plan_fits_the_memory_it_is_given(shell: Shell, tmp_path: Path) -> None:
     path = write_document(tmp_path / "swarm.yaml", shell.folder)
 
-    whole = shell.output("plan", str(path), "--memory", "10Mi")
-    split = shell.output("plan", str(path), "--memory", "900Ki")
+    small = shell.output("plan", str(path), "--memory", "1Gi")
+    large = shell.output("plan", str(path), "--memory", "2Gi")
+    refused = shell.run("plan", str(path), "--memory", "700Mi")
 
-    assert "0:4" in whole
-    assert "0:2" in split
+    assert "KV" in small and "0:4: 1 GiB (process 768 MiB" in small
+    assert "0:4: 2 GiB (process 768 MiB" in large
+    assert "allowed: at least" in refused.stderr
 
 
 def test_plan_of_a_hub_model_downloads_only_headers(shell: Shell, tmp_path: Path) -> None:

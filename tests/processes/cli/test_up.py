@@ -158,7 +158,7 @@ def test_a_port_in_use_is_named_before_anything_starts(folder: Path, tmp_path: P
         ),
         (("--http", "256.0.0.1:0"), "--http: cannot listen on 256.0.0.1:0"),
         (("--memory", "lots"), "--memory: 'lots' is not an amount of memory"),
-        (("--memory", "10Ki"), "memory: a server of blocks 0:4 needs"),
+        (("--memory", "10Ki"), "--memory: a server of blocks 0:4 needs"),
     ],
 )
 def test_impossible_flags_are_refused_before_start(

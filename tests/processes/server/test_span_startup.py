@@ -20,7 +20,7 @@ from modelswarm.errors import ModelSourceError, UserError
 from modelswarm.local.commands import LocalSettings, server_command
 from modelswarm.local.planning import plan_document
 from modelswarm.local.run_folder import RunFolder
-from modelswarm.placement.replay_memory import replay_bytes
+from modelswarm.placement.memory import PROCESS_BYTES
 from modelswarm.placement.slots import slots_of
 from modelswarm.resources.spec import ModelSwarm
 from modelswarm_serving.app import span_options
@@ -28,7 +28,12 @@ from modelswarm_serving.model.attention.attention import AttentionCall
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.transformer import loading, self_check
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
-from modelswarm_serving.model.transformer.startup import SpanOptions, load_span, plan_shape
+from modelswarm_serving.model.transformer.startup import (
+    SpanOptions,
+    load_span,
+    memory_model,
+    plan_shape,
+)
 from modelswarm_serving.runtime.node import replay_limit
 from modelswarm_serving.settings import parse
 
@@ -178,37 +183,41 @@ def nest_as_gemma_3(text: Path, whole: Path) -> None:
     (whole / "model.safetensors.index.json").write_text(json.dumps({"weight_map": renamed}))
 
 
-def test_a_memory_budget_is_spent_on_weights_first(folder: Path) -> None:
-    """The rest goes to pages and to retained rows, which are in the same memory."""
+def test_memory_budget_leaves_the_rest_to_pages(folder: Path) -> None:
+    """What process, weights, activations and margin leave goes to pages and to the rows retained for them."""
     facts = read_facts(folder)
-    weights = facts.weight_bytes(0, 2, "float32")
-    page = 2 * 2 * 2 * 16 * 4 * 4  # blocks x (keys, values) x heads x size x positions x bytes
-    kept = replay_bytes(facts.row_bytes("float32"), 4)
-    options = SpanOptions(threads=1, memory=weights + 10 * (page + kept) + 5, page_size=4)
-    assert load_span(folder, 0, 2, options).shape.total_pages == 10
-    for replay_memory, pages in ((0, 10), (3 * page, 7)):
-        memory = weights + 10 * page + 5
-        given = replace(options, memory=memory, replay_memory=replay_memory)
-        assert plan_shape(folder, 0, 2, given)[0].total_pages == pages
-    gpu = replace(options, memory=weights + 10 * page + 5, device="cuda")
-    assert plan_shape(folder, 0, 2, gpu)[0].total_pages == 10
-    with pytest.raises(UserError, match=r"memory: \d+ bytes leave no room for KV"):
-        load_span(folder, 0, 2, replace(options, memory=weights + page))
+    options = SpanOptions(threads=1, page_size=4, max_length=64)
+    memory = memory_model(facts, 0, 2, options)
+    given = replace(options, memory=memory.needed(10))
+    assert load_span(folder, 0, 2, given).shape.total_pages == 10
+    assert (
+        plan_shape(folder, 0, 2, replace(given, memory=memory.needed(11) - 1))[0].total_pages == 10
+    )
+    larger = replace(given, process=PROCESS_BYTES + memory.kv_per_page + memory.retained_per_page)
+    assert plan_shape(folder, 0, 2, larger)[0].total_pages == 9
+    without_rows = replace(given, replay_memory=0)
+    assert plan_shape(folder, 0, 2, without_rows)[0].total_pages > 10
+    gpu = replace(given, memory=memory.needed(10) - PROCESS_BYTES, device="cuda")
+    assert plan_shape(folder, 0, 2, gpu)[0].total_pages > 10
+    with pytest.raises(UserError, match=r"memory: .* leave no room for KV: .* at least \d+Mi"):
+        load_span(folder, 0, 2, replace(options, memory=memory.needed(1) - 1))
 
 
 @pytest.mark.parametrize("flags", [(), ("--replay-memory", "64Ki")])
-@pytest.mark.parametrize("memory", ["512Ki", "3Mi", "1Gi"])
-def test_weights_kv_and_kept_rows_fit_into_server_memory(
+@pytest.mark.parametrize("memory", ["900Mi", "1Gi", "3Gi"])
+def test_all_parts_of_a_server_fit_into_its_memory(
     folder: Path, memory: str, flags: tuple[str, ...]
 ) -> None:
     settings = parse(["--name", "s", "--model", f"file://{folder}", "--blocks", "0:2",
                       "--memory", memory, *flags])  # fmt: skip
-    shape, facts = plan_shape(folder, 0, 2, span_options(settings, None))
-    kv = shape.total_pages * shape.page_size * 2 * facts.kv_bytes("float32")
-    taken = facts.weight_bytes(0, 2, "float32") + kv + replay_limit(settings, shape)
+    options = span_options(settings, None)
+    shape, facts = plan_shape(folder, 0, 2, options)
+    planned = memory_model(facts, 0, 2, options).with_pages(shape.total_pages)
+    assert planned.kv == shape.total_pages * shape.page_size * 2 * facts.kv_bytes("float32")
+    assert planned.retained == replay_limit(settings, shape)
     assert settings.memory is not None
     page = shape.page_size * (2 * facts.kv_bytes("float32") + facts.row_bytes("float32") + 1024)
-    assert settings.memory - page < taken <= settings.memory
+    assert settings.memory - page < planned.total <= settings.memory
 
 
 def test_server_uses_the_memory_of_its_plan(folder: Path, tmp_path: Path) -> None:
@@ -220,7 +229,7 @@ def test_server_uses_the_memory_of_its_plan(folder: Path, tmp_path: Path) -> Non
             "spec": {"model": {"source": f"file://{folder}"}, "spans": {"count": 2}},
         }
     )
-    plan = plan_document(document, "2Mi")
+    plan = plan_document(document, "1Gi")
     for slot in slots_of(plan.name, plan.spans, 1):
         command = server_command(plan, slot, LocalSettings(), RunFolder(tmp_path, 0), 1, 0)
         settings = parse(command[command.index("modelswarm_serving") + 1 :])
@@ -229,8 +238,11 @@ def test_server_uses_the_memory_of_its_plan(folder: Path, tmp_path: Path) -> Non
         )
         server = plan.servers[slot.span_index]
         kv = shape.total_pages * shape.page_size * slot.span.blocks * facts.kv_bytes(plan.dtype)
-        assert (kv, replay_limit(settings, shape)) == (server.kv_bytes, server.replay_bytes)
-        assert server.total_bytes <= 2 << 20
+        needs = server.memory
+        assert (kv, replay_limit(settings, shape)) == (needs.kv, needs.retained)
+        model = memory_model(facts, settings.first, settings.last, span_options(settings, None))
+        assert model.with_pages(shape.total_pages) == needs
+        assert needs.total <= 1 << 30
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,15 @@ from typing import Any
 import pytest
 from support.operator.model_cluster import ModelCluster, Node, make_spec
 
+from modelswarm.placement.quantity import bytes_of
 from modelswarm.resources.status import Status
 from modelswarm_operator.reconcile.reconciler import reconcile
 from modelswarm_operator.reconcile.state.actions import RecordEvent, WriteStatus
 from modelswarm_operator.reconcile.state.observed import ContainerView
+
+KILLED = ContainerView(
+    restarts=1, exit_code=137, exit_reason="OOMKilled", waiting="CrashLoopBackOff"
+)
 
 
 def make_settled_cluster(spans: int = 2, replicas: int = 2, **more: Any) -> ModelCluster:
@@ -49,6 +55,11 @@ def degrade_first_server(cluster: ModelCluster, **changes: Any) -> dict[str, Any
             ContainerView(exit_code=2, exit_reason="Error", exit_message="model: shard 3 is truncated"),
             "WeightsFailed",
             ["blocks 0:4", "model: shard 3 is truncated"],
+        ),
+        (
+            ContainerView(exit_code=3, exit_reason="Error", exit_message="modelswarm-server: it needs 2 GiB"),
+            "OutOfMemory",
+            ["blocks 0:4", "does not fit into its memory", "it needs 2 GiB"],
         ),
         (
             ContainerView(exit_code=137, exit_reason="OOMKilled", restarts=1),
@@ -365,3 +376,75 @@ def test_documented_numbers_equal_the_policy() -> None:
         3,
         60.0,
     )
+
+
+def make_limited_cluster(limit: str | None = "2Gi", **sessions: Any) -> ModelCluster:
+    limits = {} if limit is None else {"memory": limit}
+    pools = [{"name": "small", "resources": {"limits": limits}}]
+    return ModelCluster(spec=make_spec(1, 1, pools=pools, sessions=sessions))
+
+
+def kill_first_server(cluster: ModelCluster) -> dict[str, Any]:
+    """Kill a settled cluster's server for its memory and return the Degraded condition."""
+    cluster.settle()
+    cluster.set_pod(cluster.ready_pods()[0], ready=False, container=KILLED)
+    cluster.run_turn()
+    degraded: dict[str, Any] = cluster.condition("Degraded")
+    assert degraded["reason"] == "OutOfMemory"
+    return degraded
+
+
+@pytest.mark.parametrize(
+    ("concurrent", "cure"),
+    [(8, ", or lower spec.sessions.concurrent from 8 to 6."), (1, ".")],
+)
+def test_killed_server_condition_names_field_and_value(concurrent: int, cure: str) -> None:
+    message = kill_first_server(make_limited_cluster(concurrent=concurrent))["message"]
+    raised = (
+        "its memory limit of 2Gi. Raise resources.limits.memory of pool small from 2Gi to 2560Mi"
+    )
+    assert raised + cure in message
+
+
+def test_killed_server_that_fills_its_limit_gets_fewer_sessions() -> None:
+    message = kill_first_server(make_limited_cluster())["message"]
+    found = re.search(
+        r"a higher limit alone does not help: set spec\.sessions\.concurrent to (\d+) \(it has room for (\d+)\), "
+        r"or to (\d+) and raise resources\.limits\.memory of pool small from 2Gi to 2560Mi\.",
+        message,
+    )
+    assert found is not None, message
+    assert 0 < int(found[1]) < int(found[2]) == int(found[3])
+
+
+def test_killed_server_with_room_for_one_gets_a_limit() -> None:
+    message = kill_first_server(make_limited_cluster("920Mi"))["message"]
+    assert "set spec.sessions.concurrent to 1 and raise resources.limits.memory" in message
+    assert "from 920Mi to 1152Mi, or lower spec.sessions.maxLength from 4096" in message
+
+
+def test_killed_server_without_limit_is_told_to_set_one() -> None:
+    message = kill_first_server(make_limited_cluster(None, concurrent=4))["message"]
+    assert "the memory of its node. Set resources.limits.memory of pool small" in message
+    assert "or lower spec.sessions.concurrent from 4 to 3." in message
+
+
+def test_status_shows_the_parts_of_the_planned_memory() -> None:
+    cluster = make_limited_cluster()
+    cluster.settle()
+    (span,) = cluster.status["plan"]["spans"]
+    memory = {name: bytes_of(size, name) for name, size in span["memory"].items()}
+
+    assert span["memory"]["process"] == "768Mi"
+    assert list(memory) == ["process", "weights", "activations", "retainedRows", "margin", "kv", "total"]  # fmt: skip
+    total = memory.pop("total")
+    assert total <= 2 << 30
+    assert total <= sum(memory.values()) <= total + (6 << 20)  # each part is rounded up
+
+
+def test_limit_below_the_process_is_an_invalid_spec() -> None:
+    cluster = make_limited_cluster("700Mi")
+    cluster.run_turn()
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == "InvalidSpec" and not cluster.pods
+    assert "but has 700 MiB; allowed: at least" in degraded["message"]

@@ -7,7 +7,7 @@ from support.operator.model_cluster import POLICY, ModelCluster, make_spec
 
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod, LabelPod, WriteStatus
-from modelswarm_operator.reconcile.state.observed import NAME_TAKEN, ContainerView
+from modelswarm_operator.reconcile.state.observed import NAME_TAKEN
 
 
 def create_and_list_slots(cluster: ModelCluster) -> list[str]:
@@ -318,17 +318,3 @@ def test_clock_set_back_extends_no_backoff_beyond_the_limit() -> None:
     cluster.run_turn()
     cluster.now -= 3600.0
     assert wait_for_create(cluster) <= POLICY.backoff_limit
-
-
-def test_out_of_memory_condition_names_the_limit() -> None:
-    pools = [{"name": "small", "resources": {"limits": {"memory": "2Gi"}}}]
-    cluster = ModelCluster(spec=make_spec(1, 1, pools=pools))
-    cluster.settle()
-    killed = ContainerView(
-        restarts=1, exit_code=137, exit_reason="OOMKilled", waiting="CrashLoopBackOff"
-    )
-    cluster.set_pod(cluster.ready_pods()[0], ready=False, container=killed)
-    cluster.run_turn()
-    degraded = cluster.condition("Degraded")
-    assert degraded["reason"] == "OutOfMemory"
-    assert "2Gi" in degraded["message"] and "resources.limits.memory" in degraded["message"]

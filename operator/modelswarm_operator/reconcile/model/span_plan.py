@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from modelswarm.placement.memory import ServerMemory
 from modelswarm.placement.plan import plan_swarm, running_dtype
+from modelswarm.placement.quantity import quantity_of
 from modelswarm.resources.spec import API_VERSION, KIND, Metadata, ModelSwarm, Pool, Spec
-from modelswarm.resources.status import ModelStatus, PlannedSpan, PlanStatus
+from modelswarm.resources.status import ModelStatus, PlannedMemory, PlannedSpan, PlanStatus
 from modelswarm_operator.reconcile.model.facts import facts_of, pinned_address
 
 RENDER_REVISION = 1
@@ -97,8 +99,26 @@ def _plan_spans(name: str, spec: Spec, known: ModelStatus) -> tuple[PlannedSpan,
     )
     plan = plan_swarm(document, facts_of(known), pinned_address(known))
     return tuple(
-        PlannedSpan(index=index, first=server.span.first, last=server.span.last, pages=server.pages)
+        PlannedSpan(
+            index=index,
+            first=server.span.first,
+            last=server.span.last,
+            pages=server.pages,
+            memory=_memory_status(server.memory),
+        )
         for index, server in enumerate(plan.servers)
+    )
+
+
+def _memory_status(memory: ServerMemory) -> PlannedMemory:
+    return PlannedMemory(
+        process=quantity_of(memory.process),
+        weights=quantity_of(memory.weights),
+        activations=quantity_of(memory.activations),
+        retained_rows=quantity_of(memory.retained),
+        margin=quantity_of(memory.margin),
+        kv=quantity_of(memory.kv),
+        total=quantity_of(memory.total),
     )
 
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from modelswarm.checkpoint.inspection import REFUSED
+from modelswarm.errors import MemoryLimitError
 from modelswarm_operator.reconcile.pods.inventory import Server
 from modelswarm_operator.reconcile.state.observed import ContainerView, NodeView, PodView
 from modelswarm_operator.reconcile.state.turn import Turn
+from modelswarm_operator.reconcile.status.memory_advice import MemoryAdvice
 from modelswarm_operator.reconcile.status.problems import Problem, last_line, shorten
 
 _IMAGE_ERRORS = frozenset(
@@ -32,7 +34,7 @@ class PodDiagnosis:
 
     turn: Turn
     nodes: Mapping[str, NodeView] | None
-    memory_limits: Mapping[str, str]  # by pool
+    memory: MemoryAdvice = field(default_factory=MemoryAdvice)
 
     def diagnose_servers(self, servers: Iterable[Server]) -> list[Problem]:
         """Return the problems of pods that should serve and do not."""
@@ -43,12 +45,12 @@ class PodDiagnosis:
                 and not server.pod.ready
                 and server.pod.name not in self.turn.deletes
             ):
-                limit = self.memory_limits.get(server.pool, "")
-                if problem := self.diagnose_pod(server.pod, f"blocks {server.blocks}", limit):
+                blocks = f"blocks {server.blocks}"
+                if problem := self.diagnose_pod(server.pod, blocks, server.pool):
                     found.append(problem)
         return found
 
-    def diagnose_pod(self, pod: PodView, what: str, memory_limit: str = "") -> Problem | None:
+    def diagnose_pod(self, pod: PodView, what: str, pool: str = "") -> Problem | None:
         """Return the reason why this pod is not ready; None while it seems to be starting."""
         subject, container = f"Pod {pod.name} ({what})", pod.container
         if pod.unschedulable:
@@ -63,9 +65,8 @@ class PodDiagnosis:
         if container.waiting in _CONFIG_ERRORS:
             detail = shorten(container.waiting_message or container.waiting)
             return Problem("ConfigurationFailed", f"{subject} can't start: {detail}.", pod.name)
-        return _crash_problem(pod, container, subject, memory_limit) or self._slow_start_problem(
-            pod, subject
-        )
+        crash = _crash_problem(pod, container, subject, self.memory, pool)
+        return crash or self._slow_start_problem(pod, subject)
 
     def _slow_start_problem(self, pod: PodView, subject: str) -> Problem | None:
         policy, now = self.turn.policy, self.turn.now
@@ -81,20 +82,18 @@ class PodDiagnosis:
 
 
 def _crash_problem(
-    pod: PodView, container: ContainerView, subject: str, limit: str
+    pod: PodView, container: ContainerView, subject: str, memory: MemoryAdvice, pool: str
 ) -> Problem | None:
     if container.exit_code is None:
         return None
     if container.exit_reason == "OOMKilled":
-        within = f"its memory limit of {limit}" if limit else "the memory of its node"
-        message = (
-            f"{subject} was killed for using more than {within}. Raise the pool's resources.limits.memory, use more "
-            "spans, or lower sessions.concurrent or maxLength."
-        )
+        message = f"{subject} was killed for using more than {memory.explain_kill(pool)}"
         return Problem("OutOfMemory", message, pod.name)
     if container.exit_code == 0 and not container.waiting:
         return None
     detail = shorten(last_line(container.exit_message) or container.exit_reason or "no message")
+    if container.exit_code == MemoryLimitError.exit_code:  # it compared its plan with its limit
+        return Problem("OutOfMemory", f"{subject} does not fit into its memory: {detail}", pod.name)
     if container.exit_code == REFUSED:  # the server rejected its flags or its weights
         return Problem("WeightsFailed", f"{subject} can't load its blocks: {detail}", pod.name)
     message = f"{subject} crashed with exit code {container.exit_code} ({container.restarts} restarts): {detail}"

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from modelswarm.placement.memory import score_rows
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import AttentionGroup, StepLayout
 
@@ -161,12 +162,35 @@ def _softmax_attention(
         return F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=True
         )
+    sequences, heads, count, _ = q.shape
+    step = score_rows(sequences * heads, k.shape[2])
+    if step >= count:
+        return _capped_attention(q, k, v, mask, 0 if causal else None, scaling, softcap)
+    parts = []
+    for start in range(0, count, step):
+        rows = slice(start, start + step)
+        some = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
+        first = start if causal else None
+        parts.append(_capped_attention(q[:, :, rows], k, v, some, first, scaling, softcap))
+    return torch.cat(parts, dim=2)
+
+
+def _capped_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    causal_from: int | None,
+    scaling: float,
+    softcap: float,
+) -> Tensor:
+    """Attend with capped scores, all of which are in memory. `causal_from`: number of the first row if causal."""
     scores = torch.matmul(q, k.transpose(2, 3)) * scaling
     scores = torch.tanh(scores / softcap) * softcap
-    if causal:
+    if causal_from is not None:
         count, length = scores.shape[-2:]
-        hidden = torch.ones(count, length, dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(hidden, float("-inf"))
+        hidden = torch.ones(count, length, dtype=torch.bool, device=q.device)
+        scores = scores.masked_fill(hidden.triu(1 + causal_from), float("-inf"))
     if mask is not None:
         scores = scores + mask
     return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)

@@ -14,6 +14,12 @@ Angles = tuple[Tensor, Tensor]
 """cos and signed sin of the step's rows, each [T, 1, head_dim]: x cos + swap_halves(x) sin turns x."""
 
 
+_LEAST = 256
+"""Positions of the first table."""
+_AT_ONCE = 4096
+"""Positions that the model's module computes at once, as it needs several tables of its own in float32."""
+
+
 class Rotary:
     """Tables of cos and sin by position, filled by the model's own rotary module."""
 
@@ -28,7 +34,7 @@ class Rotary:
     def __call__(self, positions: Tensor, max_position: int) -> dict[str, Angles]:
         """Return the angles of these positions by layer type; `max_position` is their maximum."""
         if max_position >= self._computed:
-            self._grow(max(256, 1 << (max_position + 1).bit_length()), positions.device)
+            self._grow(max(_LEAST, 1 << max_position.bit_length()), positions.device)
         if not self._per_type:
             cos, sin = self._tables[""]
             angles = cos[positions], sin[positions]
@@ -36,12 +42,23 @@ class Rotary:
         return {kind: (cos[positions], sin[positions]) for kind, (cos, sin) in self._tables.items()}
 
     def _grow(self, length: int, device: torch.device) -> None:
-        positions = torch.arange(length, device=device)[None]
-        like = torch.zeros(1, dtype=self._dtype, device=device)
         for kind in self._types if self._per_type else [""]:
-            extra = (kind,) if self._per_type else ()
-            cos, sin = self._module(like, positions, *extra)
-            half = sin.shape[-1] // 2
-            signed = torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
-            self._tables[kind] = cos[0].unsqueeze(1), signed.unsqueeze(1)
+            self._tables[kind] = self._make_table(kind, length, device)
         self._computed = length
+
+    def _make_table(self, kind: str, length: int, device: torch.device) -> Angles:
+        extra = (kind,) if self._per_type else ()
+        like = torch.zeros(1, dtype=self._dtype, device=device)
+        table: Angles | None = None
+        for start in range(0, length, _AT_ONCE):
+            positions = torch.arange(start, min(start + _AT_ONCE, length), device=device)
+            cos, sin = self._module(like, positions[None], *extra)
+            size = sin.shape[-1]
+            if table is None:
+                table = cos.new_empty(length, 1, size), sin.new_empty(length, 1, size)
+            table[0][positions, 0] = cos[0]
+            table[1][positions, 0] = torch.cat(
+                (-sin[0, :, : size // 2], sin[0, :, size // 2 :]), dim=-1
+            )
+        assert table is not None
+        return table

@@ -11,10 +11,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from modelswarm.placement.memory import LOGIT_ROWS, sample_rows
 from modelswarm_serving.model.attention.attention import attention_context
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import StepLayout
-from modelswarm_serving.model.base import BatchItem, KvRead, KvWrite, ModelShape, Result, Task
+from modelswarm_serving.model.base import (
+    BatchItem,
+    KvRead,
+    KvWrite,
+    ModelShape,
+    Result,
+    SampledToken,
+    SampleRequest,
+    Task,
+)
 from modelswarm_serving.model.sampling.sampler import sample
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
@@ -141,11 +151,13 @@ class TransformerSpan:
             for row, work in zip(layout.starts, layout.items, strict=True)
             if work.sample is not None
         ]
-        if asking:
-            everyone = len(asking) == len(rows)  # plain decode
-            logits = self.logits(rows if everyone else rows[[row for row, _ in asking]])
-            picks = [work.sample for _, work in asking if work.sample is not None]
-            for (_, work), picked in zip(asking, sample(logits, picks), strict=True):
+        everyone = len(asking) == len(rows)  # plain decode
+        wanted = rows if everyone else rows[[row for row, _ in asking]]
+        picks = [work.sample for _, work in asking if work.sample is not None]
+        for start in range(0, len(asking), LOGIT_ROWS):
+            part = slice(start, start + LOGIT_ROWS)
+            sampled = _sample_parts(self.logits(wanted[part]), picks[part])
+            for (_, work), picked in zip(asking[part], sampled, strict=True):
                 error = "the model's logits are not finite" if picked is None else None
                 results[id(work)] = Result(sampled=picked, error=error)
         return results
@@ -157,3 +169,13 @@ class TransformerSpan:
         if self._loaded.softcap is not None:
             logits = torch.tanh(logits / self._loaded.softcap) * self._loaded.softcap
         return logits
+
+
+def _sample_parts(logits: Tensor, picks: Sequence[SampleRequest]) -> list[SampledToken | None]:
+    """Sample some rows at a time, so that the sampler's tables have the size that the memory plan counts."""
+    count = sample_rows(logits.shape[-1])
+    return [
+        sampled
+        for start in range(0, len(picks), count)
+        for sampled in sample(logits[start : start + count], picks[start : start + count])
+    ]

@@ -13,7 +13,15 @@ import torch
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import UserError
-from modelswarm.placement.replay_memory import replay_bytes
+from modelswarm.placement.memory import (
+    PROCESS_BYTES,
+    TOKEN_BUDGET,
+    MemoryModel,
+    device_memory,
+    server_memory,
+)
+from modelswarm.placement.quantity import human_bytes, limit_at_least
+from modelswarm.placement.spans import Span
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
@@ -34,10 +42,12 @@ class SpanOptions:
     dtype: str = "float32"
     threads: int | None = None
     pages: int | None = None  # excludes `memory`
-    memory: int | None = None  # bytes for weights and pages; on a CPU also for the replay log
+    memory: int | None = None  # bytes of the whole server; of an accelerator: of its own memory
     replay_memory: int | None = None  # bytes of the host; None: a row of every position
     page_size: int = 16
     max_length: int | None = None
+    token_budget: int = TOKEN_BUDGET  # rows of the largest step
+    process: int = PROCESS_BYTES  # measured size of this process, if it is larger
     device: str = "cpu"
     tokenizer: Path | None = None  # folder of the tokenizer; None: the model's
 
@@ -84,7 +94,7 @@ def plan_shape(
         n_blocks=config.n_blocks,
         row_bytes=facts.row_bytes(options.dtype),
         page_size=options.page_size,
-        total_pages=_page_count(facts, first, last, length, options),
+        total_pages=_page_count(facts, first, last, options),
         max_length=length,
         vocab_size=config.vocab,
         kv_bytes=facts.kv_bytes(options.dtype),
@@ -103,25 +113,40 @@ def _check_options(options: SpanOptions) -> None:
             raise UserError(name, f"must be at least 1, not {value}")
 
 
-def _page_count(facts: ModelFacts, first: int, last: int, length: int, options: SpanOptions) -> int:
+def memory_model(facts: ModelFacts, first: int, last: int, options: SpanOptions) -> MemoryModel:
+    """Return the memory of the server, or on an accelerator that of the device."""
+    span, length = Span(first, last), options.max_length or facts.config.context
+    if torch.device(options.device).type != "cpu":
+        return device_memory(
+            facts, span, options.dtype, options.page_size, length, options.token_budget
+        )
+    return server_memory(
+        facts,
+        span,
+        options.dtype,
+        options.page_size,
+        length,
+        options.token_budget,
+        options.process,
+        options.replay_memory,
+    )
+
+
+def _page_count(facts: ModelFacts, first: int, last: int, options: SpanOptions) -> int:
     if options.pages is not None:
         return options.pages
-    page = facts.kv_bytes(options.dtype) * (last - first) * options.page_size
+    memory = memory_model(facts, first, last, options)
     if options.memory is None:
-        wanted = _DEFAULT_SESSIONS * -(-length // options.page_size)
-        return max(1, min(wanted, _DEFAULT_LIMIT // page))
-    taken = weights = facts.weight_bytes(first, last, options.dtype)
-    beside = ""
-    if torch.device(options.device).type == "cpu":  # the replay log is in the same memory
-        if options.replay_memory is None:
-            page += replay_bytes(facts.row_bytes(options.dtype), options.page_size)
-        elif options.replay_memory:
-            taken += options.replay_memory
-            beside = f", the replay log {options.replay_memory}"
-    if options.memory < taken + page:
+        wanted = _DEFAULT_SESSIONS * -(
+            -(options.max_length or facts.config.context) // options.page_size
+        )
+        return max(1, min(wanted, _DEFAULT_LIMIT // memory.kv_per_page))
+    pages = memory.most_pages(options.memory)
+    if pages < 1:
+        needs = memory.with_pages(1)
         raise UserError(
             "memory",
-            f"{options.memory} bytes leave no room for KV: the weights of blocks {first}:{last} "
-            f"take {weights}{beside} and one page takes {page}",
+            f"{human_bytes(options.memory)} leave no room for KV: a server of blocks {first}:{last} needs "
+            f"{human_bytes(needs.total)} ({needs}); allowed: at least {limit_at_least(needs.total)}",
         )
-    return (options.memory - taken) // page
+    return pages

@@ -70,7 +70,8 @@ def test_resources_and_failure_domain_come_from_the_pool() -> None:
         "resources": {"requests": {"cpu": 2}, "limits": {"nvidia.com/gpu": 1, "memory": "64Gi"}},
         "failureDomainKey": "topology.kubernetes.io/zone",
     }
-    body = create_first_pod(ModelCluster(spec=make_spec(1, 1, pools=[pool])))["spec"]
+    spec = make_spec(1, 1, pools=[pool], sessions={"concurrent": 2})
+    body = create_first_pod(ModelCluster(spec=spec))["spec"]
     resources = body["containers"][0]["resources"]
     assert resources == {
         "requests": {"cpu": "2"},

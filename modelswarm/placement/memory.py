@@ -1,0 +1,204 @@
+"""Memory of one server process, part by part: the only place that computes it.
+
+The plan, the command line, the operator and servers use the same sums, so a planned server fits where it starts. Knows
+facts of models; knows no documents, no torch and no control groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelswarm.checkpoint.facts import DTYPES, ModelFacts
+from modelswarm.placement.quantity import human_bytes
+from modelswarm.placement.replay_memory import replay_bytes
+from modelswarm.placement.spans import Span
+
+PROCESS_BYTES = 768 << 20
+"""Resident memory of a server before it loads a model: interpreter, torch, transformers. Measured with torch 2.15 and
+its CUDA libraries on a CPU: 727 MiB, 413 of them private. The build of the server image measures it again, and refuses
+an image that takes more; a server takes its own number at its start if that is larger."""
+MARGIN_BYTES = 64 << 20
+"""Margin for buffers of links, for files in the page cache and for the kernel's tables ..."""
+MARGIN_PARTS = 32
+"""... and beside it one of so many parts of everything that a model takes, for the gaps of the allocator."""
+TOKEN_BUDGET = 512
+"""Rows of the largest step, if a server is not told otherwise."""
+PREFILL_ROWS = 32
+"""Rows of prefill that a step runs beside a full budget of decode rows."""
+SCORE_BYTES = 64 << 20
+"""Most bytes of attention scores that exist at once; only Gemma 2, whose scores are capped, has any in memory."""
+LOGIT_ROWS = 64
+"""Most rows whose logits exist at once."""
+SAMPLE_BYTES = 64 << 20
+"""Bytes of the sampler's tables beside the logits, of as many rows as fit and of one at least."""
+SAMPLE_BYTES_PER_LOGIT = 80
+"""Bytes of the sampler's tables per logit: scores in float64, noise in words of 64 bits, and their copies."""
+
+_CAPPED = frozenset({"gemma2"})
+"""Families whose attention scores are capped, which needs them in memory."""
+_WINDOWED = frozenset({"gemma2", "gemma3", "qwen2"})
+"""Families with two kinds of attention in one model: each has its own masks."""
+_MAX_HEAD_DIM = 256
+"""Largest head of the supported families."""
+_HIDDEN_ROWS = 8
+"""Rows of the model's width that one row needs at once: input, residual, norms in float32."""
+_FLOAT = 4
+"""Bytes of a float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMemory:
+    """Bytes of one server, by part; `total` is what its container needs."""
+
+    process: int  # interpreter and libraries
+    weights: int
+    activations: int  # of the largest step, or of loading if that takes more
+    retained: int  # rows of the replay log
+    margin: int
+    kv: int
+
+    @property
+    def total(self) -> int:
+        return sum(size for _, size in self.parts)
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Name and bytes of every part, in the order in which they are shown."""
+        return (
+            ("process", self.process),
+            ("weights", self.weights),
+            ("activations", self.activations),
+            ("retained rows", self.retained),
+            ("margin", self.margin),
+            ("KV", self.kv),
+        )
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {human_bytes(size)}" for name, size in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryModel:
+    """Memory of a server of one span as a function of its pages; plan and server use the same."""
+
+    process: int
+    weights: int
+    activations: int
+    kv_per_page: int
+    retained_per_page: int  # 0 with a replay log of a given size
+    retained: int = 0  # size of such a log
+
+    def with_pages(self, pages: int) -> ServerMemory:
+        retained = self.retained + pages * self.retained_per_page
+        kv = pages * self.kv_per_page
+        variable = self.weights + self.activations + retained + kv
+        margin = MARGIN_BYTES + -(-variable // MARGIN_PARTS)
+        return ServerMemory(self.process, self.weights, self.activations, retained, margin, kv)
+
+    def needed(self, pages: int) -> int:
+        """Return the smallest limit under which a server with these pages starts."""
+        return self.with_pages(pages).total
+
+    def most_pages(self, limit: int) -> int:
+        """Return the most pages whose server needs no more than `limit` bytes; 0 if not even one fits."""
+        low, high = 0, max(0, limit) // (self.kv_per_page + self.retained_per_page)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.needed(middle) <= limit else (low, middle - 1)
+        return low
+
+
+def server_memory(
+    facts: ModelFacts,
+    span: Span,
+    dtype: str,
+    page_size: int,
+    max_length: int,
+    token_budget: int = TOKEN_BUDGET,
+    process: int = PROCESS_BYTES,
+    replay_memory: int | None = None,
+) -> MemoryModel:
+    """Return the memory of a server that computes on the CPU, where everything is in the memory of its container.
+
+    `process`: measured size, if it is larger than the constant. `replay_memory`: size of the replay log; None: a row
+    for every position of the pages.
+    """
+    rows = replay_bytes(facts.row_bytes(dtype), page_size) if replay_memory is None else 0
+    return MemoryModel(
+        process=max(process, PROCESS_BYTES),
+        weights=facts.weight_bytes(span.first, span.last, dtype),
+        activations=activation_bytes(facts, span, dtype, max_length, token_budget),
+        kv_per_page=span.blocks * facts.kv_bytes(dtype) * page_size,
+        retained_per_page=rows,
+        retained=replay_memory or 0,
+    )
+
+
+def device_memory(
+    facts: ModelFacts,
+    span: Span,
+    dtype: str,
+    page_size: int,
+    max_length: int,
+    token_budget: int = TOKEN_BUDGET,
+) -> MemoryModel:
+    """Return the memory of a server on its accelerator: neither the process nor the replay log is there."""
+    return MemoryModel(
+        process=0,
+        weights=facts.weight_bytes(span.first, span.last, dtype),
+        activations=activation_bytes(facts, span, dtype, max_length, token_budget),
+        kv_per_page=span.blocks * facts.kv_bytes(dtype) * page_size,
+        retained_per_page=0,
+    )
+
+
+def activation_bytes(
+    facts: ModelFacts, span: Span, dtype: str, max_length: int, token_budget: int
+) -> int:
+    """Return what the largest step takes beside weights and KV, or loading if that takes more."""
+    return max(
+        _step_bytes(facts, span, dtype, max_length, token_budget),
+        _loading_bytes(facts, span, dtype),
+    )
+
+
+def sample_rows(vocab: int) -> int:
+    """Return the rows that are sampled at once."""
+    return max(1, SAMPLE_BYTES // (vocab * SAMPLE_BYTES_PER_LOGIT))
+
+
+def score_rows(heads: int, keys: int) -> int:
+    """Return the rows whose attention scores are in memory at once: four tables of float32 each."""
+    return max(1, SCORE_BYTES // (heads * keys * 4 * _FLOAT))
+
+
+def _step_bytes(
+    facts: ModelFacts, span: Span, dtype: str, max_length: int, token_budget: int
+) -> int:
+    config, size = facts.config, DTYPES[dtype]
+    rows, kinds = token_budget + PREFILL_ROWS, 1 + (config.family in _WINDOWED)
+    # Each weight of a block is the product of one input and one output: its outputs are at most this many.
+    outputs = facts.block_elements // config.hidden
+    width = (outputs + _HIDDEN_ROWS * config.hidden) * _FLOAT
+    # Scores are added to a mask, which is made from two tables of truth values.
+    masks = kinds * max_length * (size + 2)
+    # Tables of angles double as positions grow; while the next ones are made, the last ones exist too.
+    positions = 1 << (max_length - 1).bit_length()
+    tables = 3 * kinds * positions * min(_MAX_HEAD_DIM, facts.kv_elements // 2) * size
+    gathered = max_length * facts.kv_bytes(dtype)  # where the pages of a session are no neighbours
+    total = rows * (width + masks) + tables + gathered
+    if config.family in _CAPPED:
+        total += 3 * gathered + SCORE_BYTES  # keys and values are repeated for their queries
+    if span.last == config.n_blocks:
+        sampled = min(rows, LOGIT_ROWS)
+        logits = config.vocab * (size + _FLOAT)
+        sampler = min(sampled, sample_rows(config.vocab)) * config.vocab * SAMPLE_BYTES_PER_LOGIT
+        total += sampled * logits + sampler
+    return total
+
+
+def _loading_bytes(facts: ModelFacts, span: Span, dtype: str) -> int:
+    """Return what loading copies: the projections of a block are joined and turned, the head is turned."""
+    block = 2 * facts.block_elements
+    head = facts.embedding_elements if span.last == facts.config.n_blocks else 0
+    return max(block, head) * DTYPES[dtype]

@@ -1,0 +1,228 @@
+"""The memory of a server: its parts add up, grow with what they are for, and a limit that is too small is refused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from modelswarm.checkpoint.facts import ModelConfig, ModelFacts
+from modelswarm.errors import UserError
+from modelswarm.placement.memory import (
+    MARGIN_BYTES,
+    MARGIN_PARTS,
+    PREFILL_ROWS,
+    PROCESS_BYTES,
+    MemoryModel,
+    device_memory,
+    server_memory,
+)
+from modelswarm.placement.plan import MIN_PAGES, PAGE_SIZE, SwarmPlan, full_sessions, plan_swarm
+from modelswarm.placement.quantity import bytes_of, human_bytes, limit_at_least, quantity_of
+from modelswarm.placement.spans import Span
+from modelswarm.resources.spec import ModelSwarm
+from modelswarm_serving.core.scheduler import MIN_PREFILL_ROWS
+
+FACTS = ModelFacts(
+    config=ModelConfig("llama", n_blocks=8, hidden=64, vocab=320, context=512, tied=False),
+    dtype="float32",
+    block_elements=10_000,
+    embedding_elements=64 * 320,
+    kv_elements=64,
+)
+WHOLE, HEAD = Span(0, 8), Span(0, 4)
+GPU = {"nvidia.com/gpu": 1, "memory": "48Gi"}
+
+
+def make_memory(facts: ModelFacts = FACTS, span: Span = WHOLE, **more: Any) -> MemoryModel:
+    given = {"dtype": "float32", "page_size": PAGE_SIZE, "max_length": 512, **more}
+    return server_memory(facts, span, **given)
+
+
+def plan(limits: dict[str, Any] | None = None, **spec: Any) -> SwarmPlan:
+    pools = [] if limits is None else [{"name": "a", "resources": {"limits": limits}}]
+    document = {
+        "apiVersion": "modelswarm.io/v1alpha1",
+        "kind": "ModelSwarm",
+        "metadata": {"name": "tiny"},
+        "spec": {
+            "model": {"source": "file:///tiny"},
+            "spans": {"count": 1},
+            "pools": pools,
+            **spec,
+        },
+    }
+    return plan_swarm(ModelSwarm.parse(document), FACTS, "file:///tiny")
+
+
+def test_parts_of_server_memory_add_up_to_its_total() -> None:
+    memory = make_memory().with_pages(100)
+    variable = memory.weights + memory.activations + memory.retained + memory.kv
+
+    assert memory.total == sum(size for _, size in memory.parts)
+    assert memory.process == PROCESS_BYTES
+    assert memory.weights == FACTS.weight_bytes(0, 8, "float32")
+    assert memory.kv == 100 * PAGE_SIZE * 8 * FACTS.kv_bytes("float32")
+    assert memory.margin == MARGIN_BYTES + -(-variable // MARGIN_PARTS)
+    assert all(size > 0 for _, size in memory.parts)
+
+
+def test_server_memory_names_every_part_with_its_size() -> None:
+    text = str(make_memory().with_pages(100))
+
+    names = ("process", "weights", "activations", "retained rows", "margin", "KV")
+    assert [part.rsplit(" ", 2)[0] for part in text.split(", ")] == list(names)
+    assert text.startswith("process 768 MiB, ")
+
+
+def test_measured_process_counts_only_if_it_is_larger() -> None:
+    assert make_memory(process=PROCESS_BYTES + 5).process == PROCESS_BYTES + 5
+    assert make_memory(process=5).process == PROCESS_BYTES
+
+
+def test_replay_log_of_given_size_does_not_grow_with_pages() -> None:
+    memory = make_memory(replay_memory=1 << 20)
+    assert memory.with_pages(1).retained == memory.with_pages(1000).retained == 1 << 20
+    assert make_memory().with_pages(2).retained == 2 * make_memory().with_pages(1).retained
+
+
+@pytest.mark.parametrize(
+    "larger",
+    [
+        make_memory(token_budget=1024),
+        make_memory(max_length=4096),
+        make_memory(replace(FACTS, block_elements=20_000)),
+        make_memory(replace(FACTS, config=replace(FACTS.config, vocab=3200))),
+        make_memory(replace(FACTS, config=replace(FACTS.config, family="gemma2"))),
+    ],
+)
+def test_activations_grow_with_step_and_model(larger: MemoryModel) -> None:
+    assert larger.activations > make_memory().activations
+
+
+def test_activations_of_the_tail_count_its_sampler() -> None:
+    wide = replace(FACTS, config=replace(FACTS.config, vocab=100_000))
+    assert make_memory(wide).activations > make_memory(wide, HEAD).activations
+
+
+def test_activations_count_a_turned_head_while_loading() -> None:
+    wide = replace(FACTS, embedding_elements=100_000_000)
+    assert make_memory(wide).activations == 400_000_000
+    assert make_memory(wide, HEAD).activations < 400_000_000
+
+
+def test_prefill_rows_of_the_plan_are_the_schedulers() -> None:
+    assert PREFILL_ROWS == MIN_PREFILL_ROWS
+
+
+def test_most_pages_fill_the_limit_to_the_last_page() -> None:
+    memory = make_memory()
+    for limit in range(PROCESS_BYTES, PROCESS_BYTES + (600 << 20), 7_654_321):
+        pages = memory.most_pages(limit)
+        assert pages == 0 or memory.needed(pages) <= limit
+        assert memory.needed(pages + 1) > limit
+
+
+def test_pages_never_shrink_as_the_limit_grows() -> None:
+    limits = [f"{size}Mi" for size in range(860, 4097, 53)]
+    pages = [plan({"memory": limit}).servers[0].pages for limit in limits]
+
+    assert pages == sorted(pages)
+    assert pages[-1] > pages[0]
+    for limit, planned in zip(limits, (plan({"memory": each}) for each in limits), strict=True):
+        assert planned.servers[0].memory.total <= bytes_of(limit, "memory")
+
+
+def test_limit_below_the_minimum_names_the_smallest_that_works() -> None:
+    with pytest.raises(UserError) as refused:
+        plan({"memory": "700Mi"})
+    found = re.search(r"but has 700 MiB; allowed: at least (\d+Mi)", refused.value.message)
+
+    assert refused.value.field == "spec.pools[].resources.limits.memory"
+    assert "process 768 MiB" in refused.value.message and found is not None
+    assert "more spans" not in refused.value.message  # the process alone is larger
+    least = bytes_of(found[1], "memory")
+    assert plan({"memory": least}).servers[0].pages >= MIN_PAGES
+    with pytest.raises(UserError, match="allowed: at least"):
+        plan({"memory": least - (1 << 20)})
+
+
+def test_refused_limit_names_the_one_for_a_whole_session() -> None:
+    with pytest.raises(UserError) as refused:
+        plan({"memory": "700Mi"})
+    found = re.search(r"\((\d+Mi) for a session of 512 positions\)", refused.value.message)
+
+    assert found is not None
+    assert plan({"memory": found[1]}).full_sessions == 1
+
+
+def test_sessions_that_do_not_fit_are_refused_with_both_cures() -> None:
+    with pytest.raises(UserError) as refused:
+        plan({"memory": "1Gi"}, sessions={"concurrent": 1000})
+    found = re.search(r"at most (\d+), or a limit of (\d+Mi) or more", refused.value.message)
+
+    assert refused.value.field == "spec.sessions.concurrent" and found is not None
+    assert plan({"memory": "1Gi"}, sessions={"concurrent": int(found[1])}).full_sessions > 0
+    assert plan({"memory": found[2]}, sessions={"concurrent": 1000}).full_sessions == 1000
+    with pytest.raises(UserError, match="do not fit"):
+        plan({"memory": "1Gi"}, sessions={"concurrent": int(found[1]) + 1})
+
+
+def test_gpu_pool_without_sessions_is_refused() -> None:
+    with pytest.raises(UserError) as refused:
+        plan(GPU)
+    assert refused.value.field == "spec.sessions.concurrent"
+    assert "nvidia.com/gpu: its limits.memory is memory of the host" in refused.value.message
+
+
+def test_gpu_pool_without_spans_is_refused() -> None:
+    with pytest.raises(UserError, match=r"spec\.spans: is needed, because spec\.pools\[0\] \(a\)"):
+        plan(GPU, sessions={"concurrent": 2}, spans={})
+
+
+def test_gpu_pool_with_sessions_and_spans_is_planned() -> None:
+    assert plan(GPU, sessions={"concurrent": 2}).full_sessions == 2
+    assert plan({"nvidia.com/gpu": 1}).full_sessions > 0  # no limit sizes anything
+
+
+def test_memory_of_an_accelerator_has_no_process_and_no_rows() -> None:
+    memory = device_memory(FACTS, WHOLE, "float32", PAGE_SIZE, 512).with_pages(10)
+    assert (memory.process, memory.retained) == (0, 0)
+    assert memory.kv == make_memory().with_pages(10).kv
+
+
+def test_full_sessions_need_their_pages_beside_the_reserve() -> None:
+    assert [full_sessions(pages, 32) for pages in (2, 3, 4, 5)] == [0, 1, 1, 2]
+    assert full_sessions(10, 32, page_size=32) == 9
+
+
+def test_numbers_before_the_next_unit_are_written_whole() -> None:
+    for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB")):
+        for value in range(1000, 1024):
+            assert human_bytes(value << 10 * power) == f"{value} {unit}"
+
+
+def test_numbers_that_round_up_take_the_next_unit() -> None:
+    assert human_bytes((1 << 20) - 1) == "1 MiB"
+    assert human_bytes((1 << 30) - 1) == "1 GiB"
+    assert human_bytes(1023 << 50) == "1047552 TiB"
+    assert [human_bytes(size) for size in (0, 1, 999, 1536, 999 << 10)] == [
+        "0 B",
+        "1 B",
+        "999 B",
+        "1.5 KiB",
+        "999 KiB",
+    ]
+
+
+def test_quantities_are_rounded_up_to_what_documents_take() -> None:
+    assert [quantity_of(size) for size in (0, 1, 10 << 20, (10 << 20) + 1)] == [
+        "0Ki",
+        "1Ki",
+        "10Mi",
+        "11Mi",
+    ]
+    assert limit_at_least((1 << 30) + 1) == "1025Mi"
+    assert bytes_of(quantity_of(123_456_789), "memory") >= 123_456_789
