@@ -25,7 +25,8 @@ DEFAULT_SESSIONS = 8
 """KV room in sessions of full length, if the document has neither sessions nor memory ..."""
 DEFAULT_KV_BYTES = 512 << 20
 """... but at most this many bytes per server."""
-
+KERNEL_PAGE = 64 << 10
+"""Bytes of the largest page of memory that Linux uses: the limit of a control group is rounded down to whole pages."""
 _LIMITS = "spec.pools[].resources.limits.memory"
 
 
@@ -50,6 +51,10 @@ class _Limit:
 
     size: int | None  # bytes; None: no limit
     field: str
+
+    @classmethod
+    def of(cls, size: int | None, field: str) -> _Limit:
+        return cls(None if size is None else size // KERNEL_PAGE * KERNEL_PAGE, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,11 @@ def plan_swarm(
     _check_supported(spec)
     if memory is None:
         _check_accelerators(spec)
-    limit = _Limit(memory, "--memory") if memory is not None else _Limit(pool_memory(spec), _LIMITS)
+    limit = (
+        _Limit.of(memory, "--memory")
+        if memory is not None
+        else _Limit.of(pool_memory(spec), _LIMITS)
+    )
     dtype = running_dtype(spec)
     max_length = _max_length(spec, facts)
 

@@ -40,4 +40,7 @@ def _cure(memory: MemoryModel, shape: ModelShape, limit: int) -> str:
     raised = (
         f"spec.sessions.concurrent to {wanted} and resources.limits.memory of its pool to {least}"
     )
-    return f"set spec.sessions.concurrent to {fitting}, or {raised}" if fitting else f"set {raised}"
+    if not fitting:
+        return f"set {raised}"
+    fewer = f"set spec.sessions.concurrent to {fitting}"
+    return fewer if fitting >= wanted else f"{fewer}, or {raised}"

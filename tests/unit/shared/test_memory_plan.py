@@ -135,6 +135,12 @@ def test_pages_never_shrink_as_the_limit_grows() -> None:
         assert planned.servers[0].memory.total <= bytes_of(limit, "memory")
 
 
+def test_limit_between_two_pages_of_memory_is_rounded_down() -> None:
+    """As the kernel does: else a server would find its limit smaller than its plan."""
+    for size in range(1 << 30, (1 << 30) + (3 << 20), 12_345):
+        assert plan({"memory": size}).servers[0].memory.total <= size // 65536 * 65536
+
+
 def test_limit_below_the_minimum_names_the_smallest_that_works() -> None:
     with pytest.raises(UserError) as refused:
         plan({"memory": "700Mi"})
