@@ -351,8 +351,8 @@ def test_plan_prints_spans_and_memory_and_starts_nothing(shell: Shell, tmp_path:
     shown = dataclasses.replace(shell, runtime=tmp_path).output("plan", str(path))
 
     # 100 tokens are 7 pages; 3 sessions are 21, and 24 with those kept for repairs.
-    assert re.search(r"0 +0:1 +\d+ KiB +256 B +24 +96 KiB +\d+ KiB +\d+ KiB +336", shown)
-    assert re.search(r"1 +1:4 +\d+ KiB +768 B +24 +288 KiB +\d+ KiB +\d+ KiB +336", shown)
+    assert re.search(r"0 +0:1 +\d+ KiB +256 B +24 +96 KiB +\d+ KiB +\d+ MiB +336", shown)
+    assert re.search(r"1 +1:4 +\d+ KiB +768 B +24 +288 KiB +\d+ KiB +\d+ MiB +336", shown)
     assert re.search(r"memory of a server of 0:1: \d+ MiB \(process 768 MiB, weights ", shown)
     assert "2 servers per span, 4 in all" in shown
     assert (
