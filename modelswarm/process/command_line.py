@@ -1,7 +1,7 @@
 """Command-line helpers shared by server, gateway and operator.
 
-Reads flags into one settings object, splits HOST:PORT, and turns errors a user can correct into one sentence on
-stderr and an exit code: 2, or 3 of a server that does not fit into its memory limit. Used by the `settings` and `app`
+Reads flags into one settings object and splits HOST:PORT. An error that a user can correct becomes one sentence on
+stderr. Its exit code is 2, or 3 if a server does not fit into its memory limit. Used by the `settings` and `app`
 of each process, and by the local runtime. Knows no process.
 """
 

@@ -123,7 +123,7 @@ def _ends_the_test(statement: ast.stmt) -> bool:
         case ast.Raise(exc=ast.expr() as error):
             return name_of(error) in FAILURES
         case ast.Expr(value=ast.Call(func=called)):
-            return name_of(called) == "fail"
+            return ast.unparse(called) in ("fail", "pytest.fail")
         case ast.Assert(test=ast.Constant()):
             return True
     return False

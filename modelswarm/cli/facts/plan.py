@@ -13,6 +13,8 @@ def plan_facts(plan: SwarmPlan) -> dict[str, Any]:
     """Return the plan's facts; amounts of memory in bytes."""
     facts = _facts(plan)
     del facts["spans"]  # each server has its own
+    for server in facts["servers"]:
+        del server["memory"]["parts"]  # the fields again, with names for people
     return facts | {"page_size": PAGE_SIZE}
 
 

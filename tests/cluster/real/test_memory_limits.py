@@ -1,5 +1,7 @@
-"""Memory limits of real pods without `sessions.concurrent`: each swarm is Ready or refused in one sentence, and no
-container is killed while sessions use all pages."""
+"""Memory limits of real pods without `sessions.concurrent`.
+
+Each swarm is Ready or refused in one sentence. No container is killed while sessions use all pages.
+"""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def nest_as_gemma_3(text: Path, whole: Path) -> None:
 
 
 def test_memory_budget_leaves_the_rest_to_pages(folder: Path) -> None:
-    """What process, weights, activations and margin leave goes to pages and to the rows retained for them."""
+    """Pages and their retained rows get what process, weights, activations and margin leave."""
     facts = read_facts(folder)
     options = SpanOptions(threads=1, page_size=4, max_length=64)
     memory = memory_model(facts, 0, 2, options)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 import pytest
 from support.eventually import eventually
-from support.processes.streams import Ask
+from support.processes.streams import Request
 
 from modelswarm.local.child_process import Process, spawn_process
 from modelswarm.placement.plan import PAGE_SIZE, admissible_pages
@@ -105,12 +105,12 @@ class LimitedServers:
         return spawn_process(command, {**os.environ, **env}, output, inherited_fd)
 
 
-def filling_asks(pages: int, context: int, model: str) -> list[list[Ask]]:
+def filling_asks(pages: int, context: int, model: str) -> list[list[Request]]:
     """Requests whose named sessions take, and keep, the pages that sessions may have; a few at a time."""
     room = admissible_pages(pages) * PAGE_SIZE
     lengths = [min(context, room - start) for start in range(0, room, context)]
     asks = [
-        Ask((5, *[20 + index % 200] * (length - NEW - 2)), NEW,
+        Request((5, *[20 + index % 200] * (length - NEW - 2)), NEW,
             Sampling(temperature=1.0, top_p=0.95, seed=7), session=f"full-{index}", model=model)
         for index, length in enumerate(lengths)
         if length > 2 * NEW

@@ -122,7 +122,7 @@ def test_plan_prints_every_number_in_bytes(capsys: pytest.CaptureFixture[str]) -
 
     [facts] = printed(capsys)
     assert facts["servers"][1]["span"] == {"first": 4, "last": 8}
-    assert facts["total_bytes"] == 2 * sum(server["total_bytes"] for server in facts["servers"])
+    assert facts["total_bytes"] == 2 * sum(server["memory"]["total"] for server in facts["servers"])
     assert shape(facts) == documented("plan")
 
 

@@ -119,7 +119,7 @@ def test_closed_standard_streams_are_no_traceback() -> None:
     assert done.stderr.startswith(b"Error: standard input: holds 0 documents")
 
 
-@pytest.mark.parametrize("flag", ["--json", "--memory=1Gi"])
+@pytest.mark.parametrize("flag", ["--json", "--memory=4Gi"])
 def test_closed_output_pipe_is_silent(flag: str) -> None:
     example = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
     command = f"{sys.executable} -m modelswarm.cli plan {flag} {example} | true"

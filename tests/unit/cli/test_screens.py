@@ -151,7 +151,7 @@ def test_routes_shows_the_states_of_status(width: int) -> None:
     for ending, word in [("s0-r0", "draining"), ("s0-r1", "failing"), ("s1-r0", "suspected")]:
         assert re.search(rf"{ending} .* {word}$", text, re.MULTILINE)
     words = " ".join(text.split())
-    assert f"{SESSION} waiting for its reader: a server of its route is gone" in words
+    assert f"{SESSION} waiting for its reader: a server of its route was lost" in words
     assert "counting-s0-r1 [0:4] chosen at 3.00 ms of 2: the best was counting-s0-r0 at" in words
 
 
@@ -187,7 +187,7 @@ def test_plan_keeps_spans_totals_and_free_tokens(width: int) -> None:
 
     assert_fits(text, width)
     for index, found in enumerate(plan.servers):
-        total = human_bytes(found.total_bytes)
+        total = human_bytes(found.memory.total)
         assert re.search(rf"^ +{index}  {found.span} .* {total} +{found.free_tokens}$", text, re.M)
     words = " ".join(text.split())
     assert "A page holds 16 tokens; a tenth of the pages is reserved for recovery." in words

@@ -62,10 +62,10 @@ SENTENCES: Promises = {  # parts of the README's sentences, word for word
     "No token is lost, doubled or changed": KILLS,
     "The transformer blocks of the model are cut into **spans**": (f"{SPLITS}[llama]",),
     "only the lost span is computed again": ONLY_THE_SPAN,
-    "A Kubernetes **operator** refills what died": (
+    "A Kubernetes **operator** replaces the lost server": (
         f"{OPERATOR}/test_pod_failures.py::test_failed_pod_is_replaced",
     ),
-    "`make` builds from its Go modules once": (
+    "it builds Kubernetes from its Go modules once": (
         f"{UNIT}/repository/test_devcluster.py::test_plan_names_the_missing_parts",
     ),
     "Any OpenAI client works": (
@@ -80,18 +80,18 @@ SENTENCES: Promises = {  # parts of the README's sentences, word for word
         *(f"{FACTS}[{family}]" for family in ("llama", "qwen2", "qwen3", "mistral", "gemma2")),
         *(f"{FACTS}[gemma3]", f"{SPLITS}[gemma3]"),
     ),
-    "moves servers off nodes that will go": (
+    "It replaces lost servers and servers on cordoned nodes": (
         f"{OPERATOR}/test_pod_failures.py::test_cordon_starts_replacements_before_pods_go",
     ),
     "rolls out changes one server at a time": (
         f"{UNIT}/operator/test_rollout.py::test_rollout_replaces_one_slot_per_span_and_surges_first",
     ),
-    "reports in conditions and Events what a person has to do": (
+    "Conditions and Events report problems and the action that they need": (
         f"{UNIT}/operator/test_conditions.py::test_uncovered_span_is_named_with_its_cause",
         f"{UNIT}/operator/test_conditions.py::test_events_follow_the_transitions_of_a_swarm",
     ),
     "which a test runs word for word": QUICKSTART,
-    "every answer is judged": ("tests/chaos/test_oracle.py::test_a_wrong_answer_is_found",),
+    "every answer is checked": ("tests/chaos/test_oracle.py::test_a_wrong_answer_is_found",),
     "`n` above 1, logprobs, JSON schemas, tools": (
         *(f"{REFUSED}[n-2]", f"{REFUSED}[logprobs-True]"),
         *(f"{REFUSED}[response_format-value8]", f"{REFUSED}[tools-value6]"),

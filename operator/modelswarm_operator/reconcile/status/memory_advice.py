@@ -1,7 +1,7 @@
 """Advice for servers that were killed for their memory: the field to change, and its value.
 
-Used by `pod_diagnosis`. Where KV takes what the limit leaves, a higher limit alone does not help, as KV would take it
-too: then the number of sessions is to be set.
+Used by `pod_diagnosis`. Where KV takes what the limit leaves, a higher limit alone does not help, because KV takes
+that too. Then the number of sessions is to be set.
 """
 
 from __future__ import annotations
