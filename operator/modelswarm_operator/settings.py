@@ -49,9 +49,11 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--pod-template"], type=click.Path(path_type=Path), help="YAML file: a "
                  "strategic-merge patch over every server pod."),
     click.Option(["--leader-election/--no-leader-election", "elect"], default=True,
-                 show_default=True, help="Take a Lease before acting; without, run one replica."),
-    click.Option(["--lease-namespace"], default="", help="Default: the operator's own namespace."),
-    click.Option(["--lease-name"], default="modelswarm-operator", show_default=True),
+                 show_default=True, help="Elect a leader by a Lease. Without it, run one replica."),
+    click.Option(["--lease-namespace"], default="", help="Namespace of the Lease. Default: the "
+                 "operator's own."),
+    click.Option(["--lease-name"], default="modelswarm-operator", show_default=True, help="Name of the "
+                 "Lease."),
     click.Option(["--metrics"], default="0.0.0.0:8080", show_default=True, help="HOST:PORT of /live, "
                  "/ready and /metrics."),
     click.Option(["--resync", "resync_seconds"], type=click.FloatRange(min=1, max=3600),
