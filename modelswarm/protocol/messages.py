@@ -1,10 +1,8 @@
 """All messages between two processes of a swarm, as plain values.
 
 The cores (server, gateway) and the simulator exchange only these; `wire/codec.py` and `wire/frames.py` encode them.
-Rule numbers (R1 ...) are those of docs/protocol.md. This module knows nothing of links or bytes.
-
-In every message `handle` is the *addressee's* own name for the hop. Messages to a server carry the server's handle;
-messages to a gateway carry the gateway's (`Fence.gateway_handle`).
+Rule numbers (R1 ...) are those of docs/protocol.md. In every message `handle` is the *addressee's* own name for the
+hop: the server's, or in messages to a gateway the gateway's (`Fence.gateway_handle`).
 Positions are absolute indices into the session's input log; ranges are half-open.
 """
 
