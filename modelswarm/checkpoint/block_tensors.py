@@ -67,8 +67,9 @@ def check_tensors(
     for name in sorted(tensors):
         if part.needs_tensor(name):
             _check_tensor(plan, name, tensors[name], label)
+    found = {block_of(name) for name in tensors}
     for block in range(part.first, part.last):
-        if not any(block_of(name) == block for name in tensors):
+        if block not in found:
             raise ModelSourceError("model", f"{label} has no weights for block {block}")
     for name in plan.names_of(part):
         if name not in tensors:

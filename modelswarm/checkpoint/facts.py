@@ -7,6 +7,7 @@ no addresses.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,20 +86,15 @@ class ModelFacts:
 
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json; refuse a missing folder and a model that cannot be served."""
-    return _read_both(folder)[0]
+    return read_config_and_plan(folder)[0]
 
 
 def read_facts(folder: Path, blocks: tuple[int, int] | None = None) -> ModelFacts:
     """Read the facts of a checkpoint folder. With `blocks`, only the shards of this span must be present."""
-    config, plan = _read_both(folder)
+    config, plan = read_config_and_plan(folder)
     check_block_count(config.n_blocks, read_names(folder), folder / CONFIG_FILE)
     part = config.all_blocks if blocks is None else config.part(*blocks)
     return facts_from_tensors(config, plan, part, read_tensors(folder, part.needs_tensor), folder)
-
-
-def read_tensor_plan(folder: Path) -> TensorPlan:
-    """Return the tensors that config.json asks for."""
-    return _read_both(folder)[1]
 
 
 def facts_from_tensors(
@@ -114,13 +110,14 @@ def facts_from_tensors(
     return ModelFacts(
         config=config,
         dtype=STORED_DTYPES[keys.dtype],
-        block_elements=max(_block_elements(tensors, b) for b in range(part.first, part.last)),
+        block_elements=_largest_block(tensors, part),
         embedding_elements=config.hidden * config.vocab,
         kv_elements=2 * keys.shape[0],
     )
 
 
-def _read_both(folder: Path) -> tuple[ModelConfig, TensorPlan]:
+def read_config_and_plan(folder: Path) -> tuple[ModelConfig, TensorPlan]:
+    """Read config.json as `read_config` does; return the tensors too that it asks for."""
     if not folder.is_dir():
         raise ModelSourceError("model", f"{folder} is not a folder")
     path = folder / CONFIG_FILE
@@ -138,5 +135,9 @@ def _read_both(folder: Path) -> tuple[ModelConfig, TensorPlan]:
     return found, plan_tensors(text, family, path)
 
 
-def _block_elements(tensors: Mapping[str, TensorEntry], block: int) -> int:
-    return sum(math.prod(e.shape) for name, e in tensors.items() if block_of(name) == block)
+def _largest_block(tensors: Mapping[str, TensorEntry], part: ModelPart) -> int:
+    """Return the elements of the part's largest block."""
+    sizes: Counter[int | None] = Counter()
+    for name, entry in tensors.items():
+        sizes[block_of(name)] += math.prod(entry.shape)
+    return max(sizes[block] for block in range(part.first, part.last))

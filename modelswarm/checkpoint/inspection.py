@@ -25,9 +25,8 @@ from modelswarm.checkpoint.facts import (
     ModelConfig,
     ModelFacts,
     facts_from_tensors,
-    read_config,
+    read_config_and_plan,
     read_facts,
-    read_tensor_plan,
 )
 from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, parse_hub_source, read_remote_header
 from modelswarm.checkpoint.sources import SourceLocations, resolve, resolve_config_files
@@ -162,7 +161,7 @@ def _check_template(path: Path) -> None:
 def _inspect_hub(source: str, locations: SourceLocations) -> tuple[Path, ModelFacts]:
     """Read the header of block 0 only, as blocks of supported families are alike. The index shows missing blocks."""
     folder = resolve_config_files(source, locations)
-    config, plan = read_config(folder), read_tensor_plan(folder)
+    config, plan = read_config_and_plan(folder)
     model = HubModel(parse_hub_source(source).name, folder.name)
     weight_map = shard_names(folder)
     if not weight_map:

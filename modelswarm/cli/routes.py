@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from modelswarm.cli.facts.messages import session_name
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column
 from modelswarm.cli.terminal.states import READY, server_state, session_state, state_cell
@@ -79,7 +80,7 @@ def _route_lines(
     for session in found.sessions[:MAX_SHOWN_SESSIONS]:
         state = states.get(session.id, session.state)
         yield Text.assemble(
-            f"{session.id.rsplit(':', 1)[-1]} ",
+            f"{session_name(session.id)} ",
             (state, state_cell(state).style),
             f": {_current_cost(session) if session.hops else 'no route'}",
         )

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from modelswarm.cli.facts.messages import session_name
 from modelswarm.cli.facts.status import WATCH_SECONDS, fetch_status
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column, pages_cell
@@ -106,7 +107,7 @@ def _session_table(snapshot: api_pb2.Snapshot) -> RenderableType:
     )
     rows = [
         (
-            session.id.rsplit(":", 1)[-1],
+            session_name(session.id),
             state_cell(session_state(session)),
             str(session.length),
             _route_cell(session, beginning),
@@ -126,7 +127,7 @@ def _route_cell(session: api_pb2.Session, beginning: str) -> Cell:
 def _held_lines(snapshot: api_pb2.Snapshot) -> list[RenderableType]:
     """Return a line for each session that is held, with the reason."""
     return [
-        Text(f"{session.id.rsplit(':', 1)[-1]} is held: {session.hold_reason}")
+        Text(f"{session_name(session.id)} is held: {session.hold_reason}")
         for session in snapshot.sessions[:MAX_SHOWN_SESSIONS]
         if session.hold_reason
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
@@ -102,10 +102,6 @@ class OpenAIClient:
         known = ", ".join(model.name for model in models)
         raise UserError("--model", f"{name!r} is not served here; known are: {known}")
 
-    def first_model(self) -> str:
-        """Return the name of the first model the gateway serves. UnavailableError if there is none."""
-        return self.choose_model(None).name
-
     def close_session(self, model: str, session_id: str) -> bool:
         """Close a named session, which frees its KV; False if no gateway holds it."""
         with self._translated_errors():
@@ -156,20 +152,17 @@ class OpenAIClient:
                 _raise_for_status(answer, self._base)
             yield from _parse_chunks(answer.iter_lines())
 
-    def _translated_errors(self) -> AbstractContextManager[None]:
-        return _translate_errors(self._base)
-
-
-@contextmanager
-def _translate_errors(base: str) -> Iterator[None]:
-    """Raise OpenAIClientError in place of httpx's transport errors."""
-    try:
-        yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise GatewayUnreachableError(f"no gateway answers at {base}", base, "HTTP") from error
-    except httpx.TransportError as error:
-        message = f"the connection to the gateway at {base} broke"
-        raise GatewayUnreachableError(message, base, "HTTP") from error
+    @contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise OpenAIClientError in place of httpx's transport errors."""
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            message = f"no gateway answers at {self._base}"
+            raise GatewayUnreachableError(message, self._base, "HTTP") from error
+        except httpx.TransportError as error:
+            message = f"the connection to the gateway at {self._base} broke"
+            raise GatewayUnreachableError(message, self._base, "HTTP") from error
 
 
 def _parse_chunks(lines: Iterator[str]) -> Iterator[CompletionChunk]:

@@ -6,7 +6,7 @@ facts of models; knows no documents, no torch and no control groups.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts
 from modelswarm.placement.quantity import human_bytes
@@ -143,13 +143,8 @@ def device_memory(
     token_budget: int = TOKEN_BUDGET,
 ) -> MemoryModel:
     """Return the memory of a server on its accelerator: neither the process nor the replay log is there."""
-    return MemoryModel(
-        process=0,
-        weights=facts.weight_bytes(span.first, span.last, dtype),
-        activations=activation_bytes(facts, span, dtype, max_length, token_budget),
-        kv_per_page=span.blocks * facts.kv_bytes(dtype) * page_size,
-        retained_per_page=0,
-    )
+    memory = server_memory(facts, span, dtype, page_size, max_length, token_budget, replay_memory=0)
+    return replace(memory, process=0)
 
 
 def activation_bytes(

@@ -22,6 +22,8 @@ CONNECT_SECONDS = 2.0
 READ_SECONDS = 120.0
 # Seconds between checks that a silent gateway is alive.
 ALIVE_CHECK_SECONDS = 1.0
+# Seconds for the whole response to a DELETE.
+DELETE_SECONDS = 5.0
 REQUEST_HEADERS = ("authorization", "last-event-id", "x-request-id")
 RESPONSE_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 MAX_CONNECTIONS = 4096
@@ -93,6 +95,19 @@ class Forwarder:
             return False
         return True
 
+    async def delete(
+        self, target: str, path: str, params: Mapping[str, str], headers: Mapping[str, str]
+    ) -> httpx.Response:
+        """Send a DELETE with `headers` of the client, and return the whole response. Raise PeerUnreachable."""
+        timeout = httpx.Timeout(DELETE_SECONDS, connect=CONNECT_SECONDS)
+        url, forwarded = f"http://{target}{path}", _forwarded_headers(headers)
+        try:
+            return await self._client.delete(
+                url, params=dict(params), headers=forwarded, timeout=timeout
+            )
+        except (httpx.HTTPError, OSError) as error:
+            raise PeerUnreachable(f"{target}: {error!r}") from error
+
     @contextlib.asynccontextmanager
     async def forward(
         self,
@@ -105,8 +120,7 @@ class Forwarder:
 
         Raise PeerUnreachable or PeerGone.
         """
-        headers = {n: original.headers[n] for n in REQUEST_HEADERS if n in original.headers}
-        headers |= {"content-type": "application/json", FORWARDED_HEADER: "1"}
+        headers = _forwarded_headers(original.headers) | {"content-type": "application/json"}
         if last_event_id is not None:
             headers["last-event-id"] = last_event_id
         request = self._client.build_request(
@@ -130,6 +144,11 @@ class Forwarder:
             yield ForwardedResponse(answer.status_code, back, _read_parts(answer, is_alive))
         finally:
             await asyncio.shield(answer.aclose())
+
+
+def _forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    passed_on = {name: headers[name] for name in REQUEST_HEADERS if name in headers}
+    return passed_on | {FORWARDED_HEADER: "1"}
 
 
 async def _read_parts(answer: httpx.Response, is_alive: AliveCheck) -> AsyncIterator[bytes]:

@@ -9,13 +9,14 @@ import enum
 import socket
 from urllib.parse import urlsplit
 
+from modelswarm.cli.options.target import GRPC_PORT
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.run_folder import RunInfo, list_runs
 from modelswarm.process.command_line import split_target
 
 PROBE_SECONDS = 2.0  # for the connection, and for each part of the answer
 ANSWER_BYTES = 4096
-HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002  # of a gateway, by default
+HTTP_PORT = 8000  # of a gateway, by default
 _REQUEST = b"GET /health HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
 _SETTINGS_FRAME = 4  # the first frame of an HTTP/2 server, by its type
 

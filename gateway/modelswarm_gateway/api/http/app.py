@@ -63,9 +63,10 @@ def build_http_app(
 ) -> ASGIApp:
     """Return the app. `unready` returns why the gateway is not ready; by default it is ready once a model is."""
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
-    _generation_routes(app, service)
+    forwarder = Forwarder()
+    _generation_routes(app, service, forwarder)
     _model_routes(app, service)
-    add_session_routes(app, service)
+    add_session_routes(app, service, forwarder)
     _state_routes(app, service, unready or (lambda: _unready_reason(service.backend.model_cards())))
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -74,9 +75,7 @@ def build_http_app(
     return RequestLog(served, lambda: service.shutting_down)
 
 
-def _generation_routes(app: FastAPI, service: GenerationService) -> None:
-    forwarder = Forwarder()
-
+def _generation_routes(app: FastAPI, service: GenerationService, forwarder: Forwarder) -> None:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         return await _respond(request, service, forwarder, parse_chat, ChatResponseBuilder)

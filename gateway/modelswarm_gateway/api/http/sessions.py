@@ -7,21 +7,17 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-import httpx
 from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
 
-from modelswarm_gateway.api.forwarding import CONNECT_SECONDS, FORWARDED_HEADER
+from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, PeerUnreachable
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_closing import close_session
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 
-# Seconds for the answer of the gateway that holds the session.
-FORWARD_SECONDS = 5.0
 
-
-def add_session_routes(app: FastAPI, service: GenerationService) -> None:
+def add_session_routes(app: FastAPI, service: GenerationService, forwarder: Forwarder) -> None:
     @app.delete("/v1/sessions/{session_id:path}")
     async def close(session_id: str, request: Request) -> Response:
         model = request.query_params.get("model")
@@ -32,24 +28,21 @@ def add_session_routes(app: FastAPI, service: GenerationService) -> None:
         except OwnedElsewhere as elsewhere:
             if FORWARDED_HEADER in request.headers or not elsewhere.http:
                 raise _not_reached() from elsewhere
-            return await _forward(elsewhere.http, model, session_id)
+            return await _forward(forwarder, request, elsewhere.http, model, session_id)
         if not found:
             detail = f"no gateway holds a session {session_id[:80]!r} of {model!r}"
             raise ApiError(Code.NOT_FOUND, detail, param="session_id")
         return JSONResponse({"id": session_id, "object": "session", "deleted": True})
 
 
-async def _forward(target: str, model: str, session_id: str) -> Response:
+async def _forward(
+    forwarder: Forwarder, request: Request, target: str, model: str, session_id: str
+) -> Response:
     """Return the answer of the gateway at `target`."""
-    timeout = httpx.Timeout(FORWARD_SECONDS, connect=CONNECT_SECONDS)
+    path = f"/v1/sessions/{quote(session_id, safe='')}"
     try:
-        async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
-            answer = await client.delete(
-                f"http://{target}/v1/sessions/{quote(session_id, safe='')}",
-                params={"model": model},
-                headers={FORWARDED_HEADER: "1"},
-            )
-    except (httpx.HTTPError, OSError) as error:
+        answer = await forwarder.delete(target, path, {"model": model}, request.headers)
+    except PeerUnreachable as error:
         raise _not_reached() from error
     return Response(answer.content, answer.status_code, media_type="application/json")
 

@@ -94,7 +94,7 @@ def plan_shape(
         n_blocks=config.n_blocks,
         row_bytes=facts.row_bytes(options.dtype),
         page_size=options.page_size,
-        total_pages=_page_count(facts, first, last, options),
+        total_pages=_page_count(facts, first, last, length, options),
         max_length=length,
         vocab_size=config.vocab,
         kv_bytes=facts.kv_bytes(options.dtype),
@@ -132,14 +132,12 @@ def memory_model(facts: ModelFacts, first: int, last: int, options: SpanOptions)
     )
 
 
-def _page_count(facts: ModelFacts, first: int, last: int, options: SpanOptions) -> int:
+def _page_count(facts: ModelFacts, first: int, last: int, length: int, options: SpanOptions) -> int:
     if options.pages is not None:
         return options.pages
     memory = memory_model(facts, first, last, options)
     if options.memory is None:
-        wanted = _DEFAULT_SESSIONS * -(
-            -(options.max_length or facts.config.context) // options.page_size
-        )
+        wanted = _DEFAULT_SESSIONS * -(-length // options.page_size)
         return max(1, min(wanted, _DEFAULT_LIMIT // memory.kv_per_page))
     pages = memory.most_pages(options.memory)
     if pages < 1:
