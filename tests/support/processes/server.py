@@ -22,7 +22,6 @@ from support.processes.forked_process import ForkedProcess, fork_process
 from modelswarm.protocol.identity import Address
 
 START_DEADLINE = 90.0  # importing torch on a busy machine takes a while
-END_SECONDS = 30.0  # for a killed process to end
 STDERR = 2
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -59,8 +58,7 @@ async def servers(
         yield [await _ready(members / f"s{i}.json", p) for i, p in enumerate(processes)]
     finally:
         for process in processes:
-            process.kill()
-            process.wait(END_SECONDS)
+            process.end()
 
 
 async def _ready(file: Path, process: ForkedProcess) -> ServerProcess:

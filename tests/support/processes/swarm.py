@@ -319,8 +319,7 @@ class HashSwarm:
         trace: TracebackType | None,
     ) -> None:
         for process in self.processes.values():
-            process.kill()
-            process.wait(10)
+            process.end()
 
     def start(self, name: str, module: str, *flags: str) -> ForkedProcess:
         command = [sys.executable, "-m", module, *self.found_by, *flags, "--name", name]
