@@ -82,7 +82,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def end(self) -> None:
-        """End the process and wait: by SIGKILL, and where coverage is measured by SIGTERM first, which saves its lines."""
+        """End the process and wait: by SIGKILL. Measured for coverage, by SIGTERM first, which saves its lines."""
         for number in (*MEASURED_SIGNALS, signal.SIGKILL):
             self.send_signal(number)
             if self._has_ended(END_SECONDS if number == signal.SIGKILL else SAVE_SECONDS):
