@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test test-all check style soak coverage chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
+.PHONY: help setup demo test test-all check style soak coverage mutants chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -52,6 +52,9 @@ soak: plan-soak style cluster-ready ## hours: long outages, thousands of seeds, 
 
 coverage: plan-$(or $(TIER),fast) cluster-ready ## lines of the product that `make test` runs, or TIER=full (twice as long)
 	$(BIN)/python -m tools.ci.coverage_report $(or $(TIER),fast)
+
+mutants: $(STAMP) ## change the product by one line, 60 times, and count what the tests catch (an hour; COUNT, SEED, TIER=full)
+	$(BIN)/python tools/ci/mutate.py --count $(or $(COUNT),60) --seed $(or $(SEED),1) --tier $(or $(TIER),fast)
 
 bench: $(STAMP) ## all benchmarks, or one: make bench ONLY=two_spans_1
 	PYTHONPATH=tests $(BIN)/python -m bench $(ONLY)
