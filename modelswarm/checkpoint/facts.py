@@ -19,10 +19,10 @@ from modelswarm.checkpoint.block_tensors import (
     check_tensors,
     plan_tensors,
 )
-from modelswarm.checkpoint.config_checks import check_config, positive_integer
+from modelswarm.checkpoint.config_checks import check_config, positive_integer, refuse
 from modelswarm.checkpoint.json_files import read_json
 from modelswarm.checkpoint.tensor_index import TensorEntry, read_names, read_tensors
-from modelswarm.checkpoint.tensor_names import ModelPart, block_of
+from modelswarm.checkpoint.tensor_names import MAX_BLOCKS, ModelPart, block_of
 from modelswarm.errors import ModelSourceError, UserError
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -132,6 +132,8 @@ def read_config_and_plan(folder: Path) -> tuple[ModelConfig, TensorPlan]:
         context=positive_integer(text, "max_position_embeddings", path, family.context),
         tied=bool(tied),
     )
+    if found.n_blocks > MAX_BLOCKS:
+        refuse(path, "num_hidden_layers", found.n_blocks, f"allowed are at most {MAX_BLOCKS}")
     return found, plan_tensors(text, family, path)
 
 

@@ -31,7 +31,7 @@ from modelswarm.checkpoint.facts import (
 from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, parse_hub_source, read_remote_header
 from modelswarm.checkpoint.sources import SourceLocations, resolve, resolve_config_files
 from modelswarm.checkpoint.tensor_index import SINGLE_FILE, TensorEntry, read_header, shard_names
-from modelswarm.checkpoint.tensor_names import block_of, canonical_name
+from modelswarm.checkpoint.tensor_names import MAX_BLOCKS, block_of, canonical_name
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSourceError, UserError
 
@@ -43,7 +43,7 @@ REFUSED = 2
 _Positive = Annotated[
     int, Field(ge=1, le=2**53)
 ]  # the integers that every JSON reader represents exactly
-_Blocks = Annotated[int, Field(ge=1, le=100_000)]  # planners loop over the blocks
+_Blocks = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)

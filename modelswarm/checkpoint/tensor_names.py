@@ -13,6 +13,9 @@ EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 
+MAX_BLOCKS = 4096
+"""Most blocks of a model: documents, inspections and gateways refuse more. The deepest models have a few hundred."""
+
 _BLOCK = re.compile(r"^model\.layers\.(\d+)\.")
 
 

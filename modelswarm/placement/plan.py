@@ -15,7 +15,7 @@ from modelswarm.errors import UserError
 from modelswarm.placement.memory import TOKEN_BUDGET, MemoryModel, ServerMemory, server_memory
 from modelswarm.placement.quantity import bytes_of, human_bytes, limit_at_least
 from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
-from modelswarm.resources.spec import ModelSwarm, Spec, parse_duration
+from modelswarm.resources.spec import ModelSwarm, Spec, parse_duration, servers_fault
 
 PAGE_SIZE = 16
 """Positions per page."""
@@ -114,6 +114,8 @@ def plan_swarm(
         return server_memory(facts, span, dtype, PAGE_SIZE, max_length, token_budget)
 
     spans = _plan_spans(spec, facts.config.n_blocks, max_length, limit, memory_of)
+    if fault := servers_fault(len(spans), spec.replicas):
+        raise UserError("spec.replicas", fault)
     per_block = facts.kv_bytes(dtype)
     servers = tuple(
         _plan_server(spec, max_length, span, per_block, limit, memory_of(span)) for span in spans

@@ -5,12 +5,13 @@ Used by `plan.py`, for `modelswarm up` and `modelswarm plan`. Knows nothing of s
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from modelswarm.errors import UserError
 from modelswarm.placement.quantity import human_bytes, limit_at_least
+from modelswarm.resources.spec import MAX_SPANS
 
 
 class Span(NamedTuple):
@@ -45,9 +46,13 @@ def even_spans(n_blocks: int, count: int) -> tuple[Span, ...]:
             "spec.spans.count",
             f"{count} is not allowed for a model of {n_blocks} blocks; allowed: 1 to {n_blocks}",
         )
+    return tuple(_even_span(n_blocks, count, index) for index in range(count))
+
+
+def _even_span(n_blocks: int, count: int, index: int) -> Span:
     size, larger = divmod(n_blocks, count)
-    bounds = [index * size + min(index, larger) for index in range(count + 1)]
-    return tuple(Span(first, last) for first, last in pairwise(bounds))
+    first = index * size + min(index, larger)
+    return Span(first, first + size + (index < larger))
 
 
 def given_spans(n_blocks: int, ranges: Sequence[tuple[int, int]]) -> tuple[Span, ...]:
@@ -75,17 +80,24 @@ def automatic_spans(
 ) -> tuple[Span, ...]:
     """Return as few even spans as the memory of a server allows: `needed(span)` <= `available` bytes for each.
 
-    Without a limit that is one span. UserError if even single blocks are too large.
+    Without a limit that is one span. UserError if even the smallest spans are too large. `needed` grows with the
+    blocks of a span, and the first and the last span may need more than others: a bisection finds the number of spans.
     """
     if available is None:
         return even_spans(n_blocks, 1)
-    for count in range(1, n_blocks + 1):
-        spans = even_spans(n_blocks, count)
-        if all(needed(span) <= available for span in spans):
-            return spans
-    largest = max(needed(span) for span in even_spans(n_blocks, n_blocks))
+
+    def largest(count: int) -> int:
+        """Spans between the first and the last one are alike, and the second is the longest of them."""
+        indexes = {0, min(1, count - 1), count - 1}
+        return max(needed(_even_span(n_blocks, count, index)) for index in indexes)
+
+    most = min(n_blocks, MAX_SPANS)
+    count = 1 + bisect_left(range(1, most + 1), True, key=lambda count: largest(count) <= available)
+    if count <= most:
+        return even_spans(n_blocks, count)
+    least = largest(most)
     raise UserError(
         "spec.spans",
-        f"one block per server still needs {human_bytes(largest)} of memory, but a server has "
-        f"{human_bytes(available)}; allowed: at least {limit_at_least(largest)}, or smaller sessions",
+        f"a server of one of {most} spans still needs {human_bytes(least)} of memory, but has "
+        f"{human_bytes(available)}; allowed: at least {limit_at_least(least)}, or smaller sessions",
     )

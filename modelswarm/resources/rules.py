@@ -262,6 +262,16 @@ REVISION_ONLY_FOR_HUB = CelRule(
     field=".revision",
 )
 
+MAX_SERVERS = 4096
+"""Servers of a swarm: its status names each of them, and the API server stores at most 1.5 MB in one object."""
+
+SERVERS_WITHIN_LIMIT = CelRule(
+    "self.spec.replicas * (!has(self.spec.spans) ? 1 : has(self.spec.spans.count) ? self.spec.spans.count : "
+    f"has(self.spec.spans.ranges) ? size(self.spec.spans.ranges) : 1) <= {MAX_SERVERS}",
+    f"replicas of all spans together; allowed: at most {MAX_SERVERS} servers of a swarm",
+    field=".spec.replicas",
+)
+
 # Changes: the API server compares the new document with the stored one
 
 _SERVED = "has({0}.spec.model.servedName) ? {0}.spec.model.servedName : {0}.metadata.name"

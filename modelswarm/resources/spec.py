@@ -23,18 +23,18 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from modelswarm.checkpoint.tensor_names import MAX_BLOCKS
 from modelswarm.resources import rules as rules
 from modelswarm.resources.labels import DOMAIN
 from modelswarm.resources.pod_template import POD_TEMPLATE
+from modelswarm.resources.rules import MAX_SERVERS, violation
 from modelswarm.resources.rules import parse_duration as parse_duration
-from modelswarm.resources.rules import violation
 
 API_VERSION = f"{DOMAIN}/v1alpha1"
 KIND = "ModelSwarm"
 MAX_SPANS = 256  # CEL rules over a longer list cost more than the API server allows
 MAX_NAME = 40  # characters: pod names of at most 63 add hash, span and incarnation
 MAX_POOLS = 32
-MAX_BLOCKS = 100_000
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), rules.NAME]
 Source = Annotated[str, Field(max_length=1024), rules.ADDRESS, rules.NO_PARENT_STEPS]
@@ -168,6 +168,21 @@ class Spans(Part):
             raise violation("count and ranges exclude each other; allowed: one of them, or neither")
         return self
 
+    @property
+    def given_count(self) -> int:
+        """Number of spans that the document asks for; 1 if it leaves the number to the placement."""
+        return self.count or len(self.ranges or ()) or 1
+
+
+def servers_fault(spans: int, replicas: int) -> str | None:
+    """Return the sentence about a swarm of more than MAX_SERVERS servers."""
+    if spans * replicas <= MAX_SERVERS:
+        return None
+    return (
+        f"{replicas} servers for each of {spans} spans are {spans * replicas}; "
+        f"allowed: at most {MAX_SERVERS // spans} per span, {MAX_SERVERS} together"
+    )
+
 
 class Sessions(Part):
     max_length: Count | None = Field(
@@ -249,11 +264,12 @@ class Spec(Part):
     spans: Annotated[Spans, rules.COUNT_OR_RANGES] = Field(
         default=Spans(),
         description="Split of the model: by count, by ranges or, with neither, into as few spans as a server's memory "
-        "allows.",
+        f"allows, at most {MAX_SPANS}.",
     )
     replicas: Annotated[StrictInt, Field(ge=0, le=1000)] = Field(
         default=1,
-        description="Servers per span. 0 suspends the swarm: no pod runs, the document stays.",
+        description="Servers per span. 0 suspends the swarm: no pod runs, the document stays. "
+        f"All spans together: at most {MAX_SERVERS}.",
     )
     sessions: Sessions = Field(
         default=Sessions(), description="The sessions that the servers must have room for."
@@ -278,6 +294,15 @@ class Spec(Part):
         default=False,
         description="Change nothing: pods stay as they are. The local runtime refuses to start a paused swarm.",
     )
+
+    @field_validator("replicas")
+    @classmethod
+    def _check_servers(cls, replicas: int, others: ValidationInfo) -> int:
+        """Placement checks spans that the document leaves to it."""
+        spans = others.data.get("spans")  # absent: they have been refused already
+        if spans is not None and (fault := servers_fault(spans.given_count, replicas)):
+            raise violation(fault)
+        return replicas
 
 
 class Metadata(Part):

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from modelswarm.resources.rules import NAME, SERVED_NAME_IMMUTABLE, CelRule
+from modelswarm.resources.rules import (
+    NAME,
+    SERVED_NAME_IMMUTABLE,
+    SERVERS_WITHIN_LIMIT,
+    CelRule,
+)
 from modelswarm.resources.spec import API_VERSION, KIND, MAX_NAME, ModelSwarm, Spec
 from modelswarm.resources.status import Status
 from tools.crd.schema import VALIDATIONS, Schema, fields_without_description, structural_schema
@@ -91,7 +96,9 @@ def _schema() -> Schema:
         "description": ModelSwarm.__doc__,
         "type": "object",
         "required": ["spec"],
-        VALIDATIONS: [rule.as_json() for rule in (_NAME_FITS, SERVED_NAME_IMMUTABLE)],
+        VALIDATIONS: [
+            rule.as_json() for rule in (_NAME_FITS, SERVERS_WITHIN_LIMIT, SERVED_NAME_IMMUTABLE)
+        ],
         "properties": {
             "apiVersion": {"type": "string", "description": f"Always {GROUP}/{VERSION}."},
             "kind": {"type": "string", "description": f"Always {KIND}."},

@@ -72,7 +72,7 @@ def test_omitted_fields_get_their_defaults(swarms: SwarmApi) -> None:
 GOOD: list[Json] = [
     {"replicas": 0},
     {"replicas": 1000},
-    {"spans": {"count": 256}},
+    {"spans": {"count": 256}, "replicas": 16},
     ranges((0, 3), (3, 8)),
     ranges(*((i, i + 1) for i in range(256))),
     model(source="hf://org/name", revision="refs/pr/1", servedName="org/name:1"),
@@ -123,6 +123,8 @@ BAD: list[tuple[Json, str, str]] = [
     ({"spans": {"count": 0}}, "spec.spans.count", "greater than or equal to 1"),
     ({"spans": {"count": 257}}, "spec.spans.count", "less than or equal to 256"),
     ({"replicas": -1}, "spec.replicas", "greater than or equal to 0"),
+    ({"spans": {"count": 256}, "replicas": 17}, "spec.replicas", "at most 4096 servers"),
+    ({**ranges(*((i, i + 1) for i in range(5))), "replicas": 820}, "spec.replicas", "4096"),
     ({"replicas": "2"}, "spec.replicas", "must be of type integer"),
     ({"replicas": 1.5}, "spec.replicas", "must be of type integer"),
     (model(source="s3://bucket"), "spec.model.source", "allowed: demo://NAME, hf://OWNER/NAME"),

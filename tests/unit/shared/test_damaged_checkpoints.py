@@ -255,6 +255,11 @@ CASES: list[tuple[str, Damage, str]] = [
         FIELD + "num_hidden_layers is 5; allowed is 4, the number of blocks that the files hold",
     ),
     (
+        "more layers than a gateway plans",
+        config(num_hidden_layers=4097),
+        FIELD + "num_hidden_layers is 4097; allowed are at most 4096",
+    ),
+    (
         "other width",
         config(intermediate_size=80),
         (

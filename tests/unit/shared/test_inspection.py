@@ -233,6 +233,10 @@ def test_inspection_error_fits_a_termination_message(tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         ({"blocks": 0}, "not facts of a model: blocks: Input should be greater than or equal to 1"),
+        (
+            {"blocks": 4097},
+            "not facts of a model: blocks: Input should be less than or equal to 4096",
+        ),
         ({"blocks": "8"}, "not facts of a model: blocks: Input should be a valid integer"),
         ({"dtype": "int4"}, "not facts of a model: dtype: Input should be 'float32'"),
         ({"kvElements": None}, "not facts of a model: kvElements: Input should be a valid integer"),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from modelswarm.checkpoint.facts import ModelConfig, ModelFacts
+from modelswarm.checkpoint.tensor_names import MAX_BLOCKS
 from modelswarm.errors import UserError
 from modelswarm.placement.plan import PAGE_SIZE, plan_swarm
 from modelswarm.placement.quantity import bytes_of, human_bytes
@@ -92,8 +93,44 @@ def test_automatic_spans_are_as_few_as_fit() -> None:
     assert len(automatic_spans(8, needed, 79)) == 2
     assert len(automatic_spans(8, needed, 30)) == 3
     assert len(automatic_spans(8, needed, 10)) == 8
-    with pytest.raises(UserError, match="one block per server still needs 10 B of memory"):
+    with pytest.raises(UserError, match="a server of one of 8 spans still needs 10 B of memory"):
         automatic_spans(8, needed, 9)
+
+
+@pytest.mark.parametrize("n_blocks", [1, 2, 3, 7, 32, 61])
+@pytest.mark.parametrize(("head", "tail"), [(0, 0), (25, 0), (0, 25), (40, 15)])
+def test_automatic_spans_equal_the_first_count_that_fits(
+    n_blocks: int, head: int, tail: int
+) -> None:
+    def needed(span: Span) -> int:
+        return 10 * span.blocks + head * (span.first == 0) + tail * (span.last == n_blocks)
+
+    for available in range(10 + head + tail, 10 * n_blocks + head + tail + 1):
+        counts = range(1, n_blocks + 1)
+        splits = (even_spans(n_blocks, count) for count in counts)
+        fitting = (spans for spans in splits if max(map(needed, spans)) <= available)
+        assert automatic_spans(n_blocks, needed, available) == next(fitting)
+
+
+def test_deepest_model_is_split_in_few_operations() -> None:
+    asked: list[Span] = []
+
+    def needed(span: Span) -> int:
+        asked.append(span)
+        return span.blocks
+
+    assert len(automatic_spans(MAX_BLOCKS, needed, 100)) == 41
+    assert len(asked) < 40, "three spans for each step of a bisection over 256 counts"
+    with pytest.raises(UserError, match="a server of one of 256 spans still needs 16 B"):
+        automatic_spans(MAX_BLOCKS, needed, 15)
+
+
+def test_automatic_plan_of_too_many_servers_is_refused() -> None:
+    facts = replace(FACTS, config=replace(FACTS.config, n_blocks=MAX_BLOCKS))
+    many = make_swarm(pools=[make_pool("1Gi")], replicas=1000)
+
+    with pytest.raises(UserError, match=r"^spec\.replicas: 1000 servers for each of \d+ spans are"):
+        plan_swarm(many, facts, "file:///tiny")
 
 
 def test_slots_cover_every_span_and_ordinal_with_unique_names() -> None:

@@ -60,7 +60,7 @@ def test_omitted_fields_get_their_defaults() -> None:
     "spec",
     [
         {"replicas": 0},
-        {"spans": {"count": 256}},
+        {"spans": {"count": 256}, "replicas": 16},
         {"spans": {"ranges": [{"first": 0, "last": 3}, {"first": 3, "last": 8}]}},
         {"model": {"source": "hf://org/name", "revision": "main", "servedName": "org/name:1"}},
         {"model": {"source": "pvc://claim/path", "tokenSecretRef": {"name": "hub"}}},
@@ -104,6 +104,10 @@ def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
         ({"replicas": -1}, "spec.replicas: -1 is not allowed; allowed: 0 or more"),
         ({"replicas": "2"}, "spec.replicas: '2' is not allowed; allowed: a whole number"),
         ({"replicas": True}, "spec.replicas: True is not allowed; allowed: a whole number"),
+        (
+            {"spans": {"count": 256}, "replicas": 17},
+            "spec.replicas: 17 servers for each of 256 spans are 4352; allowed: at most 16 per span, 4096 together",
+        ),
         ({"spans": {"count": 0}}, "spec.spans.count: 0 is not allowed; allowed: 1 or more"),
         (
             {"spans": {"ranges": []}},

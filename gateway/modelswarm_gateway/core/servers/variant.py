@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from modelswarm.checkpoint.tensor_names import MAX_BLOCKS
 from modelswarm.protocol.messages import Hello
-
-# Greatest accepted number of blocks of a model.
-MAX_BLOCKS = 4096
 
 
 class ModelVariant(NamedTuple):
