@@ -80,8 +80,8 @@ def automatic_spans(
 ) -> tuple[Span, ...]:
     """Return as few even spans as the memory of a server allows: `needed(span)` <= `available` bytes for each.
 
-    Without a limit that is one span. UserError if even the smallest spans are too large. `needed` grows with the
-    blocks of a span, and the first and the last span may need more than others: a bisection finds the number of spans.
+    Without a limit that is one span. UserError if even the smallest spans are too large. A bisection finds the number:
+    `needed` grows with the blocks of a span. Only the first and the last span may need more than others as long.
     """
     if available is None:
         return even_spans(n_blocks, 1)

@@ -1,8 +1,8 @@
 """Work queue of swarms: one supervised task each waits for events, takes turns, and survives every error of a turn.
 
 Started by `manager` while this process leads. Events of a swarm that come together start one turn. A turn reads the
-cache, asks the pure core for a decision and has it carried out. Turns of one swarm are sequential, turns of different
-swarms overlap up to a limit. Knows no Kubernetes.
+cache, has the pure core decide in a thread within a budget of CPU time, and has the decision carried out. Turns of one
+swarm are sequential, turns of different swarms overlap up to a limit. Knows no Kubernetes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from modelswarm.kube.errors import ConflictError, KubeError, ThrottledError
+from modelswarm_operator.controller.decision_budget import (
+    DECISION_SECONDS,
+    DecisionOverrunError,
+    run_within,
+)
 from modelswarm_operator.controller.executor import Executor
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.resync import Resync
 from modelswarm_operator.kube.leader_election import LeaseLostError
 from modelswarm_operator.observability.metrics import Metrics
+from modelswarm_operator.reconcile.overrun import give_up, is_given_up
 from modelswarm_operator.reconcile.state.actions import Decision, DeleteChild, DeletePod
 from modelswarm_operator.reconcile.state.observed import Observed
 
@@ -55,8 +61,16 @@ class WorkItem:
 
 class Workers:
     def __init__(
-        self, cache: Cache, executor: Executor, resync: Resync, decide: Decide, metrics: Metrics
+        self,
+        cache: Cache,
+        executor: Executor,
+        resync: Resync,
+        decide: Decide,
+        metrics: Metrics,
+        cpu_seconds: float = DECISION_SECONDS,
     ) -> None:
+        """`cpu_seconds`: the budget of one decision."""
+        self._cpu_seconds = cpu_seconds
         self._cache = cache
         self._executor = executor
         self._resync = resync
@@ -181,15 +195,30 @@ class Workers:
         observed = await self._observe(uid, fresh)
         if observed is None:
             return None
-        decision = self._decide(observed, time.time())
+        decision = await self._decide_within_budget(observed)
         if not fresh and _deletes_objects(decision):  # never on events alone
             observed = await self._observe(uid, True)
             if observed is None:
                 return None
-            decision = self._decide(observed, time.time())
+            decision = await self._decide_within_budget(observed)
         if decision.actions:
             await self._executor.execute(observed.swarm, decision.actions)
         return decision
+
+    async def _decide_within_budget(self, observed: Observed) -> Decision:
+        """A swarm whose decision takes too long is reported, and left alone until its spec changes."""
+        swarm, now, seconds = observed.swarm, time.time(), self._cpu_seconds
+        if is_given_up(swarm):
+            return Decision((), None)
+        try:
+            return await run_within(lambda: self._decide(observed, now), seconds)
+        except DecisionOverrunError:
+            if swarm.is_deleting:
+                raise  # its pods must go: try again
+            log.warning(
+                "%s/%s: gave up its plan after %g s of CPU", swarm.namespace, swarm.name, seconds
+            )
+            return give_up(swarm, seconds, now)
 
     async def _observe(self, uid: str, refresh: bool) -> Observed | None:
         observed = self._cache.observed(uid)

@@ -14,6 +14,7 @@ from support.operator.model_cluster import ModelCluster, Node, make_spec
 
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.resources.status import Status
+from modelswarm_operator.reconcile.overrun import give_up, is_given_up
 from modelswarm_operator.reconcile.reconciler import reconcile
 from modelswarm_operator.reconcile.state.actions import RecordEvent, WriteStatus
 from modelswarm_operator.reconcile.state.observed import ContainerView
@@ -440,6 +441,41 @@ def test_status_shows_the_parts_of_the_planned_memory() -> None:
     total = memory.pop("total")
     assert total <= 2 << 30
     assert total <= sum(memory.values()) <= total + (6 << 20)  # each part is rounded up
+
+
+def test_given_up_swarm_waits_for_another_spec() -> None:
+    cluster = make_settled_cluster()
+    cluster.annotate(**{"reconcile-at": "monday"})
+    before, swarm = cluster.status, cluster.observe().swarm
+    assert not is_given_up(swarm)
+    for action in give_up(swarm, 10.0, cluster.now).actions:
+        cluster.execute_action(action, cluster.observe())
+
+    degraded = cluster.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "DecisionTooLong")
+    assert "after 10 s of CPU time" in degraded["message"]
+    assert [event.reason for event in cluster.events] == ["DecisionTooLong"]
+    for name in ("plan", "model", "incarnation", "spans", "coverage"):
+        assert cluster.status[name] == before[name]
+    assert cluster.condition("Ready")["status"] == "True", "its servers still run"
+    assert is_given_up(cluster.observe().swarm)
+
+    cluster.annotate(**{"reconcile-at": "tuesday"})
+    assert not is_given_up(cluster.observe().swarm)
+    cluster.annotate(**{"reconcile-at": "monday"})
+    cluster.edit_spec(replicas=1)
+    assert not is_given_up(cluster.observe().swarm)
+    cluster.run_turn()
+    assert cluster.condition("Degraded")["reason"] == "AsExpected"
+
+
+def test_given_up_swarm_can_be_deleted() -> None:
+    cluster = make_settled_cluster()
+    swarm = cluster.observe().swarm
+    for action in give_up(swarm, 10.0, cluster.now).actions:
+        cluster.execute_action(action, cluster.observe())
+    cluster.delete_swarm()
+    assert not is_given_up(cluster.observe().swarm)
 
 
 def test_limit_below_the_process_is_an_invalid_spec() -> None:

@@ -25,6 +25,7 @@ class Problem:
 
 PRIORITY = (
     "InvalidSpec",
+    "DecisionTooLong",
     "ServedNameTaken",
     "ModelRefused",
     "InspectionFailed",
