@@ -18,6 +18,7 @@ import click
 from modelswarm.errors import UserError
 from modelswarm.process.command_line import read_flags, split_target
 from modelswarm.protocol.heartbeat import MIN_LEASE_SECONDS
+from modelswarm.protocol.identity import MAX_NUMBER
 
 # Default of --keepalive, in seconds.
 DEFAULT_KEEPALIVE = 5.0
@@ -86,7 +87,7 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--metrics"], default="127.0.0.1:8002", show_default=True, help="HOST:PORT for "
                  "Prometheus."),
     click.Option(["--name"], default="gateway", show_default=True, help="Name of this gateway."),
-    click.Option(["--incarnation"], type=click.IntRange(min=0), help="Number that grows with each "
+    click.Option(["--incarnation"], type=click.IntRange(min=0, max=MAX_NUMBER), help="Number that grows with each "
                  "start of this gateway; default: the time of its start."),
     click.Option(["--replaces"], multiple=True, metavar="NAME/INCARNATION/BOOT", help="Identity of a gateway "
                  "whose process has ended and was reaped: servers end its lease at once, and drop what still comes "

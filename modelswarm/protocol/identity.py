@@ -17,6 +17,10 @@ PeerId = str
 
 NO_HANDLE: Handle = 0
 
+MAX_NUMBER = 1 << 62
+"""Greatest epoch, position or counter of a message. Frames with a greater one are refused when they are read, so that
+no process adds to it what 64 bits cannot hold. Handles and seeds are random bits, and have all 64."""
+
 
 class Epoch(NamedTuple):
     """Number of a session's current route; ordered by counter, then by gateway incarnation."""

@@ -8,13 +8,17 @@ peer that reads nothing for too long, ends the link. Knows items and frames; doe
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Never
 
+from modelswarm.protocol.identity import NO_HANDLE, PeerId
 from modelswarm.protocol.link.grpc_stream import Stream
-from modelswarm.protocol.messages import Input, Item, ModelFileChunk, Rows
+from modelswarm.protocol.messages import Fence, Input, Item, ModelFileChunk, Rows
 from modelswarm.protocol.wire.frames import pack, unpack
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,14 @@ class LaneWorker:
     """Reads and writes one stream. `run_*` end only by raising; `links.py` then ends the link."""
 
     def __init__(
-        self, stream: Stream, limits: LinkLimits, receive: Callable[[list[Item]], None]
+        self,
+        stream: Stream,
+        limits: LinkLimits,
+        peer: PeerId,
+        receive: Callable[[list[Item]], None],
     ) -> None:
         self.stream = stream
+        self._peer = peer
         self._limits = limits
         self._receive = receive
         self._queue = LaneQueue(limits.queued_bytes)
@@ -86,11 +95,18 @@ class LaneWorker:
                 self._idle.set()
             await self._wake.wait()
             self._wake.clear()
-            for frame in pack(self._queue.take()):
+            for frame in pack(self._queue.take(), self._report_unencodable):
                 self._write_began = clock()
                 await self.stream.write(frame)
                 self._write_began = None
             self._queue.on_written()
+
+    def _report_unencodable(self, item: Item, error: Exception) -> None:
+        """Drop an item instead of the link: its session recovers by a deadline, and no other one is affected."""
+        log.error(
+            "a message to %s cannot be encoded and is dropped: %s: %s",
+            self._peer, describe_item(item), error,
+        )  # fmt: skip
 
     async def wait_flushed(self) -> None:
         """Return when no item is queued."""
@@ -104,6 +120,16 @@ class LaneWorker:
         """Return True if the peer has not read for `stalled_seconds` during a write."""
         began = self._write_began
         return began is not None and now - began > self._limits.stalled_seconds
+
+
+def describe_item(item: Item) -> str:
+    """Return the kind of an item with its session or handle, as far as it has them."""
+    create = item.create if isinstance(item, Fence) else None
+    session = create.session if create is not None else getattr(item, "session", "")
+    handle = getattr(item, "handle", NO_HANDLE)
+    names = [f"session {session}"] if session else []
+    names += [f"handle {handle:#x}"] if handle else []
+    return ", ".join([type(item).__name__, *names])
 
 
 def _item_bytes(item: Item) -> int:

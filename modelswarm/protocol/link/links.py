@@ -236,7 +236,8 @@ class Links:
 
     async def _run_link(self, link: _Link, streams: Mapping[Lane, Stream]) -> None:
         for lane, stream in streams.items():
-            link.lanes[lane] = LaneWorker(stream, self._limits, partial(self._received, link))
+            receive = partial(self._received, link)
+            link.lanes[lane] = LaneWorker(stream, self._limits, link.hello.peer, receive)
         tasks = [
             asyncio.create_task(run())
             for worker in link.lanes.values()

@@ -16,11 +16,12 @@ import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, cast
 
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from modelswarm.protocol import messages
-from modelswarm.protocol.identity import NO_HANDLE
+from modelswarm.protocol.identity import MAX_NUMBER, NO_HANDLE
 from modelswarm.protocol.messages import Fence, Message
 from modelswarm.protocol.wire import swarm_pb2
 
@@ -82,6 +83,18 @@ def _scalar_field(name: str) -> _Field:
     )
 
 
+def _number_field(name: str) -> _Field:
+    """An unsigned number that processes count with; a `fixed64` is random bits instead, and has no bound."""
+
+    def take(proto: Any) -> int:
+        value: int = getattr(proto, name)
+        if value > MAX_NUMBER:
+            raise FrameError(f"{proto.DESCRIPTOR.name}: {name} is {value}, above {MAX_NUMBER}")
+        return value
+
+    return _Field(lambda proto, value: setattr(proto, name, value), take)
+
+
 def _enum_field(name: str, kind: type[enum.Enum], optional: bool) -> _Field:
     prefix = _snake_case(kind.__name__).upper()
     numbers = {
@@ -141,6 +154,8 @@ def _sequence_field(name: str, arguments: tuple[Any, ...]) -> _Field:
         values = tuple(getattr(proto, name))
         if length is not None and len(values) != length:
             raise FrameError(f"{proto.DESCRIPTOR.name}: {name} must have {length} values")
+        if kind is int and max(values, default=0) > MAX_NUMBER:
+            raise FrameError(f"{proto.DESCRIPTOR.name}: {name} has a value above {MAX_NUMBER}")
         return values
 
     return _Field(lambda proto, values: getattr(proto, name).extend(values), take)
@@ -150,7 +165,7 @@ def _is_record(kind: Any) -> bool:
     return isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"))
 
 
-def _compile_field(name: str, annotation: Any) -> _Field:
+def _compile_field(name: str, annotation: Any, wire_type: int) -> _Field:
     arguments = typing.get_args(annotation)
     if typing.get_origin(annotation) is tuple:
         return _sequence_field(name, arguments)
@@ -160,6 +175,8 @@ def _compile_field(name: str, annotation: Any) -> _Field:
         return _nested_field(name, kind, optional)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return _enum_field(name, kind, optional)
+    if kind is int and wire_type == FieldDescriptor.TYPE_UINT64:
+        return _number_field(name)
     if kind in (int, str, float, bool, bytes) and not optional:
         return _scalar_field(name)
     raise TypeError(f"{name}: no rule for {annotation}")
@@ -173,7 +190,8 @@ def _compile_record(kind: type) -> _Record:
     descriptor = getattr(swarm_pb2, kind.__name__).DESCRIPTOR
     if sorted(hints) != sorted(field.name for field in descriptor.fields):
         raise TypeError(f"{kind.__name__} and its message in swarm.proto differ in their fields")
-    fields = [(name, _compile_field(name, annotation)) for name, annotation in hints.items()]
+    wire_types = {field.name: field.type for field in descriptor.fields}
+    fields = [(name, _compile_field(name, hints[name], wire_types[name])) for name in hints]
     puts = [(name, field.put) for name, field in fields]
     takes = [field.take for _, field in fields]
 

@@ -11,9 +11,9 @@ Called by `lane.py`, `handshake.py` and tests. Knows no connections.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
-from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.identity import MAX_NUMBER, Epoch
 from modelswarm.protocol.messages import Finish, Input, Item, Rows, Token
 from modelswarm.protocol.wire.codec import FrameError, decode, encode
 
@@ -34,19 +34,33 @@ _ROWS_TARGET = FRAME_TARGET - _ITEM.size - _ROWS_HEAD.size
 _SAMPLE, _STORE_ONLY = 1, 2
 _FINISH_REASONS = (Finish.NONE, Finish.STOP, Finish.LENGTH)
 _FINISH_NUMBERS = {finish: number for number, finish in enumerate(_FINISH_REASONS)}
+_ENCODING_ERRORS = (ValueError, TypeError, struct.error)  # of protobuf and struct
 _INPUT_TOKENS = 16384  # entries of an Input that always fit into FRAME_TARGET
 
 
-def pack(items: Iterable[Item]) -> Iterator[bytes]:
-    """Yield frames with the items in order. Rows and inputs too long for one frame are split."""
+def pack(
+    items: Iterable[Item], on_unencodable: Callable[[Item, Exception], None] | None = None
+) -> Iterator[bytes]:
+    """Yield frames with the items in order. Rows and inputs too long for one frame are split.
+
+    An item that cannot be encoded is a bug of this process. It goes to `on_unencodable`, or its error is raised.
+    """
     parts: list[bytes | memoryview] = []
     size = count = 0
     for item in _split_long_items(items):
-        body = _encode_item(item)
-        length = sum(map(len, body))
-        padding = -length % 8
-        if length + padding > MAX_FRAME:
-            raise ValueError(f"a {type(item).__name__} of {length} bytes does not fit into a frame")
+        try:
+            body = _encode_item(item)
+            length = sum(map(len, body))
+            padding = -length % 8
+            if length + padding > MAX_FRAME:
+                raise ValueError(
+                    f"a {type(item).__name__} of {length} bytes does not fit into a frame"
+                )
+        except _ENCODING_ERRORS as error:
+            if on_unencodable is None:
+                raise
+            on_unencodable(item, error)
+            continue
         if parts and (size + length + padding > FRAME_TARGET or count == MAX_ITEMS):
             yield b"".join(parts)
             parts, size, count = [], 0, 0
@@ -120,6 +134,8 @@ def _decode_rows(body: memoryview) -> Rows:
     if len(body) < _ROWS_HEAD.size:
         raise FrameError("rows without a whole header")
     handle, counter, gateway, first, count, flags = _ROWS_HEAD.unpack_from(body)
+    if max(counter, gateway, first) > MAX_NUMBER:
+        raise FrameError(f"rows with an epoch or position above {MAX_NUMBER}")
     payload = body[_ROWS_HEAD.size :]
     if count == 0 or len(payload) == 0 or len(payload) % count:
         raise FrameError(f"{len(payload)} bytes are not {count} rows")
@@ -140,6 +156,8 @@ def _decode_token(body: memoryview) -> Token:
     if len(body) != _TOKEN_BODY.size:
         raise FrameError(f"a token of {len(body)} bytes")
     handle, counter, gateway, position, logprob, token, finish, flags = _TOKEN_BODY.unpack(body)
+    if max(counter, gateway, position) > MAX_NUMBER:
+        raise FrameError(f"a token with an epoch or position above {MAX_NUMBER}")
     if finish >= len(_FINISH_REASONS) or flags > 1 or token < -1:
         raise FrameError("a token with unknown finish, flags or number")
     epoch = Epoch(counter, gateway)

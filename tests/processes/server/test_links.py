@@ -23,7 +23,7 @@ from support.processes.link_peers import (
 )
 from typing_extensions import override
 
-from modelswarm.protocol.identity import Address, Epoch
+from modelswarm.protocol.identity import MAX_NUMBER, Address, Epoch
 from modelswarm.protocol.link import grpc_stream
 from modelswarm.protocol.link.lane import LinkLimits
 from modelswarm.protocol.messages import (
@@ -35,6 +35,7 @@ from modelswarm.protocol.messages import (
     Lane,
     Rows,
     Token,
+    Window,
 )
 from modelswarm.protocol.wire.frames import MAX_FRAME, pack
 
@@ -112,6 +113,32 @@ async def test_sending_to_an_address_dials_it() -> None:
         await b.received.until(lambda: len(b.received.items) == 11)
         assert positions(b.received.items, Token) == list(range(10))
         assert len(a.received.up) == 1
+
+
+async def test_message_that_cannot_be_encoded_ends_no_link(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        a.send(b.address, [Close(1), Window(7, Epoch(1 << 64, 1), 1, 1), Close(2)])
+        a.send(b.address, [Token(8, Epoch(1 << 64, 1), 1, 1), Close(3)])
+        await b.received.until(lambda: len(b.received.items) == 3)
+        assert b.received.items == [Close(1), Close(2), Close(3)]
+        assert (a.received.down, b.received.down) == ([], [])
+    dropped = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert len(dropped) == 2
+    assert dropped[0].startswith(
+        f"a message to {b.peer} cannot be encoded and is dropped: Window, handle 0x7"
+    )
+
+
+async def test_epoch_above_the_maximum_is_refused_when_read() -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        a.send(b.address, [Window(7, Epoch(MAX_NUMBER + 1, 1), 1, 1)])
+        await b.received.until(lambda: bool(b.received.down))
+        assert b.received.items == []
+        assert "above" in b.received.down[0][1]
 
 
 async def test_two_ends_that_dial_each_other_are_one_peer() -> None:

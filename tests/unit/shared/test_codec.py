@@ -8,7 +8,7 @@ import typing
 
 import pytest
 
-from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch
+from modelswarm.protocol.identity import MAX_NUMBER, NO_HANDLE, Address, Epoch
 from modelswarm.protocol.messages import (
     Close,
     CopyKv,
@@ -47,6 +47,7 @@ from modelswarm.protocol.wire.codec import FrameError, decode, encode
 
 HANDLE = (1 << 64) - 3
 EPOCH = Epoch(7, 1 << 40)
+HUGE = MAX_NUMBER + 1
 NEIGHBOUR = Neighbour(Address("s1/2/aä", "127.0.0.1:1"), 9)
 SAMPLING = Sampling(0.7, 40, 0.9, 0.05, 1.1, (1 << 64) - 1, 2, (0, 151645), 5)
 HELLO = Hello((1, 0), "s0/1/ab", Role.SERVER, "l1", Lane.LIVE, "h:1", "m", "r", 0, 4, 8, "bf16", 8)
@@ -161,6 +162,13 @@ INVALID = {
         start_epoch=swarm_pb2.StartEpoch(
             handle=1, epoch=swarm_pb2.Epoch(), successor=swarm_pb2.Neighbour(handle=2)
         )
+    ),
+    "epoch above the maximum": encode(Window(1, Epoch(HUGE, 1), 1, 1)),
+    "gateway above the maximum": encode(Fence(HANDLE, 4, Epoch(1, HUGE), 10, 11)),
+    "position above the maximum": encode(Window(1, EPOCH, HUGE, 1)),
+    "token above the maximum": encode(Input(1, EPOCH, 0, (1, HUGE, 2))),
+    "nested epoch above the maximum": encode(
+        SessionInfo("s", EPOCH, hops=(HopInfo(0, 4, 9, 10, Epoch(HUGE, 1)),))
     ),
     "empty fence": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0)),
     "fence that creates and truncates": encode(Fence(5, 4, EPOCH, 0, 0, Create("s", 0, 1), Turn(1, 2))),

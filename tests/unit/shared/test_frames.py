@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.identity import MAX_NUMBER, Epoch
 from modelswarm.protocol.messages import (
     Close,
     Finish,
@@ -24,6 +24,7 @@ from modelswarm.protocol.wire.frames import FRAME_TARGET, MAX_FRAME, MAX_ITEMS, 
 
 HANDLE = (1 << 64) - 3
 EPOCH = Epoch(7, 1 << 40)
+HUGE = MAX_NUMBER + 1
 
 
 def make_rows(first: int, count: int, row_bytes: int, *, sample: bool = False) -> Rows:
@@ -116,17 +117,47 @@ def test_item_larger_than_a_frame_raises_value_error() -> None:
         list(pack([ModelFileChunk("x", 0, MAX_FRAME, bytes(MAX_FRAME))]))
 
 
+def test_greatest_numbers_round_trip() -> None:
+    greatest = Epoch(MAX_NUMBER, MAX_NUMBER)
+    items: list[Item] = [
+        Token(HANDLE, greatest, MAX_NUMBER, 1),
+        Rows(HANDLE, greatest, MAX_NUMBER, 1, b"x"),
+        Window(HANDLE, greatest, MAX_NUMBER, MAX_NUMBER),
+    ]
+    assert round_trip(items) == items
+
+
+def test_item_that_cannot_be_encoded_leaves_out_no_other() -> None:
+    past = Epoch(1 << 64, 1)
+    faulty: list[Item] = [Token(1, past, 1, 1), Window(1, past, 1, 1), Close(-1)]
+    good: list[Item] = [Close(2), Close(3), Close(4), Close(5)]
+    mixed = [item for pair in zip(good, [*faulty, Close(6)], strict=True) for item in pair]
+    left_out: list[Item] = []
+
+    frames = list(pack(mixed, lambda item, error: left_out.append(item)))
+
+    assert [item for frame in frames for item in unpack(frame)] == [*good, Close(6)]
+    assert left_out == faulty
+    for item in faulty:
+        with pytest.raises((ValueError, struct.error)):
+            list(pack([item]))
+
+
 def make_item(kind: int, body: bytes, length: int | None = None) -> bytes:
     head = struct.pack("<BxxxI", kind, len(body) if length is None else length)
     return head + body + bytes(-len(body) % 8)
 
 
-def make_rows_body(count: int, flags: int, payload: bytes) -> bytes:
-    return struct.pack("<QQQQII", 1, 1, 1, 0, count, flags) + payload
+def make_rows_body(
+    count: int, flags: int, payload: bytes, epoch: Epoch = EPOCH, first: int = 0
+) -> bytes:
+    return struct.pack("<QQQQII", 1, *epoch, first, count, flags) + payload
 
 
-def make_token_body(token: int = 1, finish: int = 0, flags: int = 0) -> bytes:
-    return struct.pack("<QQQQdiBB2x", 1, 1, 1, 0, 0.0, token, finish, flags)
+def make_token_body(
+    token: int = 1, finish: int = 0, flags: int = 0, epoch: Epoch = EPOCH, position: int = 0
+) -> bytes:
+    return struct.pack("<QQQQdiBB2x", 1, *epoch, position, 0.0, token, finish, flags)
 
 
 MALFORMED = {
@@ -148,6 +179,12 @@ MALFORMED = {
     "unknown finish reason": make_item(3, make_token_body(finish=3)),
     "unknown token flags": make_item(3, make_token_body(flags=2)),
     "token below -1": make_item(3, make_token_body(token=-2)),
+    "token epoch above the maximum": make_item(3, make_token_body(epoch=Epoch(HUGE, 1))),
+    "token gateway above the maximum": make_item(3, make_token_body(epoch=Epoch(1, HUGE))),
+    "token position above the maximum": make_item(3, make_token_body(position=HUGE)),
+    "rows epoch above the maximum": make_item(2, make_rows_body(1, 0, b"x", Epoch(HUGE, 1))),
+    "rows gateway above the maximum": make_item(2, make_rows_body(1, 0, b"x", Epoch(1, HUGE))),
+    "row position above the maximum": make_item(2, make_rows_body(1, 0, b"x", first=HUGE)),
     "empty control message": make_item(1, b""),
     "too many items": b"".join(pack([Close(1)])) * (MAX_ITEMS + 1),
 }
