@@ -224,3 +224,23 @@ def test_last_position_is_copied_before_far_behind_copies() -> None:
         round_of_all()
     assert network.now - began < 3 * STEP, "the running step, one with its row, and then the copy"
     assert max(spare.kv for spare in spares[1:]) < 60, "they had many positions to read"
+
+
+def test_read_in_a_step_keeps_its_pages_when_the_hop_shrinks() -> None:
+    """A turn ends while its KV is read, and the next one rewinds and needs fewer pages (R8: the Fence cuts at once)."""
+    network = ServerNetwork(options={"n_blocks": 6, "total_pages": 64, "page_size": 4})
+    client = running(network)
+    source = client.hops[1][0]
+    copying(client, 1)
+    network.run(until=lambda: any(isinstance(task, KvRead) for task in source.out))
+    [read] = source.out
+    before = list(read.pages)
+    del client.log[10:]
+    client.fence(2)
+    network.deliver_all()
+    assert source.core.stats.free_pages > 64 - len(before)
+    assert list(read.pages) == before
+    source.end_step(network.now)
+    network.run()
+    client.listen()
+    assert [token.token for token in client.resume()] == client.expected(client.log[:10], 2)

@@ -243,7 +243,7 @@ class KvTransfers:
         most = max(1, GROUP_BYTES // self._position_bytes(*cursor.blocks))
         count = min(self._readable(hop, cursor), most)
         first, cursor.next_position = cursor.next_position, cursor.next_position + count
-        return hop, cursor, KvRead(hop.pages, first, count, cursor.blocks)
+        return hop, cursor, KvRead(tuple(hop.pages), first, count, cursor.blocks)
 
     def _next_write(self, hop: Hop) -> _Task | None:
         if hop.phase is not Phase.RUNNING or not hop.received_kv:
