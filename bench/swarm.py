@@ -15,8 +15,9 @@ from pathlib import Path
 
 import grpc
 
-from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
+from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document
+from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm.resources.loading import parse_document

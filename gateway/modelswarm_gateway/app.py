@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from modelswarm.process.command_line import split_target
 from modelswarm.process.run_files import remove_run_file, write_run_file
 from modelswarm.protocol.identity import peer_id
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
@@ -70,7 +71,10 @@ class GatewayApp:
         http_servers = [
             AsgiServer(
                 build_http_app(
-                    service, _readiness_check(node, cluster, loop.time), settings.cors_origins
+                    service,
+                    _readiness_check(node, cluster, loop.time),
+                    settings.cors_origins,
+                    split_target("--grpc", grpc_target)[1],
                 ),
                 sockets[0],
             ),

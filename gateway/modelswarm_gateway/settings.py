@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from modelswarm.errors import UserError
-from modelswarm.process.command_line import read_flags, split_target
+from modelswarm.process.command_line import Seconds, read_flags, split_target
 from modelswarm.protocol.heartbeat import MIN_LEASE_SECONDS
 from modelswarm.protocol.identity import MAX_NUMBER
 
@@ -69,7 +69,8 @@ _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 # An origin as browsers send it: lower case, without a path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-_SECONDS = click.FloatRange(min=0)
+# The longest time that a flag may give: a month, as in the chart.
+_SECONDS = Seconds(min=0, max=2_592_000)
 
 _OPTIONS: list[click.Parameter] = [
     click.Option(["--discovery-dir"], type=click.Path(path_type=Path), help="Folder in which servers "
@@ -106,23 +107,23 @@ _OPTIONS: list[click.Parameter] = [
                  help="Seconds that running answers then get, less what --shutdown-delay took longer."),
     click.Option(["--hold-limit", "hold_limit_seconds"], type=_SECONDS, default=60.0, show_default=True,
                  help="Seconds that a session waits for a lost server to be replaced."),
-    click.Option(["--keepalive", "keepalive_seconds"], type=click.FloatRange(min=MIN_KEEPALIVE, max=3600),
+    click.Option(["--keepalive", "keepalive_seconds"], type=Seconds(min=MIN_KEEPALIVE, max=3600),
                  help="Seconds after which a waiting client is sent a keepalive: a comment in its "
                  "stream, or a ping over gRPC; default: 5, or half of a shorter --hold-limit. Where a swarm's "
                  "sessions.holdLimit is no longer than this, comments are sent at half of that limit."),
     click.Option(["--suspect-after", "suspect_after_seconds"],
-                 type=click.FloatRange(min=MIN_SUSPECT_AFTER, max=60), help="Seconds of silence after which "
+                 type=Seconds(min=MIN_SUSPECT_AFTER, max=60), help="Seconds of silence after which "
                  "a server on a route is suspected and its sessions are re-routed; default: "
                  "0.3. Use more on machines whose processes are paused at times."),
-    click.Option(["--fence-timeout", "fence_timeout_seconds"], type=click.FloatRange(min=0, min_open=True),
+    click.Option(["--fence-timeout", "fence_timeout_seconds"], type=Seconds(min=0, min_open=True),
                  help="Seconds that a session waits for a server that does not respond, if there "
                  "is no other; default: 5, or a shorter --hold-limit. Must not exceed a swarm's sessions.holdLimit."),
     click.Option(["--lease", "lease_seconds"],
-                 type=click.FloatRange(min=MIN_LEASE_SECONDS, max=86400),
+                 type=Seconds(min=MIN_LEASE_SECONDS, max=86400),
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "
                  "over the sessions of a lost gateway. Use the value of the servers' --lease; if two "
                  "differ, the longer one counts."),
-    click.Option(["--rebalance-after", "rebalance_after_seconds"], type=click.FloatRange(min=0, max=86400),
+    click.Option(["--rebalance-after", "rebalance_after_seconds"], type=Seconds(min=0, max=86400),
                  default=60.0, show_default=True, help="Seconds for which a server has clearly more "
                  "sessions of this gateway than a replica before some are migrated; 0: never."),
     click.Option(["--session-idle", "idle_seconds"], type=_SECONDS, default=600.0,

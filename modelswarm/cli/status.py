@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -10,11 +11,13 @@ from rich.text import Text
 
 from modelswarm.cli.facts.messages import session_name
 from modelswarm.cli.facts.status import WATCH_SECONDS, fetch_status
+from modelswarm.cli.options.target import GrpcTarget
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column, pages_cell
 from modelswarm.cli.terminal.states import server_state, session_state, state_cell
 from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, make_console
 from modelswarm.client.swarm import SwarmClient, format_route
+from modelswarm.local.run_folder import gateway_process
 from modelswarm.placement.spans import format_blocks
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
@@ -22,20 +25,25 @@ from modelswarm.protocol.wire import api_pb2
 MAX_SHOWN_SESSIONS = 20
 
 
-def show_status(target: str, session: str | None, watch: bool) -> None:
+def show_status(target: GrpcTarget, session: str | None, watch: bool) -> None:
     """Print the status of the gateway at `target`, of one session or of all; with `watch` until Ctrl-C."""
-    with SwarmClient(target) as client:
+    with SwarmClient(target.address) as client:
+
+        def draw() -> RenderableType:
+            return render_status(fetch_status(client, session), target)
+
         if watch:
-            _watch(client, session)
+            _watch(draw)
         else:
-            make_console().print(render_status(fetch_status(client, session)))
+            make_console().print(draw())
 
 
-def render_status(snapshot: api_pb2.Snapshot) -> RenderableType:
-    """Draw models as lines, then servers and sessions as tables."""
+def render_status(snapshot: api_pb2.Snapshot, target: GrpcTarget | None = None) -> RenderableType:
+    """Draw models, and the gateways of `target` if there are several, as lines, then servers and sessions as tables."""
     parts: list[RenderableType] = [_model_line(model) for model in snapshot.models]
     if not parts:
         parts.append(Text("no model yet: the gateway has no link to a server"))
+    parts.extend(_gateway_lines(target))
     parts.append(Text(""))
     parts.append(_server_table(snapshot))
     if snapshot.sessions:
@@ -44,18 +52,29 @@ def render_status(snapshot: api_pb2.Snapshot) -> RenderableType:
     return Group(*parts)
 
 
-def _watch(client: SwarmClient, session: str | None) -> None:
+def _watch(draw: Callable[[], RenderableType]) -> None:
     out = make_console()
     if not out.is_terminal:
         while True:
-            out.print(render_status(fetch_status(client, session)))
+            out.print(draw())
             time.sleep(WATCH_SECONDS)
-    with Live(
-        render_status(fetch_status(client, session)), console=out, auto_refresh=False
-    ) as live:
+    with Live(draw(), console=out, auto_refresh=False) as live:
         while True:
             time.sleep(WATCH_SECONDS)
-            live.update(render_status(fetch_status(client, session)), refresh=True)
+            live.update(draw(), refresh=True)
+
+
+def _gateway_lines(target: GrpcTarget | None) -> list[Text]:
+    """Return a line for each gateway if there are several: sessions are those of the one that was asked."""
+    if target is None or target.run is None or not target.run.other_gateways:
+        return []
+    lines = []
+    for gateway in target.run.gateways:
+        process = gateway_process(target.run.name, gateway.name)
+        state = f"ready (pid {process.pid})" if process else "not ready"
+        asked = ", asked for this status" if gateway.name == target.gateway else ""
+        lines.append(Text(f"{gateway.name}: http://{gateway.http}, {state}{asked}"))
+    return lines
 
 
 def _model_line(model: api_pb2.ModelState) -> Text:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 
 import click
 from rich.console import Console, RenderableType
@@ -76,6 +78,10 @@ def _print_addresses(out: Console, info: RunInfo) -> None:
     out.print(
         f"ready: {info.model} at http://{info.http}/v1 (gRPC {info.grpc}, metrics {info.metrics})"
     )
+    for other in info.other_gateways:
+        out.print(
+            f"{other.name}: http://{other.http}/v1 (gRPC {other.grpc}, metrics {other.metrics})"
+        )
     out.print("in another terminal: modelswarm chat, modelswarm status. Ctrl-C stops everything.")
 
 
@@ -85,24 +91,26 @@ def _watch(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
         while True:
             swarm.raise_if_failed()
             time.sleep(REFRESH_SECONDS)
-    with (
-        SwarmClient(swarm.grpc) as client,
-        Live(console=out, auto_refresh=False, transient=True) as live,
-    ):
+    with ExitStack() as stack:
+        targets = [gateway.grpc for gateway in swarm.gateway_addresses]
+        clients = [stack.enter_context(SwarmClient(target)) for target in targets]
+        live = stack.enter_context(Live(console=out, auto_refresh=False, transient=True))
         while True:
             swarm.raise_if_failed()
-            live.update(render_processes(swarm, client), refresh=True)
+            live.update(render_processes(swarm, clients), refresh=True)
             time.sleep(REFRESH_SECONDS)
 
 
-def render_processes(swarm: LocalSwarm, client: SwarmClient) -> RenderableType:
-    """Draw every process of the swarm, as a table with the gateway's view of the servers."""
-    return process_table(swarm.plan.name, swarm.servers, swarm.gateway, _fetch_snapshot(client))
+def render_processes(swarm: LocalSwarm, clients: Sequence[SwarmClient]) -> RenderableType:
+    """Draw every process of the swarm, as a table with the view of the first gateway that answers."""
+    return process_table(swarm.plan.name, swarm.servers, swarm.gateways, _fetch_snapshot(clients))
 
 
-def _fetch_snapshot(client: SwarmClient) -> api_pb2.Snapshot | None:
-    """Return the gateway's view; None while it does not answer."""
-    try:
-        return client.fetch_snapshot(REFRESH_SECONDS)
-    except SwarmClientError:
-        return None
+def _fetch_snapshot(clients: Sequence[SwarmClient]) -> api_pb2.Snapshot | None:
+    """Return the view of the first gateway that answers; None if none does."""
+    for client in clients:
+        try:
+            return client.fetch_snapshot(REFRESH_SECONDS)
+        except SwarmClientError:
+            continue
+    return None

@@ -10,12 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from modelswarm.local.run_folder import RunFolder
+from modelswarm.local.run_folder import GATEWAY_JOB, RunFolder
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.slots import Slot
 from modelswarm.protocol.identity import PeerId
 
-GATEWAY_JOB = "gateway"  # name of the gateway's job and of its log
 GATEWAY_DRAIN_SECONDS = 2.0  # for running answers to end when a person stops the swarm
 
 
@@ -23,11 +22,15 @@ GATEWAY_DRAIN_SECONDS = 2.0  # for running answers to end when a person stops th
 class LocalSettings:
     """Settings of a swarm on this machine that are not in its document."""
 
-    http: str = "127.0.0.1:0"  # `host:port` of the gateway; port 0: any free one
+    http: str = "127.0.0.1:0"  # `host:port` of the first gateway; port 0: any free one
     grpc: str = "127.0.0.1:0"
     metrics: str = "127.0.0.1:0"
+    gateways: int = 1  # the others get any free ports of the same hosts
     threads: int = 1  # per server
-    lease: float | None = None  # seconds, for servers and gateway; None: the default
+    lease: float | None = None  # seconds, for servers and gateways; None: the default
+    hold_limit: float | None = None  # seconds, of the gateways; None: the document's
+    vllm_metrics: bool = False
+    cors_origins: tuple[str, ...] = ()
     token_budget: int | None = None  # rows per step of a server; None: the server's default
     restart_limit: float = 30.0  # seconds; the longest wait before a process is started again
     hash_model: bool = False  # the exact test model instead of the transformer
@@ -36,7 +39,12 @@ class LocalSettings:
     run_name: str | None = None  # its folder's name, unique on this machine; None: the swarm's name
     flags: Mapping[str, tuple[str, ...]] = field(
         default_factory=dict
-    )  # of a slot's server, or of `gateway`: these come last, so they win
+    )  # of a slot's server, or of `gateway` for all gateways: these come last, so they win
+
+
+def gateway_names(count: int) -> tuple[str, ...]:
+    """Return the job names of `count` gateways: `gateway`, `gateway2`, `gateway3`."""
+    return (GATEWAY_JOB, *(f"{GATEWAY_JOB}{number}" for number in range(2, count + 1)))
 
 
 def server_command(
@@ -82,25 +90,29 @@ def gateway_command(
     settings: LocalSettings,
     folder: RunFolder,
     parent_fd: int,
+    name: str = GATEWAY_JOB,
     replaces: Sequence[PeerId] = (),
 ) -> list[str]:
     """Return the command line. `replaces`: gateways of this swarm whose processes have ended."""
+    hold = plan.hold_seconds if settings.hold_limit is None else settings.hold_limit
     flags = {
         "--discovery-dir": str(folder.members),
         "--http": settings.http,
         "--grpc": settings.grpc,
         "--metrics": settings.metrics,
-        "--name": GATEWAY_JOB,
-        "--run-file": str(folder.gateway_file),
-        "--hold-limit": str(plan.hold_seconds),
+        "--name": name,
+        "--run-file": str(folder.gateway_file(name)),
+        "--hold-limit": str(hold),
         "--drain-timeout": str(GATEWAY_DRAIN_SECONDS),
         "--parent-fd": str(parent_fd),
     }
     if settings.lease is not None:
         flags["--lease"] = str(settings.lease)
-    ended = [part for peer in replaces for part in ("--replaces", peer)]
+    more = ["--vllm-metrics"] if settings.vllm_metrics else []
+    more += [part for origin in settings.cors_origins for part in ("--cors-origin", origin)]
+    more += [part for peer in replaces for part in ("--replaces", peer)]
     extra_flags = settings.flags.get(GATEWAY_JOB, ())
-    return [*_python_module("modelswarm_gateway"), *_flatten(flags), *ended, *extra_flags]
+    return [*_python_module("modelswarm_gateway"), *_flatten(flags), *more, *extra_flags]
 
 
 def child_environment(threads: int) -> dict[str, str]:

@@ -20,6 +20,11 @@ def check_addresses_free(addresses: Mapping[str, str]) -> None:
         _try_listen(host, port, field, address)
 
 
+def any_port(address: str) -> str:
+    """Return the address of any free port on the same host."""
+    return f"{address.rpartition(':')[0]}:0"
+
+
 def _try_listen(host: str, port: int, field: str, address: str) -> None:
     try:
         family, kind, protocol, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[

@@ -14,13 +14,24 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from modelswarm.errors import ModelSwarmError, UserError
 
+GATEWAY_JOB = "gateway"  # name of the first gateway, of its run file and of its logs
 LOCK_TIMEOUT_SECONDS = 0.5  # for another process to finish removing a stale folder
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayAddresses:
+    """A gateway of a swarm on this machine. Addresses are `host:port`."""
+
+    name: str
+    http: str
+    grpc: str
+    metrics: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +44,15 @@ class RunInfo:
     name: str
     model: str  # the served name
     pid: int  # of `modelswarm up`
-    http: str
+    http: str  # of the first gateway, as the next two
     grpc: str
     metrics: str
+    other_gateways: tuple[GatewayAddresses, ...] = ()
+
+    @property
+    def gateways(self) -> tuple[GatewayAddresses, ...]:
+        first = GatewayAddresses(GATEWAY_JOB, self.http, self.grpc, self.metrics)
+        return (first, *self.other_gateways)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +75,6 @@ class RunFolder:
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self._lock = path, lock
         self.members, self.logs = path / "members", path / "logs"
-        self.gateway_file = path / "gateway.json"
         self.chat_template = path / "chat_template.jinja"  # only if the document brings one
 
     @classmethod
@@ -80,6 +96,10 @@ class RunFolder:
             part.mkdir()
         (path / "pid").write_text(str(os.getpid()))
         return folder
+
+    def gateway_file(self, name: str) -> Path:
+        """Return the run file of the gateway of that name."""
+        return self.path / f"{name}.json"
 
     def publish(self, info: RunInfo) -> None:
         """Write run.json: from now on other commands find the swarm."""
@@ -149,9 +169,11 @@ def server_processes(name: str, parent: Path | None = None) -> dict[str, LocalPr
     return {process.peer: process for process in found if process is not None}
 
 
-def gateway_process(name: str, parent: Path | None = None) -> LocalProcess | None:
-    """Return the gateway of a swarm of this machine; None while it is not ready."""
-    return _read_process((parent or runs_folder()) / name / "gateway.json")
+def gateway_process(
+    name: str, gateway: str = GATEWAY_JOB, parent: Path | None = None
+) -> LocalProcess | None:
+    """Return a gateway of a swarm of this machine; None while it is not ready."""
+    return _read_process((parent or runs_folder()) / name / f"{gateway}.json")
 
 
 def _lock_with_retry(path: Path) -> int | None:
@@ -213,12 +235,15 @@ def _is_locked(path: Path) -> bool:
 
 
 def _read_info(path: Path) -> RunInfo | None:
-    record = _read_record(path / "run.json")
-    known: dict[str, Any] = {field.name: record.get(field.name) for field in fields(RunInfo)}
-    texts = [value for name, value in known.items() if name != "pid"]
-    if not isinstance(known["pid"], int) or not all(isinstance(text, str) for text in texts):
-        return None
-    return RunInfo(**known)
+    record = dict(_read_record(path / "run.json"))
+    try:
+        others = tuple(GatewayAddresses(**each) for each in record.pop("other_gateways"))
+        info = RunInfo(other_gateways=others, **record)
+    except (KeyError, TypeError):
+        return None  # written by another version
+    texts = [info.name, info.model, *(text for each in info.gateways for text in astuple(each))]
+    is_complete = isinstance(info.pid, int) and all(isinstance(text, str) for text in texts)
+    return info if is_complete else None
 
 
 def _read_process(path: Path) -> LocalProcess | None:

@@ -1,4 +1,4 @@
-"""A swarm as processes of this machine: one server for every slot of a plan, and one gateway.
+"""A swarm as processes of this machine: one server for every slot of a plan, and its gateways.
 
 `with LocalSwarm(plan) as swarm:` starts the processes, and removes them and their files at the end. Used by
 `modelswarm up`, `modelswarm demo`, benchmarks and tests; all use this class, so that the tested code is the code that
@@ -19,14 +19,14 @@ from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import UserError
 from modelswarm.local.child_process import Spawn, read_log_tail, spawn_process
 from modelswarm.local.commands import (
-    GATEWAY_JOB,
     LocalSettings,
     child_environment,
     gateway_command,
+    gateway_names,
     server_command,
 )
-from modelswarm.local.ports import check_addresses_free
-from modelswarm.local.run_folder import RunFolder, RunInfo
+from modelswarm.local.ports import any_port, check_addresses_free
+from modelswarm.local.run_folder import GATEWAY_JOB, GatewayAddresses, RunFolder, RunInfo
 from modelswarm.local.supervisor import (
     POLL_SECONDS,
     Job,
@@ -76,7 +76,8 @@ class LocalSwarm:
         self._listener, self._spawn = listener, spawn
         self._folder: RunFolder | None = None
         self._supervisor: Supervisor | None = None
-        self._gateway: GatewayFile | None = None
+        self._gateway_names = gateway_names(self._settings.gateways)
+        self._gateways: dict[str, GatewayFile] = {}  # as last announced
         self._ended_gateways: dict[PeerId, None] = {}  # reaped processes, oldest first
 
     def start(self) -> RunInfo:
@@ -119,16 +120,26 @@ class LocalSwarm:
 
     @property
     def http(self) -> str:
-        """The gateway's HTTP address, `host:port`."""
-        return self._gateway_addresses.http
+        """The first gateway's HTTP address, `host:port`."""
+        return self.gateway_addresses[0].http
 
     @property
     def grpc(self) -> str:
-        return self._gateway_addresses.grpc
+        return self.gateway_addresses[0].grpc
 
     @property
     def metrics(self) -> str:
-        return self._gateway_addresses.metrics
+        return self.gateway_addresses[0].metrics
+
+    @property
+    def gateway_addresses(self) -> tuple[GatewayAddresses, ...]:
+        if GATEWAY_JOB not in self._gateways:
+            raise RuntimeError("the swarm has not been started")
+        known = self._gateways
+        return tuple(
+            GatewayAddresses(name, known[name].http, known[name].grpc, known[name].metrics)
+            for name in self._gateway_names
+        )
 
     @property
     def logs(self) -> Path:
@@ -146,8 +157,14 @@ class LocalSwarm:
         )
 
     @property
+    def gateways(self) -> tuple[JobStatus, ...]:
+        jobs = self._started.job_statuses()
+        return tuple(job for job in jobs if job.name in self._gateway_names)
+
+    @property
     def gateway(self) -> JobStatus:
-        return next(job for job in self._started.job_statuses() if job.name == GATEWAY_JOB)
+        """The first gateway."""
+        return self.gateways[0]
 
     @property
     def coverage(self) -> int:
@@ -158,11 +175,11 @@ class LocalSwarm:
         return coverage(self.plan.spans, serving)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> JobStatus:
-        """Send a signal to a server or `gateway`; return its status before. It is restarted after its back-off."""
+        """Send a signal to a server or a gateway; return its status before. It is restarted after its back-off."""
         return self._started.send_signal(name, number)
 
     def wait_ready(self, timeout: float) -> bool:
-        """Wait until every server and the gateway are ready; False after `timeout` seconds."""
+        """Wait until every server and gateway is ready; False after `timeout` seconds."""
         return self._started.wait_until(
             lambda: all(job.state is JobState.READY for job in self._started.job_statuses()),
             timeout,
@@ -189,32 +206,28 @@ class LocalSwarm:
             raise RuntimeError("the swarm has not been started")
         return self._supervisor
 
-    @property
-    def _gateway_addresses(self) -> GatewayFile:
-        if self._gateway is None:
-            raise RuntimeError("the swarm has not been started")
-        return self._gateway
-
     def _wait_linked(self, deadline: float, folder: RunFolder) -> None:
-        """Wait until the gateway has a link to every server and the model's tokenizer."""
-        with SwarmClient(self.grpc) as client:
-            while not client.is_serving(len(self.slots)):
-                self.raise_if_failed()
-                if time.monotonic() > deadline:
-                    log = folder.logs / f"{GATEWAY_JOB}-{self.gateway.incarnation}.log"
-                    lines = "".join(f"\n  {line}" for line in read_log_tail(log))
-                    raise StartError(f"the gateway did not link to all servers in time:{lines}")
-                time.sleep(POLL_SECONDS)
+        """Wait until every gateway has a link to every server and the model's tokenizer."""
+        for job, gateway in zip(self.gateways, self.gateway_addresses, strict=True):
+            with SwarmClient(gateway.grpc) as client:
+                while not client.is_serving(len(self.slots)):
+                    self.raise_if_failed()
+                    if time.monotonic() > deadline:
+                        log = folder.logs / f"{job.name}-{job.incarnation}.log"
+                        lines = "".join(f"\n  {line}" for line in read_log_tail(log))
+                        raise StartError(f"{job.name} did not link to all servers in time:{lines}")
+                    time.sleep(POLL_SECONDS)
 
     def _run_info(self) -> RunInfo:
-        announced = self._gateway_addresses
+        first, *others = self.gateway_addresses
         return RunInfo(
             name=self._settings.run_name or self.plan.name,
             model=self.plan.served_name,
             pid=os.getpid(),
-            http=announced.http,
-            grpc=announced.grpc,
-            metrics=announced.metrics,
+            http=first.http,
+            grpc=first.grpc,
+            metrics=first.metrics,
+            other_gateways=tuple(others),
         )
 
     def _member_of(self, job: JobStatus) -> MemberFile | None:
@@ -223,7 +236,8 @@ class LocalSwarm:
         return read_member_file(self._folder.members, job.name)
 
     def _new_supervisor(self, folder: RunFolder) -> Supervisor:
-        jobs = [self._gateway_job(folder), *(self._server_job(folder, slot) for slot in self.slots)]
+        jobs = [self._gateway_job(folder, name) for name in self._gateway_names]
+        jobs += [self._server_job(folder, slot) for slot in self.slots]
         env = child_environment(self._settings.threads)
         limit = self._settings.restart_limit
 
@@ -245,36 +259,38 @@ class LocalSwarm:
 
         return Job(slot.name, command, ready, forget, SERVER_STOP_RANK)
 
-    def _gateway_job(self, folder: RunFolder) -> Job:
+    def _gateway_job(self, folder: RunFolder, name: str) -> Job:
+        run_file = folder.gateway_file(name)
+
         def command(incarnation: int, parent_fd: int) -> list[str]:
-            replaces = tuple(self._ended_gateways)
-            return gateway_command(
-                self.plan, self._gateway_settings(), folder, parent_fd, replaces=replaces
-            )
+            settings, replaces = self._gateway_settings(name), tuple(self._ended_gateways)
+            return gateway_command(self.plan, settings, folder, parent_fd, name, replaces)
 
         def ready(pid: int) -> bool:
-            announced = read_gateway_file(folder.gateway_file)
+            announced = read_gateway_file(run_file)
             if announced is None or announced.pid != pid:
                 return False
-            self._gateway = announced
+            self._gateways[name] = announced
             return True
 
         def forget() -> None:
             # The supervisor calls this only once the process is reaped. Servers need not await its lease then.
-            for ended in (self._gateway, read_gateway_file(folder.gateway_file)):
+            for ended in (self._gateways.get(name), read_gateway_file(run_file)):
                 if ended is not None and ended.peer:
                     self._ended_gateways[ended.peer] = None
             for oldest in list(self._ended_gateways)[:-MAX_REPLACED_GATEWAYS]:
                 del self._ended_gateways[oldest]
-            clear_run_file(folder.gateway_file)
+            clear_run_file(run_file)
 
-        return Job(GATEWAY_JOB, command, ready, forget, GATEWAY_STOP_RANK)
+        return Job(name, command, ready, forget, GATEWAY_STOP_RANK)
 
-    def _gateway_settings(self) -> LocalSettings:
-        """Return the settings with the gateway's first addresses: a restarted gateway keeps them for its clients."""
-        known = self._gateway
-        if known is None:
-            return self._settings
-        return dataclasses.replace(
-            self._settings, http=known.http, grpc=known.grpc, metrics=known.metrics
-        )
+    def _gateway_settings(self, name: str) -> LocalSettings:
+        """Return the settings with the addresses of one gateway. When restarted, it keeps them for its clients."""
+        wanted, known = self._settings, self._gateways.get(name)
+        if known is not None:
+            http, grpc, metrics = known.http, known.grpc, known.metrics
+        elif name == GATEWAY_JOB:
+            http, grpc, metrics = wanted.http, wanted.grpc, wanted.metrics
+        else:
+            http, grpc, metrics = map(any_port, (wanted.http, wanted.grpc, wanted.metrics))
+        return dataclasses.replace(wanted, http=http, grpc=grpc, metrics=metrics)

@@ -7,9 +7,10 @@ of each process, and by the local runtime. Knows no process.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -22,6 +23,20 @@ LASTING_EXIT_CODES = (USER_ERROR_EXIT_CODE, MemoryLimitError.exit_code)
 """Exit codes after one sentence on stderr; the same command would fail again."""
 
 Settings = TypeVar("Settings")
+
+
+class Seconds(click.FloatRange):
+    """A finite number of seconds in a range. click's own range accepts nan, and without a maximum inf."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if not math.isfinite(seconds):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return seconds
 
 
 def read_flags(command: click.Command, kind: type[Settings], arguments: Sequence[str]) -> Settings:

@@ -18,7 +18,7 @@ from modelswarm.checkpoint.facts import DTYPES
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import TOKEN_BUDGET
 from modelswarm.placement.quantity import bytes_of
-from modelswarm.process.command_line import read_flags, split_target
+from modelswarm.process.command_line import Seconds, read_flags, split_target
 from modelswarm.protocol.heartbeat import MIN_LEASE_SECONDS
 
 
@@ -96,15 +96,15 @@ _OPTIONS: list[click.Parameter] = [
                  "that a lost neighbour can be rebuilt. 0: no replay log. Default: enough for a row of every position "
                  "of the pages."),
     click.Option(["--lease", "lease_seconds"],
-                 type=click.FloatRange(min=MIN_LEASE_SECONDS, max=86400),
+                 type=Seconds(min=MIN_LEASE_SECONDS, max=86400),
                  default=30.0, show_default=True,
                  help="Seconds that a session outlives its gateway's link. Use the value of the "
                  "gateways' --lease; if they differ, the longer one counts."),
-    click.Option(["--hold-limit", "hold_limit_seconds"], type=click.FloatRange(min=0, min_open=True, max=86400),
+    click.Option(["--hold-limit", "hold_limit_seconds"], type=Seconds(min=0, min_open=True, max=86400),
                  help="Seconds that gateways may hold a session without a route. Default: the gateway's --hold-limit."),
-    click.Option(["--drain-timeout", "drain_timeout_seconds"], type=click.FloatRange(min=0, max=86400), default=25.0,
+    click.Option(["--drain-timeout", "drain_timeout_seconds"], type=Seconds(min=0, max=86400), default=25.0,
                  show_default=True, help="Seconds for migrating sessions after SIGTERM."),
-    click.Option(["--heartbeat", "heartbeat_seconds"], type=click.FloatRange(min=0.1, max=5), default=0.1,
+    click.Option(["--heartbeat", "heartbeat_seconds"], type=Seconds(min=0.1, max=5), default=0.1,
                  show_default=True, help="Seconds between heartbeats to gateways whose sessions run here; "
                  "a gateway whose --suspect-after is less than two of these uses three of them."),
     click.Option(["--zone"], default="", help="Failure domain, such as the zone of the node. Gateways recover "

@@ -8,12 +8,13 @@ import click
 
 from modelswarm.cli.options.target import complete_server, grpc_target, grpc_target_options
 from modelswarm.errors import ModelSwarmError
+from modelswarm.process.command_line import Seconds
 
 if TYPE_CHECKING:
     from modelswarm.client.swarm import SwarmClient
     from modelswarm.protocol.wire import api_pb2
 
-_SECONDS = click.FloatRange(min=0, max=86400)
+_SECONDS = Seconds(min=0, max=86400)
 
 
 @click.command()
@@ -29,7 +30,7 @@ _SECONDS = click.FloatRange(min=0, max=86400)
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True, max=86400),
+    type=Seconds(min=0, min_open=True, max=86400),
     default=600.0,
     show_default=True,
     help="Seconds after which this command stops waiting. The drain continues.",

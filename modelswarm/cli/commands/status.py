@@ -33,4 +33,4 @@ def status(
     else:
         from modelswarm.cli.status import show_status
 
-        show_status(target.address, session, watch)
+        show_status(target, session, watch)

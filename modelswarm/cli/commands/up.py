@@ -9,6 +9,9 @@ import click
 
 from modelswarm.cli.options.document import read_document
 from modelswarm.errors import UserError
+from modelswarm.process.command_line import Seconds
+
+MAX_GATEWAYS = 16
 
 
 @click.command()
@@ -24,6 +27,13 @@ from modelswarm.errors import UserError
     "--metrics", default="127.0.0.1:8002", show_default=True, help="Address of Prometheus metrics."
 )
 @click.option(
+    "--gateways",
+    type=click.IntRange(1, MAX_GATEWAYS),
+    default=1,
+    show_default=True,
+    help="Number of gateways. Those after the first get free ports of the same hosts.",
+)
+@click.option(
     "--memory",
     metavar="AMOUNT",
     help="Memory of one server, e.g. 2Gi: weights, KV and replay log.",
@@ -34,6 +44,24 @@ from modelswarm.errors import UserError
     default=1,
     show_default=True,
     help="CPU threads per server.",
+)
+@click.option(
+    "--lease",
+    type=Seconds(0, 86400, min_open=True),
+    help="Seconds that a lost gateway's sessions are kept for it. Default: 30.",
+)
+@click.option(
+    "--hold-limit",
+    type=Seconds(0, 86400),
+    help="Seconds that a session waits for a lost server, instead of sessions.holdLimit in FILE.",
+)
+@click.option("--vllm-metrics", is_flag=True, help="Export the metrics under vLLM's names too.")
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="Origin whose web pages may send requests, like https://chat.example.com; '*': any. May be repeated.",
 )
 @click.option(
     "--table/--no-table",
@@ -53,8 +81,8 @@ def up(
 ) -> None:
     """Run the swarm of FILE on this machine, until Ctrl-C. With - the document is read from standard input.
 
-    Every span gets its server processes, and one gateway answers OpenAI clients. A server that dies is started
-    again; meanwhile its streams continue on the other servers.
+    Every span gets its server processes, and gateways answer OpenAI clients. A process that dies is started again;
+    meanwhile streams continue on the other servers.
     """
     document = read_document(file, name)
     if document.spec.paused:

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from modelswarm.cli.options.target import GRPC_PORT
 from modelswarm.errors import ModelSwarmError
-from modelswarm.local.run_folder import RunInfo, list_runs
+from modelswarm.local.run_folder import GatewayAddresses, list_runs
 from modelswarm.process.command_line import split_target
 
 PROBE_SECONDS = 2.0  # for the connection, and for each part of the answer
@@ -42,11 +42,11 @@ def explain_answer(address: str, api: str) -> str | None:
     found = probe(host, port)
     if found is None or found is (Answer.GATEWAY if api == "HTTP" else Answer.GRPC):
         return None
-    run = _local_run(host, port)
+    local = _local_gateway(host, port)
     if api == "HTTP":
-        where = f"http://{run.http}" if run else f"by default port {HTTP_PORT}"
+        where = f"http://{local.http}" if local else f"by default port {HTTP_PORT}"
         return f"{address} is {found.value}; allowed: the gateway's HTTP port, {where}"
-    where = run.grpc if run else f"by default port {GRPC_PORT}"
+    where = local.grpc if local else f"by default port {GRPC_PORT}"
     return f"{address} is {found.value}; allowed: the gateway's gRPC port, {where} (--grpc)"
 
 
@@ -80,13 +80,12 @@ def _split(address: str) -> tuple[str, int]:
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _local_run(host: str, port: int) -> RunInfo | None:
-    """Return the swarm of this machine that listens on this port."""
+def _local_gateway(host: str, port: int) -> GatewayAddresses | None:
+    """Return the gateway of this machine that listens on this port."""
     if host not in ("127.0.0.1", "localhost", "::1"):
         return None
-    for run in list_runs():
-        if port in (
-            int(address.rpartition(":")[2]) for address in (run.http, run.grpc, run.metrics)
-        ):
-            return run
+    for gateway in (gateway for run in list_runs() for gateway in run.gateways):
+        addresses = (gateway.http, gateway.grpc, gateway.metrics)
+        if port in (int(address.rpartition(":")[2]) for address in addresses):
+            return gateway
     return None

@@ -6,6 +6,7 @@ Also used by the tables of `status`, for the choice of one session.
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from modelswarm.cli.facts.messages import message_facts
@@ -14,6 +15,7 @@ from modelswarm.cli.options.target import GrpcTarget
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.run_folder import (
+    GatewayAddresses,
     LocalProcess,
     RunInfo,
     gateway_process,
@@ -28,10 +30,10 @@ WATCH_SECONDS = 1.0
 def print_status(target: GrpcTarget, session: str | None, watch: bool) -> None:
     """Print the status as one line of JSON; with `watch` one line a second, until Ctrl-C."""
     with SwarmClient(target.address) as client:
-        print_json(status_facts(fetch_status(client, session), target.run))
+        print_json(status_facts(fetch_status(client, session), target))
         while watch:
             time.sleep(WATCH_SECONDS)
-            print_json(status_facts(fetch_status(client, session), target.run))
+            print_json(status_facts(fetch_status(client, session), target))
 
 
 def fetch_status(client: SwarmClient, session: str | None) -> api_pb2.Snapshot:
@@ -47,19 +49,22 @@ def fetch_status(client: SwarmClient, session: str | None) -> api_pb2.Snapshot:
     return snapshot
 
 
-def status_facts(snapshot: api_pb2.Snapshot, run: RunInfo | None) -> dict[str, Any]:
-    """Return the snapshot's facts. `run`: the swarm, if it runs on this machine; else its fields are None."""
-    facts = message_facts(snapshot)
+def status_facts(snapshot: api_pb2.Snapshot, target: GrpcTarget) -> dict[str, Any]:
+    """Return the snapshot's facts. What only this machine knows is None if the swarm runs elsewhere."""
+    facts, run = message_facts(snapshot), target.run
     processes = server_processes(run.name) if run else {}
     for server in facts["servers"]:
         server |= _process_facts(processes.get(server["peer"]))
-    gateway = gateway_process(run.name) if run else None
-    addresses = {api: getattr(run, api, None) for api in ("http", "grpc")}
     return {
         "swarm": run.name if run else None,
-        "gateway": addresses | _process_facts(gateway),
+        "gateway": target.gateway,
+        "gateways": [_gateway_facts(run, gateway) for gateway in run.gateways] if run else [],
         **facts,
     }
+
+
+def _gateway_facts(run: RunInfo, gateway: GatewayAddresses) -> dict[str, Any]:
+    return _process_facts(gateway_process(run.name, gateway.name)) | asdict(gateway)
 
 
 def _process_facts(process: LocalProcess | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Options for the gateway a command talks to. Default: that of the swarm running on this machine.
 
-`--url` means the HTTP address of a gateway in every command. Commands that use gRPC take port 8001 of the same host,
-as the chart's Service has it, or `--grpc`. Opens no connection.
+`--url` means the HTTP address of a gateway in every command. The gateway is asked for its gRPC port, unless `--grpc`
+gives it. Of several gateways on this machine the first that answers is taken.
 """
 
 from __future__ import annotations
@@ -14,7 +14,13 @@ import click
 from click.shell_completion import CompletionItem
 
 from modelswarm.errors import UserError
-from modelswarm.local.run_folder import RunInfo, find_run, list_runs, server_names
+from modelswarm.local.run_folder import (
+    GatewayAddresses,
+    RunInfo,
+    find_run,
+    list_runs,
+    server_names,
+)
 
 GRPC_PORT = 8001  # of a gateway, by default
 URL_EXAMPLE = "http://127.0.0.1:8000"
@@ -52,7 +58,7 @@ _URL = click.option(
 _GRPC = click.option(
     "--grpc",
     metavar="HOST:PORT",
-    help=f"gRPC address of a gateway elsewhere. Default: port {GRPC_PORT} of the host in --url.",
+    help="gRPC address of a gateway elsewhere. Default: the port that the gateway at --url announces.",
 )
 
 
@@ -79,12 +85,13 @@ class GrpcTarget:
 
     address: str  # `host:port`
     run: RunInfo | None = None
+    gateway: str | None = None  # its name in `run`
 
 
 def base_url(name: str | None, url: str | None) -> str:
     """Return the URL before `/v1/...` of the gateway, without a slash at the end."""
     _refuse_two(name, url)
-    return f"http://{find_run(name).http}" if url is None else _parse_url(url)[0]
+    return f"http://{_choose_gateway(find_run(name)).http}" if url is None else _parse_url(url)[0]
 
 
 def grpc_target(name: str | None, url: str | None, grpc: str | None) -> GrpcTarget:
@@ -95,13 +102,28 @@ def grpc_target(name: str | None, url: str | None, grpc: str | None) -> GrpcTarg
         return GrpcTarget(_check_grpc(grpc))
     if parsed is None:
         run = find_run(name)
-        return GrpcTarget(run.grpc, run)
+        gateway = _choose_gateway(run)
+        return GrpcTarget(gateway.grpc, run, gateway.name)
     base, host = parsed
     if base.startswith("https://"):
         raise UserError(
             "--grpc", "needed with an https:// address; allowed: HOST:PORT, without TLS"
         )
-    return GrpcTarget(f"[{host}]:{GRPC_PORT}" if ":" in host else f"{host}:{GRPC_PORT}")
+
+    from modelswarm.client.announcement import announced_grpc_port
+
+    port = announced_grpc_port(base)
+    return GrpcTarget(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+
+
+def _choose_gateway(run: RunInfo) -> GatewayAddresses:
+    """Return the first gateway of the swarm that answers; a single one is not asked."""
+    if not run.other_gateways:
+        return run.gateways[0]
+
+    from modelswarm.client.announcement import first_that_answers
+
+    return first_that_answers(run.gateways)
 
 
 def _refuse_two(name: str | None, elsewhere: str | None, flag: str = "--url") -> None:

@@ -30,10 +30,10 @@ _JOB_STATES = {JobState.STARTING: STARTING, JobState.READY: READY, JobState.WAIT
 def process_table(
     name: str,
     servers: Sequence[LocalServer],
-    gateway: JobStatus,
+    gateways: Sequence[JobStatus],
     snapshot: api_pb2.Snapshot | None,
 ) -> FittedTable:
-    """Return the table of a swarm's processes. `snapshot` is None while the gateway does not answer."""
+    """Return the table of a swarm's processes. `snapshot` is None while no gateway answers."""
     known = None if snapshot is None else {server.peer: server for server in snapshot.servers}
     beginning = common_beginning([server.job_status.name for server in servers])
     columns = (
@@ -48,7 +48,7 @@ def process_table(
     )
     rows = [
         *(_server_row(server, known, beginning) for server in servers),
-        _row(gateway, Cell(gateway.name), "", _job_word(gateway), None),
+        *(_row(each, Cell(each.name), "", _job_word(each), None) for each in gateways),
     ]
     return FittedTable(_title(name, servers, known), columns, rows)
 

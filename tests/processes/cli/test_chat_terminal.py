@@ -18,7 +18,7 @@ from support.processes.swarm import ENDLESS, HASH, plan
 from support.processes.terminal import Terminal
 
 from modelswarm.client.swarm import SwarmClient
-from modelswarm.local.commands import GATEWAY_JOB
+from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.local.swarm import LocalSwarm
 
 pytestmark = pytest.mark.full

@@ -93,7 +93,7 @@ def test_status_as_json_can_be_read_by_scripts(shell: Shell) -> None:
     ]
     assert {server["first"] for server in status["servers"]} == {0, 2}
     assert all(server["pid"] > 0 and server["ready_seconds"] >= 0 for server in status["servers"])
-    assert status["swarm"] == "tiny" and status["gateway"]["http"] == shell.info.http
+    assert status["swarm"] == "tiny" and status["gateways"][0]["http"] == shell.info.http
 
 
 def test_generate_prints_the_same_streamed_or_whole(shell: Shell) -> None:

@@ -15,7 +15,7 @@ from support.models.tiny_models import make_model
 from support.processes.http_requests import READ_ON, tokens_of
 from support.processes.swarm import HASH, plan
 
-from modelswarm.local.commands import GATEWAY_JOB
+from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.local.swarm import LocalSwarm
 
 START_SECONDS = 120.0  # a busy machine

@@ -10,14 +10,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from support.eventually import eventually
 from support.models.tiny_models import make_model
 from support.processes.server import alive, children, gone_within
 from support.processes.swarm import HASH, plan, write_document
 
+from modelswarm.cli.options.target import base_url, grpc_target
 from modelswarm.client.openai import OpenAIClient
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.run_folder import RunFolder, list_runs
@@ -60,8 +63,8 @@ def up(document: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def answer(swarm: LocalSwarm) -> str:
-    with OpenAIClient(f"http://{swarm.http}") as client:
+def answer(swarm: LocalSwarm, base: str = "") -> str:
+    with OpenAIClient(base or f"http://{swarm.http}") as client:
         pieces = client.stream_completion("tiny", "hello", max_tokens=20, temperature=0.0)
         return "".join(piece.text for piece in pieces)
 
@@ -124,6 +127,31 @@ def test_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> No
         assert victim.slot.name in {name_of(peer) for peer in linked(swarm)}
         assert swarm.coverage == 2
         assert answer(swarm) == before
+
+
+def test_second_gateway_answers_for_a_stopped_one(folder: Path) -> None:
+    settings = replace(HASH, gateways=2, publish=True)
+    with LocalSwarm(plan(folder, spans=1, replicas=1), settings) as swarm:
+        [run] = list_runs()
+        first, second = run.gateways
+        assert base_url(None, None) == f"http://{first.http}"
+        before = swarm.kill("gateway", signal.SIGSTOP)
+
+        assert base_url(None, None) == f"http://{second.http}"
+        target = grpc_target(None, None, None)
+        assert (target.address, target.gateway) == (second.grpc, "gateway2")
+        text = answer(swarm, f"http://{second.http}")
+        swarm.kill("gateway")
+
+        assert swarm.wait_replaced("gateway", before.incarnation, START_SECONDS)
+        assert swarm.gateway_addresses == (first, second)
+        eventually("it has a model", lambda: can_answer(first.http), seconds=START_SECONDS)
+        assert answer(swarm) == text
+        assert [job.name for job in swarm.gateways] == ["gateway", "gateway2"]
+
+
+def can_answer(http: str) -> bool:
+    return httpx.get(f"http://{http}/ready", timeout=60).status_code == 200
 
 
 def refused(*arguments: str) -> str:

@@ -23,7 +23,7 @@ from support.processes.oracles import check_contiguous, check_hash
 from support.processes.streams import Request
 from support.processes.swarm import Running, metrics, total
 
-from modelswarm.local.commands import GATEWAY_JOB
+from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.protocol.identity import name_of
 
 pytestmark = pytest.mark.full  # it is about time

@@ -24,8 +24,9 @@ from support.models.tiny_models import TOY_LENGTH
 from support.processes.forked_process import fork_process
 from support.processes.swarm import Running, local_settings, metrics, total
 
-from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
+from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document
+from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.local.supervisor import JobChange
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.placement.plan import SwarmPlan

@@ -29,8 +29,9 @@ from support.processes.forked_process import ForkedProcess, fork_process
 from support.processes.streams import ANSWER_SECONDS, TOY_MODEL, Answer, Request, Stream
 
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
-from modelswarm.local.commands import GATEWAY_JOB, LocalSettings
+from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document
+from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.process.run_files import MemberFile

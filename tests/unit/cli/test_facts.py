@@ -16,7 +16,8 @@ from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
 from modelswarm.cli.facts.status import status_facts
 from modelswarm.cli.facts.up import print_change, print_event
-from modelswarm.local.run_folder import RunFolder, RunInfo
+from modelswarm.cli.options.target import GrpcTarget
+from modelswarm.local.run_folder import GatewayAddresses, RunFolder, RunInfo
 from modelswarm.local.supervisor import JobChange, JobState, JobStatus
 from modelswarm.protocol.identity import session_wire_name
 from modelswarm.protocol.wire import api_pb2
@@ -24,7 +25,8 @@ from modelswarm.protocol.wire import api_pb2
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "counting.yaml"
-INFO = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002")
+SECOND = GatewayAddresses("gateway2", "127.0.0.1:9010", "127.0.0.1:9011", "127.0.0.1:9012")
+INFO = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002", (SECOND,))
 SESSION = session_wire_name("m", "mine")
 HOP = api_pb2.Hop(peer="s/1/x", first=0, last=4)
 SNAPSHOT = api_pb2.Snapshot(
@@ -60,14 +62,15 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 
 def test_status_has_every_field_even_if_it_is_zero() -> None:
-    facts = status_facts(SNAPSHOT, None)
+    facts = status_facts(SNAPSHOT, GrpcTarget("host:1"))
 
     [server] = facts["servers"]
     assert (server["first"], server["sessions"], server["score"]) == (0, 0, 0.0)
     assert (server["server"], server["peer"]) == ("s", "s/1/x")
     assert server["steps"] == 2**63
     assert facts["sessions"][0]["session"] == SESSION.removeprefix("named:")
-    assert shape(facts) == documented("status")
+    told = documented("status")
+    assert shape(facts) == {name: fields for name, fields in told.items() if name != "gateways[]"}
 
 
 def test_status_of_this_machine_has_pids_and_ports(
@@ -78,24 +81,28 @@ def test_status_of_this_machine_has_pids_and_ports(
     try:
         member = {"peer": "s/1/x", "metrics": "127.0.0.1:7", "pid": 42}
         (folder.members / "s.json").write_text(json.dumps(member))
-        folder.gateway_file.write_text(json.dumps({"pid": 43, "metrics": "127.0.0.1:8"}))
+        folder.gateway_file("gateway").write_text(json.dumps({"pid": 43}))
 
-        facts = status_facts(SNAPSHOT, INFO)
+        facts = status_facts(SNAPSHOT, GrpcTarget(INFO.grpc, INFO, "gateway"))
     finally:
         folder.release()
 
     assert facts["swarm"] == "one"
     assert (facts["servers"][0]["pid"], facts["servers"][0]["metrics"]) == (42, "127.0.0.1:7")
     assert facts["servers"][0]["ready_seconds"] >= 0
-    assert (facts["gateway"]["pid"], facts["gateway"]["http"]) == (43, "127.0.0.1:9000")
+    assert facts["gateway"] == "gateway"
+    first, second = facts["gateways"]
+    assert (first["pid"], first["http"], first["metrics"]) == (43, INFO.http, INFO.metrics)
+    assert (second["name"], second["pid"], second["http"]) == ("gateway2", None, "127.0.0.1:9010")
+    assert shape(facts) == documented("status")
 
 
 def test_status_of_another_machine_has_null_instead() -> None:
-    facts = status_facts(SNAPSHOT, None)
+    facts = status_facts(SNAPSHOT, GrpcTarget("host:1"))
 
     assert facts["swarm"] is None
     assert facts["servers"][0]["pid"] is None
-    assert set(facts["gateway"].values()) == {None}
+    assert (facts["gateway"], facts["gateways"]) == (None, [])
 
 
 def test_routes_has_every_field_and_null_if_unset() -> None:
@@ -138,6 +145,7 @@ def test_up_prints_each_change_as_a_line(capsys: pytest.CaptureFixture[str]) -> 
     told = documented("up")
     assert {"event", "time"} | told["process"] == set(change)
     assert {"event", "time"} | told["ready"] == set(ready)
+    assert told["ready.other_gateways[]"] == set(ready["other_gateways"][0])
 
 
 def test_number_unknown_to_json_becomes_null(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import grpc
 import pytest
 from prometheus_client import start_http_server
+from support.ports import free_port, http_port
 from typing_extensions import override
 
 from modelswarm.cli import run
@@ -43,18 +42,6 @@ class OtherHandler(GatewayHandler):
 
 
 @contextmanager
-def http_port(handler: type[GatewayHandler]) -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-@contextmanager
 def metrics_port() -> Iterator[int]:
     server, thread = start_http_server(0, "127.0.0.1")
     try:
@@ -80,12 +67,6 @@ def grpc_port() -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-    return port
 
 
 def test_each_kind_of_port_is_recognised() -> None:

@@ -158,7 +158,7 @@ def test_routes_shows_the_states_of_status(width: int) -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 def test_up_shows_the_gateways_view_of_its_processes(width: int) -> None:
     servers = [*(local_server(index) for index in range(3)), local_server(3, KILLED)]
-    text = draw(process_table("counting", servers, GATEWAY, SNAPSHOT), width)
+    text = draw(process_table("counting", servers, [GATEWAY], SNAPSHOT), width)
 
     assert_fits(text, width)
     found = {
@@ -196,9 +196,9 @@ def test_plan_keeps_spans_totals_and_free_tokens(width: int) -> None:
 def test_up_counts_ready_servers_with_the_right_plural() -> None:
     servers = [local_server(index) for index in range(4)]
     linked = api_pb2.Snapshot(servers=[server(name) for name in PEERS])
-    both = draw(process_table("counting", servers, GATEWAY, linked), 80)
+    both = draw(process_table("counting", servers, [GATEWAY], linked), 80)
     linked.servers[0].health = "ejected"
-    one = draw(process_table("counting", servers, GATEWAY, linked), 80)
+    one = draw(process_table("counting", servers, [GATEWAY], linked), 80)
 
     assert "at least 2 ready servers for every block" in both
     assert "at least 1 ready server for every block" in one
@@ -207,8 +207,8 @@ def test_up_counts_ready_servers_with_the_right_plural() -> None:
 def test_up_does_not_call_unlinked_servers_ready() -> None:
     servers = [local_server(0)]
     other_process = api_pb2.Snapshot(servers=[server("counting-s0-r0", peer="counting-s0-r0/2/1")])
-    assert "not linked" in draw(process_table("c", servers, GATEWAY, other_process), 80)
-    assert "no gateway" in draw(process_table("c", servers, GATEWAY, None), 80)
+    assert "not linked" in draw(process_table("c", servers, [GATEWAY], other_process), 80)
+    assert "no gateway" in draw(process_table("c", servers, [GATEWAY], None), 80)
 
 
 @pytest.mark.parametrize(

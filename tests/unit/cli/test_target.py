@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
+from support.ports import free_port, http_port
+from typing_extensions import override
 
 from modelswarm.cli import run
 from modelswarm.cli.commands import commands
 from modelswarm.cli.options.document import read_document
 from modelswarm.cli.options.target import GrpcTarget, base_url, grpc_target
-from modelswarm.errors import ModelSwarmError, UserError
-from modelswarm.local.run_folder import NoSwarmError, RunFolder, RunInfo
+from modelswarm.errors import ModelSwarmError, UnreachableError, UserError
+from modelswarm.local.run_folder import GatewayAddresses, NoSwarmError, RunFolder, RunInfo
 
 INFO = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002")
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
@@ -43,7 +47,7 @@ def running(*names: str) -> Iterator[None]:
 def test_only_swarm_of_the_machine_needs_no_name() -> None:
     with running("one"):
         assert base_url(None, None) == "http://127.0.0.1:9000"
-        assert grpc_target(None, None, None) == GrpcTarget("127.0.0.1:9001", INFO)
+        assert grpc_target(None, None, None) == GrpcTarget("127.0.0.1:9001", INFO, "gateway")
 
 
 def test_several_swarms_are_listed_by_the_error() -> None:
@@ -59,18 +63,64 @@ def test_no_swarm_tells_how_to_start_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "base", "grpc"),
+    ("url", "base"),
     [
-        ("http://127.0.0.1:8000", "http://127.0.0.1:8000", "127.0.0.1:8001"),
-        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000", "127.0.0.1:8001"),
-        ("http://modelswarm-gateway", "http://modelswarm-gateway", "modelswarm-gateway:8001"),
-        ("http://[::1]:9/", "http://[::1]:9", "[::1]:8001"),
-        ("http://host/swarm/v1", "http://host/swarm", "host:8001"),
+        ("http://127.0.0.1:8000", "http://127.0.0.1:8000"),
+        ("http://127.0.0.1:8000/v1/", "http://127.0.0.1:8000"),
+        ("http://modelswarm-gateway", "http://modelswarm-gateway"),
+        ("http://[::1]:9/", "http://[::1]:9"),
+        ("http://host/swarm/v1", "http://host/swarm"),
     ],
 )
-def test_url_names_both_apis_of_a_gateway(url: str, base: str, grpc: str) -> None:
+def test_url_is_taken_with_and_without_v1(url: str, base: str) -> None:
     assert base_url(None, url) == base
-    assert grpc_target(None, url, None) == GrpcTarget(grpc)
+
+
+class Announcing(BaseHTTPRequestHandler):
+    """Announces a gRPC port at /version, as a gateway does."""
+
+    answer = b'{"version": "1", "grpc_port": 9011}'
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path in ("/version", "/swarm/version") else 404)
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    @override
+    def log_message(self, *parts: object) -> None:
+        """Print nothing."""
+
+
+class Foreign(Announcing):
+    answer = b"<html>\xff</html>"
+
+
+def test_url_tells_the_grpc_port_of_its_gateway() -> None:
+    with http_port(Announcing) as port:
+        for path in ("", "/v1", "/swarm", "/swarm/v1/"):
+            found = grpc_target(None, f"http://127.0.0.1:{port}{path}", None)
+            assert found == GrpcTarget("127.0.0.1:9011")
+    with http_port(Foreign) as port, pytest.raises(UnreachableError, match="not the address of a"):
+        grpc_target(None, f"http://127.0.0.1:{port}", None)
+    with pytest.raises(UnreachableError, match=r"no gateway answers at http://127\.0\.0\.1:"):
+        grpc_target(None, f"http://127.0.0.1:{free_port()}", None)
+
+
+def test_first_gateway_that_answers_is_taken() -> None:
+    with http_port(Announcing) as port, running("one"):
+        folder = RunFolder.claim("two")
+        second = GatewayAddresses("gateway2", f"127.0.0.1:{port}", "127.0.0.1:9011", "127.0.0.1:1")
+        lost = replace(INFO, name="two", http=f"127.0.0.1:{free_port()}", other_gateways=(second,))
+        folder.publish(lost)
+        try:
+            assert base_url("two", None) == f"http://127.0.0.1:{port}"
+            assert grpc_target("two", None, None) == GrpcTarget("127.0.0.1:9011", lost, "gateway2")
+            folder.publish(replace(lost, http=second.http))
+            assert grpc_target("two", None, None).gateway == "gateway"
+            folder.publish(replace(lost, other_gateways=(replace(second, http=lost.http),)))
+            assert grpc_target("two", None, None).gateway == "gateway"
+        finally:
+            folder.release()
 
 
 @pytest.mark.parametrize(
@@ -171,7 +221,9 @@ def test_taken_name_says_which_flag_changes_it() -> None:
 def test_foreign_run_file_is_passed_over() -> None:
     with running("one"):
         folder = RunFolder.claim("two")
-        for content in ("[]", "{", '{"name": "two"}', '{"pid": "x"}'):
+        whole = json.dumps(asdict(replace(INFO, name="two")))
+        strange = [whole.replace("[]", wrong) for wrong in ("1", "[1]", '[{"name": 1}]')]
+        for content in ("[]", "{", '{"name": "two"}', '{"pid": "x"}', *strange):
             (folder.path / "run.json").write_text(content)
             assert base_url(None, None) == "http://127.0.0.1:9000"
         folder.release()

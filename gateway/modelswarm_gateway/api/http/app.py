@@ -60,14 +60,19 @@ def build_http_app(
     service: GenerationService,
     unready: Callable[[], str | None] | None = None,
     cors_origins: Sequence[str] = (),
+    grpc_port: int | None = None,
 ) -> ASGIApp:
-    """Return the app. `unready` returns why the gateway is not ready; by default it is ready once a model is."""
+    """Return the app. `unready` returns why the gateway is not ready; by default it is ready once a model is.
+
+    `grpc_port` is announced to clients.
+    """
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
     forwarder = Forwarder()
     _generation_routes(app, service, forwarder)
     _model_routes(app, service)
     add_session_routes(app, service, forwarder)
     _state_routes(app, service, unready or (lambda: _unready_reason(service.backend.model_cards())))
+    _version_route(app, grpc_port)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
@@ -174,10 +179,13 @@ def _state_routes(
             status_code=200 if reason is None else 503,
         )
 
+
+def _version_route(app: FastAPI, grpc_port: int | None) -> None:
+    protocol = ".".join(map(str, PROTOCOL_VERSION))
+
     @app.api_route("/version", methods=READ_METHODS)
     async def version() -> Response:
-        protocol = ".".join(map(str, PROTOCOL_VERSION))
-        return JSONResponse({"version": __version__, "protocol": protocol})
+        return JSONResponse({"version": __version__, "protocol": protocol, "grpc_port": grpc_port})
 
 
 def _model_readiness(card: ModelCard) -> dict[str, Any]:

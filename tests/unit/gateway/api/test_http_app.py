@@ -21,9 +21,11 @@ CHAT = "/v1/chat/completions"
 BODY = {"model": "none", "messages": [{"role": "user", "content": "hi"}]}
 
 
-def make_client(cors_origins: Sequence[str] = ()) -> httpx.AsyncClient:
+def make_client(
+    cors_origins: Sequence[str] = (), grpc_port: int | None = None
+) -> httpx.AsyncClient:
     service, _ = make_service_with_model()
-    app = build_http_app(service, None, cors_origins)
+    app = build_http_app(service, None, cors_origins, grpc_port)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
 
 
@@ -53,9 +55,9 @@ async def test_head_is_allowed_where_get_is(path: str, status: int) -> None:
     assert "allowed: GET, HEAD" in error_of(refused)["message"]
 
 
-async def test_version_names_gateway_and_protocol() -> None:
-    answer = await make_client().get("/version")
-    assert answer.json() == {"version": __version__, "protocol": "1.0"}
+async def test_version_names_protocol_and_grpc_port() -> None:
+    answer = await make_client(grpc_port=8123).get("/version")
+    assert answer.json() == {"version": __version__, "protocol": "1.0", "grpc_port": 8123}
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v2/models"])

@@ -1,0 +1,50 @@
+"""The addresses of a gateway's APIs, as it announces them at `GET /version`.
+
+Used by commands that know only the HTTP address, or several gateways of this machine. Imports no HTTP library: those
+take longer to import than the request takes.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from modelswarm.errors import UnreachableError
+from modelswarm.local.run_folder import GatewayAddresses
+
+# Time for the connection, and for each part of the answer, in seconds.
+ANSWER_SECONDS = 5.0
+# As above, if other gateways can be asked instead.
+CHOICE_SECONDS = 1.0
+# Largest body that is read; an announcement has about 100 bytes.
+MAX_ANSWER_BYTES = 1 << 16
+
+
+def announced_grpc_port(base: str, timeout: float = ANSWER_SECONDS) -> int:
+    """Return the gRPC port of the gateway with the URL `base`. UnreachableError if no gateway answers there."""
+    parts = urlsplit(base)
+    host, port = parts.hostname or "", parts.port or 80
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    try:
+        connection.request("GET", f"{parts.path}/version")
+        body = connection.getresponse().read(MAX_ANSWER_BYTES)
+        return int(json.loads(body.decode(errors="replace"))["grpc_port"])
+    except (OSError, UnicodeError, http.client.HTTPException) as error:
+        raise UnreachableError(f"no gateway answers at {base}: {error}", base, "HTTP") from error
+    except (ValueError, KeyError, TypeError):
+        raise UnreachableError(f"{base} is not the address of a gateway", base, "HTTP") from None
+    finally:
+        connection.close()
+
+
+def first_that_answers(gateways: Sequence[GatewayAddresses]) -> GatewayAddresses:
+    """Return the first gateway that answers, or the first one if none does."""
+    for gateway in gateways:
+        try:
+            announced_grpc_port(f"http://{gateway.http}", CHOICE_SECONDS)
+        except UnreachableError:
+            continue
+        return gateway
+    return gateways[0]

@@ -1,0 +1,81 @@
+"""The flags of `up`: each changes the command lines of the processes, or is refused by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from modelswarm.cli import run
+from modelswarm.cli.demo.example import load_example
+from modelswarm.local.commands import (
+    LocalSettings,
+    gateway_command,
+    gateway_names,
+    server_command,
+)
+from modelswarm.local.planning import plan_document
+from modelswarm.local.run_folder import RunFolder
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm_gateway.settings import Settings, parse_settings
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
+
+
+def parsed(tmp_path: Path, **settings: Any) -> Settings:
+    """Return what the second gateway reads from its command line."""
+    plan = plan_document(load_example())
+    command = gateway_command(
+        plan, LocalSettings(**settings), RunFolder(tmp_path, -1), 0, "gateway2", ("g/1/x",)
+    )
+    assert command[2:4] == ["-m", "modelswarm_gateway"]
+    return parse_settings(command[4:])
+
+
+def test_flags_of_up_reach_the_gateways(tmp_path: Path) -> None:
+    usual = parsed(tmp_path)
+    assert (usual.name, usual.run_file) == ("gateway2", tmp_path / "gateway2.json")
+    assert (usual.hold_limit_seconds, usual.lease_seconds) == (300.0, 30.0)
+    assert (usual.vllm_metrics, usual.cors_origins, usual.replaces) == (False, (), ("g/1/x",))
+
+    origins = ("https://one.example", "https://two.example")
+    changed = parsed(tmp_path, hold_limit=7.0, lease=9.0, vllm_metrics=True, cors_origins=origins)
+
+    assert (changed.hold_limit_seconds, changed.lease_seconds) == (7.0, 9.0)
+    assert (changed.vllm_metrics, changed.cors_origins) == (True, origins)
+
+
+def test_lease_of_up_reaches_the_servers(tmp_path: Path) -> None:
+    plan = plan_document(load_example())
+    slot = LocalSwarm(plan).slots[0]
+    command = server_command(plan, slot, LocalSettings(lease=9.0), RunFolder(tmp_path, -1), 1, 0)
+
+    assert command[command.index("--lease") + 1] == "9.0"
+
+
+def test_gateways_after_the_first_are_numbered() -> None:
+    assert gateway_names(1) == ("gateway",)
+    assert gateway_names(3) == ("gateway", "gateway2", "gateway3")
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("--gateways", "0", "1<=x<=16"),
+        ("--gateways", "two", "not a valid integer"),
+        ("--lease", "0", "0<x<=86400"),
+        ("--lease", "nan", "0<x<=86400"),
+        ("--hold-limit", "-1", "0<=x<=86400"),
+        ("--hold-limit", "nan", "0<=x<=86400"),
+        ("--hold-limit", "inf", "0<=x<=86400"),
+    ],
+)
+def test_impossible_flag_of_up_is_refused(
+    flag: str, value: str, allowed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["up", str(EXAMPLE), flag, value]) == 2
+
+    told = capsys.readouterr().err
+    assert f"Invalid value for '{flag}'" in told
+    assert allowed in told
