@@ -79,6 +79,7 @@ class Turn:
     reserved_positions: int  # KV positions to reserve pages for, at least `end - 1`
     end: int  # maximum log length in entries; the last entry finishes with LENGTH
     sampling: Sampling = field(default_factory=Sampling)
+    begin: int = 0  # log length at which the turn began: the length of its prompt
 
 
 @dataclass(frozen=True, slots=True)

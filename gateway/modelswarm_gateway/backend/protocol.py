@@ -39,7 +39,7 @@ class SessionBackend(Protocol):
         ...
 
     async def take_over(
-        self, where: SessionLocation, model: str, check: Callable[[Sequence[int]], None]
+        self, where: SessionLocation, model: str, check: Callable[[ParkedTurn], object]
     ) -> bool:
         """Open a session whose gateway is gone; return False if no server has its log. `check` raises if its log is
         not the expected one."""

@@ -241,7 +241,8 @@ class GatewayCore:
         s.replace_log(request.tokens)
         s.read_only = request.max_tokens == 0
         end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
-        s.turn = Turn(reserved_positions=max(1, end - 1), end=end, sampling=request.sampling)
+        begin = length if request.begin is None else request.begin
+        s.turn = Turn(max(1, end - 1), end, request.sampling, begin)
         s.turn_number += 1
         s.reused = s.replayed = 0
         s.credit_ahead, s.read_position = max(1, request.credit_ahead), length

@@ -13,7 +13,7 @@ from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.backend.token_stream import TokenEvent, TokenStream
 from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
 from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_gateway.errors import ApiError, Code, from_core
+from modelswarm_gateway.errors import CLIENT_ENDED, ApiError, Code, from_core
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn
@@ -136,6 +136,7 @@ class Generation:
                 sampling=resumed.turn.sampling,
                 credit_ahead=self._turn.credit_ahead,
                 is_resumed=True,
+                begin=first,
             )
             return session, backend.start_turn(session, self._turn)
         except CoreError as error:
@@ -260,7 +261,7 @@ class Generation:
         self._context.on_closed(self)
         self._record_metrics()
         keep = self._finish is not None or (self._refused and self._has_hops())
-        if self.session_key and not keep and self._failure in (None, Code.CANCELLED, Code.STOPPING):
+        if self.session_key and not keep and self._failure in (None, *CLIENT_ENDED, Code.STOPPING):
             keep = self._park_session()
         self._release_session(self._session, keep=keep)
 
@@ -291,5 +292,5 @@ class Generation:
             return TurnOutcome.RECOVERED if self._stream.reroutes else TurnOutcome.COMPLETED
         if self._refused:
             return TurnOutcome.REFUSED
-        was_cancelled = self._failure in (None, Code.CANCELLED)
+        was_cancelled = self._failure in (None, *CLIENT_ENDED)
         return TurnOutcome.CANCELLED if was_cancelled else TurnOutcome.FAILED

@@ -50,7 +50,7 @@ class GenerationRequest:
     session_id: str | None = None
     default_max_tokens: int | None = None  # if neither the request nor the model limits the answer
     resume_after: int | None = None  # last log position that the client has
-    resume_mark: str = ""  # short hash of the log up to there; "": not given
+    resume_mark: str = ""  # short hash of the log up to there
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
 
 

@@ -18,7 +18,7 @@ from modelswarm_gateway.core.interface.turn import ParkedTurn
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 
 LAST_EVENT_ID = "Last-Event-ID"
-_ID = re.compile(r"(?:0:)?([0-9]{1,15})(?:-([0-9a-f]{8}))?")
+_ID = re.compile(r"(?:0:)?([0-9]{1,15})-([0-9a-f]{8})")
 # Bytes of a log mark: a different log has the same mark once in 2^32.
 _MARK_BYTES = 4
 
@@ -62,49 +62,38 @@ def format_event_id(position: int, mark: str) -> str:
 
 
 def parse_event_id(value: str) -> tuple[int, str]:
-    """Return the position in an event's id and the mark of the log up to there, "" if it has none. Raise ApiError."""
+    """Return the position in the id of a named session's event, and the mark of the log up to there. Raise ApiError."""
     found = _ID.fullmatch(value.strip())
     if found is None:
         raise invalid_request(
-            LAST_EVENT_ID, f"{LAST_EVENT_ID}: {value[:40]!r} is not the id of a stream's event"
+            LAST_EVENT_ID,
+            f"{LAST_EVENT_ID}: {value[:40]!r} is not the id of an event in a stream with a session_id: POSITION-MARK",
         )
-    return int(found[1]), found[2] or ""
+    return int(found[1]), found[2]
 
 
-def check_mark(log: Sequence[int], after: int, mark: str) -> None:
-    """Raise ApiError if `log` differs from what the client has read up to `after`, or is shorter."""
-    if after >= len(log):
-        raise _log_too_short(log, after)
-    if str(LogMark(log[: after + 1])) != mark:
+def resume_turn(
+    prompt: Sequence[int], kept: ParkedTurn | None, after: int, mark: str
+) -> ResumedTurn:
+    """Return the turn to resume; None for `kept` means that the session has no log.
+
+    Raise ApiError unless the client knows the log up to `after` (its mark) and the whole prompt of the turn. The mark
+    is checked first, so that a client without it learns nothing about the log.
+    """
+    first = len(prompt)
+    if after < first:
+        detail = f"{after} is inside the prompt, which has {first} tokens"
+        raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: {detail}")
+    if kept is None or after >= len(kept.tokens):
+        detail = f"the log of this session has fewer tokens than were sent ({after + 1})"
+        raise ApiError(Code.SESSION_LOST, detail, param="session_id")
+    if str(LogMark(kept.tokens[: after + 1])) != mark:
         detail = (
             "the log of this session differs from what was sent: it has answered another request"
         )
         raise ApiError(Code.SESSION_LOST, detail, param="session_id")
-
-
-def _log_too_short(log: Sequence[int], after: int) -> ApiError:
-    detail = f"the log of this session has {len(log)} tokens, fewer than were sent ({after + 1})"
-    return ApiError(Code.SESSION_LOST, detail, param="session_id")
-
-
-def resume_turn(
-    prompt: Sequence[int], kept: ParkedTurn | None, after: int, mark: str = ""
-) -> ResumedTurn | None:
-    """Return the turn to resume; None if nothing was generated yet and the client has nothing. Raise ApiError."""
-    first = len(prompt)
-    log = () if kept is None else kept.tokens
-    common = min(first, len(log))
-    if after < first - 1:
-        detail = f"{after} is inside the prompt, which has {first} tokens"
-        raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: {detail}")
-    if mark:
-        check_mark(log, after, mark)
-    if log[:common] != tuple(prompt[:common]):
+    if kept.turn.begin != first or kept.tokens[:first] != tuple(prompt):
         raise invalid_request(
             LAST_EVENT_ID, f"{LAST_EVENT_ID}: this session has answered another prompt"
         )
-    if after >= max(first, len(log)):
-        raise _log_too_short(log, after)
-    if kept is None or len(log) <= first:
-        return None
-    return ResumedTurn(after, log[first:], kept.turn)
+    return ResumedTurn(after, kept.tokens[first:], kept.turn)

@@ -9,11 +9,18 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
-from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_gateway.errors import ApiError, Code, gateway_stopping, model_not_found
+from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
+from modelswarm_gateway.errors import (
+    ApiError,
+    Code,
+    gateway_stopping,
+    model_not_found,
+    stream_replaced,
+)
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest, encode_prompt, token_limit
@@ -101,10 +108,14 @@ class GenerationService:
         epoch_floor, resumed = 0, None
         if request.session_id is not None:
             key = (request.model, request.session_id)
-            if request.resume_after is not None:
-                await self.abort_running(key, "the client resumes on another connection")
-            epoch_floor = await self._locator.acquire(request, key)
-            resumed = self._find_resumed_turn(request, key, tokens)
+            check = partial(_resume, request, tokens)
+            if request.resume_after is not None and self.named_sessions.is_busy(key):
+                check(self._kept_turn(key))  # only a client that has the log may end its stream
+                await self.abort_running(key, stream_replaced())
+            epoch_floor = await self._locator.acquire(request, key, check)
+            if request.resume_after is not None and self.named_sessions.is_busy(key):
+                raise self.named_sessions.busy_error(key)
+            resumed = check(self._kept_turn(key))
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed)
         generation = Generation(self._context, request, begin)
         self._running.add(generation)
@@ -119,25 +130,20 @@ class GenerationService:
         )
         return target in location.owner_target.split(",") if location.is_owner_alive else None
 
-    def _find_resumed_turn(
-        self, request: GenerationRequest, key: SessionKey, prompt: tuple[int, ...]
-    ) -> ResumedTurn | None:
-        if request.resume_after is None:
-            return None
-        if self.named_sessions.is_busy(key):
-            raise self.named_sessions.busy_error(key)
-        kept = (
-            self.backend.kept_turn(self.named_sessions.session_name(key))
-            if self.named_sessions.has_session(key)
+    def _kept_turn(self, key: SessionKey) -> ParkedTurn | None:
+        """Return the log and the last turn of a session that is kept here; None if there is none."""
+        sessions = self.named_sessions
+        return (
+            self.backend.kept_turn(sessions.session_name(key))
+            if sessions.has_session(key)
             else None
         )
-        return resume_turn(prompt, kept, request.resume_after, request.resume_mark)
 
-    async def abort_running(self, key: SessionKey, reason: str) -> None:
-        """Abort a generation of this session and wait for its end: its client has given up the stream."""
+    async def abort_running(self, key: SessionKey, error: ApiError) -> None:
+        """Abort a generation of this session with `error`, which its client receives, and wait for its end."""
         for generation in tuple(self._running):
             if generation.session_key == key:
-                generation.abort(ApiError(Code.CANCELLED, reason))
+                generation.abort(error)
         until = self.clock() + RELEASE_SECONDS
         while self.named_sessions.is_busy(key) and self.clock() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -180,3 +186,12 @@ class GenerationService:
             )
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         return card, card.tokenizer
+
+
+def _resume(
+    request: GenerationRequest, prompt: tuple[int, ...], kept: ParkedTurn | None
+) -> ResumedTurn | None:
+    """Return the turn that the request resumes, None for a new turn. Raise ApiError if it does not match `kept`."""
+    if request.resume_after is None:
+        return None
+    return resume_turn(prompt, kept, request.resume_after, request.resume_mark)

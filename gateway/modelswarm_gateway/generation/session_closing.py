@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelswarm_gateway.errors import model_not_found
+from modelswarm_gateway.errors import model_not_found, session_closed
 from modelswarm_gateway.generation.named_sessions import wire_name
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
@@ -15,7 +15,7 @@ async def close_session(service: GenerationService, model: str, session_id: str)
     """
     sessions, key = service.named_sessions, (model, session_id)
     if sessions.has_session(key):
-        await service.abort_running(key, "the client closed the session")
+        await service.abort_running(key, session_closed())
         if sessions.is_busy(key):
             raise sessions.busy_error(key)
         sessions.drop_session(key)

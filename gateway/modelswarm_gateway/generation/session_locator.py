@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.interface.session_search import SessionLocation
+from modelswarm_gateway.core.interface.turn import ParkedTurn
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest
-from modelswarm_gateway.generation.resumption import check_mark
 
 # Seconds that a request waits for a lease to end: two leases of the default length.
 WAIT_SECONDS = 60.0
@@ -25,6 +25,8 @@ WAIT_SECONDS = 60.0
 POLL_SECONDS = 1.0
 # Seconds for which servers that do not answer are asked again.
 UNREACHED_SECONDS = 3.0
+
+CheckLog = Callable[[ParkedTurn], object]
 
 
 class OwnedElsewhere(Exception):
@@ -42,9 +44,10 @@ class SessionLocator:
         self._backend, self._named_sessions, self._clock = backend, named_sessions, clock
         self._in_progress: set[SessionKey] = set()
 
-    async def acquire(self, request: GenerationRequest, key: SessionKey) -> int:
+    async def acquire(self, request: GenerationRequest, key: SessionKey, check: CheckLog) -> int:
         """Return once a turn may begin here: the highest epoch that a session of that name has reached.
 
+        `check` raises ApiError if the log of a lost gateway's session is not the one that the request resumes.
         Raise OwnedElsewhere, or ApiError if the session cannot be acquired now.
         """
         if self._named_sessions.is_busy(key):
@@ -57,7 +60,7 @@ class SessionLocator:
         self._in_progress.add(key)
         try:
             return (
-                await self._search(request, key)
+                await self._search(request, key, check)
                 if kept is None
                 else await self._recheck_kept(request, key)
             )
@@ -82,7 +85,7 @@ class SessionLocator:
             raise
         return location.epoch.counter if self._kept(key) is None else 0
 
-    async def _search(self, request: GenerationRequest, key: SessionKey) -> int:
+    async def _search(self, request: GenerationRequest, key: SessionKey, check: CheckLog) -> int:
         started_at = self._clock()
         deadline = started_at + WAIT_SECONDS
         while True:
@@ -93,7 +96,7 @@ class SessionLocator:
                 return location.epoch.counter
             if location.takeover_wait <= 0:
                 if await self._backend.take_over(
-                    location, key[0], partial(_check_log, location, request)
+                    location, key[0], partial(_check_log, location, check)
                 ):
                     self._named_sessions.add_idle(key, location.session)
                     return location.epoch.counter
@@ -142,12 +145,10 @@ class SessionLocator:
         await asyncio.sleep(min(location.takeover_wait + 0.01, POLL_SECONDS))
 
 
-def _check_log(location: SessionLocation, request: GenerationRequest, log: Sequence[int]) -> None:
-    """Raise ApiError if the resuming client has read another log than this one, or more of it."""
-    if request.resume_after is None or not request.resume_mark:
-        return
+def _check_log(location: SessionLocation, check: CheckLog, found: ParkedTurn) -> None:
+    """Raise ApiError if this log is not the one that the request resumes: a server may have a newer one."""
     try:
-        check_mark(log, request.resume_after, request.resume_mark)
+        check(found)
     except ApiError as error:
         raise (_servers_unreached() if location.unanswered else error) from error
 

@@ -200,7 +200,7 @@ class Node:
         return await self._session_queries.find_session(session, model, claims)
 
     async def take_over(
-        self, where: SessionLocation, model: str, check: Callable[[Sequence[int]], None]
+        self, where: SessionLocation, model: str, check: Callable[[ParkedTurn], object]
     ) -> bool:
         taken_over = await self._session_queries.take_over(where, model, check)
         if taken_over:

@@ -6,10 +6,11 @@ Used by the node, which hands it the core's answers. Every wait ends: the core g
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.interface.session_search import FetchedLog, LogHolder, SessionLocation
+from modelswarm_gateway.core.interface.turn import ParkedTurn
 from modelswarm_gateway.runtime.core_driver import CoreDriver
 
 
@@ -53,7 +54,7 @@ class SessionQueries:
         return await asyncio.shield(waiting)
 
     async def take_over(
-        self, where: SessionLocation, model: str, check: Callable[[Sequence[int]], None]
+        self, where: SessionLocation, model: str, check: Callable[[ParkedTurn], object]
     ) -> bool:
         """Open the session from the log of the first holder that still has it; return False if none has.
 
@@ -63,7 +64,7 @@ class SessionQueries:
             log = await self._fetch(where.session, holder)
             if log.turn is None or not log.tokens:
                 continue
-            check(log.tokens)
+            check(ParkedTurn(log.tokens, log.turn))
             self._driver.call(self._core.take_over, where, model, log)
             return True
         return False

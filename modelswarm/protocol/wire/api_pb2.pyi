@@ -51,10 +51,11 @@ class GenerateRequest(_message.Message):
     ignore_eos: _builtins.bool
     resume_after: _builtins.int
     """Resumes an interrupted turn of a named session after this position, that of the last token received. All other
-    fields must be as in the first request. DATA_LOSS if fewer positions are left.
+    fields must be as in the first request. DATA_LOSS if fewer positions are left. A connection that still reads the
+    stream gets FAILED_PRECONDITION.
     """
     resume_mark: _builtins.str
-    """the last `mark` received; DATA_LOSS if the session now holds another answer"""
+    """The last `mark` received, required with resume_after; DATA_LOSS if the session now holds another answer."""
     @_builtins.property
     def chat(self) -> Global___Messages:
         """rendered with the model's chat template"""

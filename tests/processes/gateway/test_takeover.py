@@ -13,6 +13,7 @@ import grpc
 import httpx
 import pytest
 from support.eventually import eventually
+from support.models.tokenizers import encode_bytes
 from support.processes.http_requests import (
     FOREVER,
     IDS,
@@ -26,7 +27,7 @@ from support.processes.swarm import CONTEXT, ENDLESS, Endpoints, HashSwarm, two_
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
-from modelswarm_gateway.generation.resumption import parse_event_id
+from modelswarm_gateway.generation.resumption import LogMark, format_event_id, parse_event_id
 
 LEASE = ("--lease", "2")
 NAMED: dict[str, Any] = IDS | {"session_id": "talk", "temperature": 1.0, "top_k": 50}
@@ -100,15 +101,21 @@ def test_stream_of_killed_gateway_goes_on_at_another(
 ) -> None:
     one, two = gateway(swarm, "one"), gateway(swarm, "two")
     text, tokens, last = broken_off(swarm, one, "one", body)
+    other = body | {"stream": True, "prompt": "gone"}
+    refused = httpx.post(
+        f"{two.url}/v1/completions", json=other, headers={"Last-Event-ID": last}, timeout=60
+    )
+    assert refused.status_code == 400, "the length of the turn's prompt came with its log"
     more, rest, _, _ = read(two, body, after=last, events=READ_ON)
     both = [*tokens, *rest]
     assert len(tokens) > 20 and len(rest) >= READ_ON
     if "seed" in body:
         assert both == expected_tokens(len(both), sampling=SAMPLING)
-    again, all_of_it, _, _ = read(two, body, after="1", events=len(both))
-    shorter = min(len(again), len(text + more))
-    assert all_of_it[: len(both)] == both, "the log has it all"
-    assert again[:shorter] == (text + more)[:shorter]
+    first = format_event_id(2, str(LogMark((*encode_bytes("go"), tokens[0]))))
+    again, all_of_it, _, _ = read(two, body, after=first, events=len(both) - 1)
+    shorter = min(len(again), len(text + more)) - 1
+    assert all_of_it[: len(both) - 1] == both[1:], "the log has it all"
+    assert again[:shorter] in [(text + more)[skip : skip + shorter] for skip in (0, 1)]
     swarm.kill("two")
 
 
@@ -195,14 +202,16 @@ def test_request_that_cannot_be_resumed_is_refused(swarm: HashSwarm) -> None:
         )
         return answer.status_code, answer.json()["error"]["code"]
 
-    assert refused("40") == (410, "session_lost")
+    made_up = "40-0123cdef"
+    assert refused(made_up) == (410, "session_lost")
     assert refused("x") == (400, "invalid_request")
-    assert refused("40", session_id=None) == (400, "invalid_request")
-    assert refused("40", stream=False) == (400, "invalid_request")
-    whole(endpoints, body | {"stream": False, "max_tokens": 5})
-    assert refused("3", prompt="ax") == (400, "invalid_request")
-    assert refused("0") == (400, "invalid_request")
-    assert refused("100") == (410, "session_lost")
+    assert refused("40") == (400, "invalid_request")
+    assert refused(made_up, session_id=None) == (400, "invalid_request")
+    assert refused(made_up, stream=False) == (400, "invalid_request")
+    known = read(endpoints, body | {"max_tokens": 5})[2]
+    assert refused(known, prompt="ax") == (400, "invalid_request")
+    assert refused("0-0123cdef") == (400, "invalid_request")
+    assert refused("100-0123cdef") == (410, "session_lost")
     last = read(endpoints, body | {"session_id": "other", "prompt": "ax", "max_tokens": 3})[2]
     assert refused(last) == (410, "session_lost"), "this is not the answer that was sent"
     assert refused(last, prompt="ax") == (410, "session_lost")

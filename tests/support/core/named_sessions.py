@@ -13,6 +13,7 @@ from support.core.gateway import FOREVER, Gateway
 from support.core.server import MODEL
 
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
+from modelswarm_gateway.core.interface.turn import ParkedTurn
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.generation.named_sessions import NamedSessions, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
@@ -66,7 +67,7 @@ class Desk:
         return await self.questions.find_session(session, model, opens)
 
     async def take_over(
-        self, where: SessionLocation, model: str, check: Callable[[Sequence[int]], None]
+        self, where: SessionLocation, model: str, check: Callable[[ParkedTurn], object]
     ) -> bool:
         return await self.questions.take_over(where, model, check)
 
@@ -80,7 +81,7 @@ class Desk:
         )
 
         async def run() -> int:
-            task = asyncio.ensure_future(self.finder.acquire(request, KEY))
+            task = asyncio.ensure_future(self.finder.acquire(request, KEY, lambda _: None))
             while not task.done():
                 await asyncio.sleep(0.01)
                 self.gateway.network.wait(0.1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from modelswarm.protocol.messages import Finish, Sampling, Turn
 from modelswarm_gateway.core.interface.turn import ParkedTurn
@@ -17,22 +19,25 @@ from modelswarm_gateway.generation.resumption import (
 
 PROMPT = (5, 6, 7)
 MARK = "0123cdef"
-TURN = Turn(reserved_positions=9, end=10, sampling=Sampling(seed=4, eos=(2,)))
+TURN = Turn(reserved_positions=9, end=10, sampling=Sampling(seed=4, eos=(2,)), begin=len(PROMPT))
+TOKENS = st.integers(0, 9)
 
 
 def make_parked_turn(*generated: int) -> ParkedTurn:
     return ParkedTurn((*PROMPT, *generated), TURN)
 
 
+def mark_of(*generated: int) -> str:
+    """Return the mark of the log that ends with these tokens."""
+    return str(LogMark((*PROMPT, *generated)))
+
+
 @pytest.mark.parametrize(
     ("event_id", "expected"),
     [
-        ("57", (57, "")),
-        ("0:57", (57, "")),
-        (" 0:3 ", (3, "")),
+        (f" 0:3-{MARK} ", (3, MARK)),
         (format_event_id(57, MARK), (57, MARK)),
         (f"0:{format_event_id(57, MARK)}", (57, MARK)),
-        (format_event_id(57, ""), (57, "")),
     ],
 )
 def test_event_id_parses_to_position_and_mark(event_id: str, expected: tuple[int, str]) -> None:
@@ -40,17 +45,17 @@ def test_event_id_parses_to_position_and_mark(event_id: str, expected: tuple[int
 
 
 @pytest.mark.parametrize(
-    "event_id", ["", "x", "1:57", "-1", "0:", "9" * 30, "5 7", "5-", "5-1234567", "5-0000000G"]
+    "event_id",
+    ["", "x", "57", "0:57", "-1", "0:", f"1:5-{MARK}", "9" * 30, "5-", "5-1234567", "5-0000000G"],
 )
-def test_malformed_event_id_is_refused(event_id: str) -> None:
+def test_event_id_without_position_or_mark_is_refused(event_id: str) -> None:
     with pytest.raises(ApiError) as refused:
         parse_event_id(event_id)
     assert (refused.value.code, refused.value.param) == (Code.INVALID_REQUEST, "Last-Event-ID")
 
 
 def test_resumed_turn_replays_generated_tokens_with_positions() -> None:
-    resumed = resume_turn(PROMPT, make_parked_turn(8, 9), after=3)
-    assert resumed is not None
+    resumed = resume_turn(PROMPT, make_parked_turn(8, 9), 3, mark_of(8))
     assert [(e.position, e.token, e.finish) for e in resumed.token_events(3)] == [
         (3, 8, Finish.NONE),
         (4, 9, Finish.NONE),
@@ -59,35 +64,55 @@ def test_resumed_turn_replays_generated_tokens_with_positions() -> None:
 
 
 def test_finished_turn_ends_again_with_the_same_finish() -> None:
-    stopped = resume_turn(PROMPT, make_parked_turn(8, 2), after=3)
-    full = resume_turn(PROMPT, make_parked_turn(8, 9, 8, 9, 8, 9, 8), after=2)
-    assert stopped is not None and full is not None
+    stopped = resume_turn(PROMPT, make_parked_turn(8, 2), 3, mark_of(8))
+    full = resume_turn(PROMPT, make_parked_turn(8, 9, 8, 9, 8, 9, 8), 3, mark_of(8))
     assert stopped.token_events(3)[-1].finish is Finish.STOP
     assert full.token_events(3)[-1].finish is Finish.LENGTH
 
 
-@pytest.mark.parametrize("log", [None, ParkedTurn((5, 6), TURN), ParkedTurn(PROMPT, TURN)])
-def test_turn_without_generated_tokens_starts_afresh(
-    log: ParkedTurn | None,
-) -> None:
-    assert resume_turn(PROMPT, log, after=2) is None
-
-
 @pytest.mark.parametrize(
-    ("log", "after", "code"),
+    ("log", "after", "mark", "code"),
     [
-        (None, 3, Code.SESSION_LOST),
-        (make_parked_turn(8), 4, Code.SESSION_LOST),
-        (make_parked_turn(8), 1, Code.INVALID_REQUEST),
-        (ParkedTurn((5, 6, 8, 9), TURN), 3, Code.INVALID_REQUEST),
+        (None, 3, mark_of(8), Code.SESSION_LOST),
+        (ParkedTurn(PROMPT, TURN), 3, mark_of(8), Code.SESSION_LOST),
+        (make_parked_turn(8), 4, mark_of(8, 9), Code.SESSION_LOST),
+        (make_parked_turn(8), 3, mark_of(9), Code.SESSION_LOST),
+        (make_parked_turn(8), 3, "", Code.SESSION_LOST),
+        (make_parked_turn(8), 2, mark_of(), Code.INVALID_REQUEST),
+        (make_parked_turn(8), 1, str(LogMark(PROMPT[:2])), Code.INVALID_REQUEST),
     ],
 )
 def test_resumption_that_does_not_match_the_log_is_refused(
-    log: ParkedTurn | None, after: int, code: Code
+    log: ParkedTurn | None, after: int, mark: str, code: Code
 ) -> None:
     with pytest.raises(ApiError) as refused:
-        resume_turn(PROMPT, log, after)
+        resume_turn(PROMPT, log, after, mark)
     assert refused.value.code is code
+
+
+@given(st.lists(TOKENS, min_size=1, max_size=6), st.integers(0, 9), st.data())
+def test_resume_with_another_prompt_than_the_turn_is_refused(
+    prompt: list[int], after: int, data: st.DataObject
+) -> None:
+    """Even with the right mark, no part of the log before the turn counts as its answer."""
+    kept = make_parked_turn(*data.draw(st.lists(TOKENS, min_size=1, max_size=6)))
+    mark = str(LogMark(kept.tokens[: after + 1]))
+    try:
+        resumed = resume_turn(prompt, kept, after, mark)
+    except ApiError:
+        return
+    assert tuple(prompt) == PROMPT
+    assert resumed.generated == kept.tokens[len(PROMPT) :]
+
+
+@given(
+    st.lists(TOKENS, max_size=8), st.integers(0, 9), st.from_regex("[0-9a-f]{8}", fullmatch=True)
+)
+def test_resume_with_a_guessed_mark_is_refused(prompt: list[int], after: int, mark: str) -> None:
+    kept = make_parked_turn(8, 9, 8)
+    if mark != str(LogMark(kept.tokens[: after + 1])):
+        with pytest.raises(ApiError):
+            resume_turn(prompt, kept, after, mark)
 
 
 def test_log_mark_is_independent_of_the_chunks() -> None:
@@ -99,10 +124,8 @@ def test_log_mark_is_independent_of_the_chunks() -> None:
 
 
 def test_stream_resumes_only_with_the_log_that_was_sent() -> None:
-    sent = str(LogMark((*PROMPT, 8)))
-    resumed = resume_turn(PROMPT, make_parked_turn(8, 9), 3, sent)
-    assert resumed is not None
-    assert resumed.generated == (8, 9)
+    sent = mark_of(8)
+    assert resume_turn(PROMPT, make_parked_turn(8, 9), 3, sent).generated == (8, 9)
     for log in (make_parked_turn(9, 9), make_parked_turn(), None, ParkedTurn((5, 6, 8, 9), TURN)):
         with pytest.raises(ApiError) as refused:
             resume_turn(PROMPT, log, 3, sent)

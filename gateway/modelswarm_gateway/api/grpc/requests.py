@@ -5,6 +5,8 @@ Used by the Inference service. Knows no models.
 
 from __future__ import annotations
 
+import re
+
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.request import (
@@ -20,6 +22,7 @@ from modelswarm_gateway.generation.request import (
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
+_MARK = re.compile("[0-9a-f]{8}")
 # Field of Sampling -> lowest and highest value, and both in words.
 RANGES: dict[str, tuple[float, float, str]] = {
     "temperature": (0, 2, "from 0 to 2"),
@@ -48,6 +51,10 @@ def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReques
     after = request.resume_after if request.HasField("resume_after") else None
     if after is not None and not request.session_id:
         raise invalid_request("resume_after", "resume_after: only a named session can be resumed")
+    if after is not None and not _MARK.fullmatch(request.resume_mark):
+        raise invalid_request(
+            "resume_mark", "resume_mark: must be the `mark` of the part that ended at resume_after"
+        )
     session = request.session_id or None
     return GenerationRequest(
         request.model, prompt, field, _options(request), stops, session,

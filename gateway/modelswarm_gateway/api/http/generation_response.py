@@ -89,7 +89,7 @@ class GenerationResponse(Response):
         self._service.metrics.count_request(self._request.model, failure.code if failure else None)
         if failure is not None:
             set_outcome(scope, failure.code.value)
-        if failure is not None and (failure.code is not Code.CANCELLED or self._request.forwarded):
+        if failure is not None and failure.code is not Code.CANCELLED:  # else the client has left
             if writer.has_started:
                 await writer.write(error_event(failure.envelope()), more=False)
             else:

@@ -22,6 +22,7 @@ class TurnRequest:
     is_resumed: bool = (
         False  # the client has a part of the answer: held, never refused (I8, honest end)
     )
+    begin: int | None = None  # log length at which a resumed turn began; None: all of `tokens`
 
 
 class RefusalReason(enum.Enum):
