@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from support.eventually import eventually
 
 from modelswarm.kube.client import KubeClient
 from modelswarm_operator.controller.decision_budget import DecisionOverrunError, run_within
@@ -38,10 +39,7 @@ def spin_until(released: threading.Event) -> None:
 
 
 async def until(what: str, condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, what
-        await asyncio.sleep(0.01)
+    await asyncio.to_thread(eventually, what, condition, WAIT_SECONDS)
 
 
 async def test_result_and_error_of_a_quick_decision_are_its_own() -> None:
