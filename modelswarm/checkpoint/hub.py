@@ -6,18 +6,21 @@ huggingface_hub. Every fault becomes one sentence. Knows names of files, not the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from modelswarm.checkpoint.tensor_index import TensorEntry
 from modelswarm.errors import ModelSourceError
 
 HUB_SCHEME = "hf://"
+
+OnBytes: TypeAlias = Callable[[int, int], None]
+"""Told (bytes fetched, all bytes to fetch; 0: not known), from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,11 @@ def parse_hub_source(source: str) -> HubModel:
 
 
 def download(
-    model: HubModel, files: Sequence[str], endpoint: str | None, cache: Path | None
+    model: HubModel,
+    files: Sequence[str],
+    endpoint: str | None,
+    cache: Path | None,
+    on_bytes: OnBytes | None = None,
 ) -> Path:
     """Download those of `files` that the model has and return their folder; its name is the commit."""
     from huggingface_hub import snapshot_download  # imported here: local models work without it
@@ -52,8 +59,37 @@ def download(
             allow_patterns=list(files),
             endpoint=endpoint,
             cache_dir=cache,
+            tqdm_class=None if on_bytes is None else _progress_class(on_bytes),
         )
     return Path(folder)
+
+
+def _progress_class(on_bytes: OnBytes) -> Any:
+    """Return a class for the library's progress bars that draws nothing and reports bytes.
+
+    The library makes up to two bars of bytes, for the network and for the disk: the one that is ahead counts.
+    """
+    base: Any = import_module("tqdm.auto").tqdm
+    bars: list[Any] = []
+
+    class ByteProgress(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{**options, "disable": True})
+            self.n, self.total = options.get("initial") or 0, options.get("total")
+            self._counts_bytes = options.get("unit") == "B"
+            if self._counts_bytes:
+                bars.append(self)
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            self.refresh()
+
+        def refresh(self, *args: Any, **options: Any) -> None:
+            if self._counts_bytes:
+                done = max(int(bar.n) for bar in bars)
+                on_bytes(done, max(done, *(int(bar.total or 0) for bar in bars)))
+
+    return ByteProgress
 
 
 def read_remote_header(model: HubModel, file: str, endpoint: str | None) -> dict[str, TensorEntry]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from modelswarm.checkpoint.facts import read_config
-from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, download, parse_hub_source
+from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, OnBytes, download, parse_hub_source
 from modelswarm.checkpoint.tensor_index import INDEX_FILE, SINGLE_FILE, shard_names
 from modelswarm.checkpoint.tensor_names import canonical_name
 from modelswarm.demo import counting_folder
@@ -56,12 +56,18 @@ class Checkpoint:
 
 
 def resolve(
-    source: str, blocks: tuple[int, int] | None = None, locations: SourceLocations | None = None
+    source: str,
+    blocks: tuple[int, int] | None = None,
+    locations: SourceLocations | None = None,
+    on_bytes: OnBytes | None = None,
 ) -> Checkpoint:
-    """Make the model available, at least the files of `blocks` (None: all); ModelSourceError if that fails."""
+    """Make the model available, at least the files of `blocks` (None: all); ModelSourceError if that fails.
+
+    `on_bytes`: told the progress of a download.
+    """
     locations = locations or SourceLocations()
     if source.startswith(HUB_SCHEME):
-        return _resolve_hub(source, blocks, locations)
+        return _resolve_hub(source, blocks, locations, on_bytes)
     folder = _local_folder(source, locations.pvc_root)
     try:
         if not folder.is_dir():
@@ -114,9 +120,14 @@ def _folder_inside(root: Path, path: str, source: str) -> Path:
 
 
 def _resolve_hub(
-    source: str, blocks: tuple[int, int] | None, locations: SourceLocations
+    source: str,
+    blocks: tuple[int, int] | None,
+    locations: SourceLocations,
+    on_bytes: OnBytes | None,
 ) -> Checkpoint:
     model = parse_hub_source(source)
+    if on_bytes is not None:
+        on_bytes(0, 0)
     folder = _download(model, [*MODEL_FILES, INDEX_FILE], locations)
     pinned = HubModel(model.name, folder.name)  # a branch may move between two downloads
     config = read_config(folder)
@@ -127,9 +138,11 @@ def _resolve_hub(
         for stored, file in weight_map.items()
         if (tensor := canonical_name(stored)) is not None and part.needs_tensor(tensor)
     }
-    _download(pinned, sorted(shards) if weight_map else [SINGLE_FILE], locations)
+    _download(pinned, sorted(shards) if weight_map else [SINGLE_FILE], locations, on_bytes)
     return Checkpoint(source, folder, folder.name)
 
 
-def _download(model: HubModel, files: list[str], locations: SourceLocations) -> Path:
-    return download(model, files, locations.hub_endpoint, locations.hub_cache)
+def _download(
+    model: HubModel, files: list[str], locations: SourceLocations, on_bytes: OnBytes | None = None
+) -> Path:
+    return download(model, files, locations.hub_endpoint, locations.hub_cache, on_bytes)

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Never
@@ -27,6 +28,8 @@ from modelswarm.process.command_line import run_with_exit_code
 from modelswarm.process.early_signals import exit_on_signals
 from modelswarm.process.memory_limit import ROOT, read_memory_limit, read_resident_bytes
 from modelswarm.process.parent_watch import exit_with_parent
+from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
+from modelswarm.process.start_reporter import StartReporter
 from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.model.hash_model import HashModel
 from modelswarm_serving.runtime.liveness import Liveness
@@ -76,11 +79,12 @@ def _serve(settings: Settings) -> int:
     )
     if settings.parent_fd is not None:
         exit_with_parent(settings.parent_fd)
-    liveness = Liveness(time.monotonic)
+    start = StartReporter(settings.start_file)
+    liveness = Liveness(time.monotonic, start)
     probe_server = open_probe_server(settings, liveness)
     for name in _PROGRESS_BAR_VARIABLES:
         os.environ.setdefault(name, "1")  # progress bars would run into the last line on stderr
-    loaded = load(settings)
+    loaded = load(settings, report=start.report)
     # Loaded objects stay for ever: a full garbage collection over them would stop every thread for 0.2 s.
     gc.collect()
     gc.freeze()
@@ -100,7 +104,9 @@ def open_probe_server(settings: Settings, health: Liveness) -> ProbeServer | Non
         ) from error
 
 
-def load(settings: Settings, root: Path = ROOT) -> LoadedModel:
+def load(
+    settings: Settings, root: Path = ROOT, report: ReportProgress = ignore_progress
+) -> LoadedModel:
     """Load the model of these settings; UserError if it cannot be served.
 
     `root`: folder that has `proc` and `sys/fs/cgroup`. MemoryLimitError if the limit there is too small.
@@ -108,13 +114,15 @@ def load(settings: Settings, root: Path = ROOT) -> LoadedModel:
     if settings.hash_model:
         return _load_hash(settings)
     assert settings.model is not None
-    checkpoint = resolve(settings.model, (settings.first, settings.last))
+    fetched = partial(report, StartPhase.FETCHING)
+    checkpoint = resolve(settings.model, (settings.first, settings.last), on_bytes=fetched)
     config = read_facts(checkpoint.folder, (settings.first, settings.last)).config
     files = open_model_files(checkpoint.folder, settings.tokenizer, settings.chat_template)
     check_tokenizer(files.tokenizer_folder or checkpoint.folder, config.vocab)
     if find_spec("torch") is None:
         raise ModelSwarmError(NO_TORCH)
     # After all checks that need no torch, which takes seconds to import.
+    report(StartPhase.IMPORTING, 0, 0)
     from modelswarm_serving.model.transformer.startup import load_span, memory_model, plan_shape
 
     options = span_options(settings, files.tokenizer_folder)
@@ -123,7 +131,7 @@ def load(settings: Settings, root: Path = ROOT) -> LoadedModel:
     shape, facts = plan_shape(checkpoint.folder, first, last, options)
     memory = memory_model(facts, first, last, options)
     check_memory_limit(memory, shape, read_memory_limit(root))
-    span = load_span(checkpoint.folder, first, last, options)
+    span = load_span(checkpoint.folder, first, last, options, report)
     return LoadedModel(span, files, checkpoint.revision + files.revision_suffix)
 
 

@@ -37,6 +37,7 @@ class Settings:
     incarnation: int
     metrics: str | None
     parent_fd: int | None
+    start_file: Path | None  # gets the progress of the start
     dtype: str
     threads: int
     pages: int | None
@@ -82,6 +83,8 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--metrics"], help="HOST:PORT of /metrics, /live and /ready. Default: no such port."),
     click.Option(["--parent-fd"], type=click.IntRange(min=0), help="Read end of a pipe that the "
                  "parent process holds open; this process exits when the parent has exited."),
+    click.Option(["--start-file"], type=click.Path(path_type=Path), help="File that gets the progress of the start "
+                 "as JSON: phase, bytes of weights, reason. Default: none; /ready of --metrics has the same."),
     click.Option(["--dtype"], type=click.Choice(list(DTYPES)), default="float32",
                  show_default=True, help="Number format of weights and KV."),
     click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True, help="CPU threads of torch."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CollectorRegistry
@@ -55,13 +56,22 @@ class ProbeServer:
         if path == "/live":
             return _probe_response("live", self.liveness.stall_reason)
         if path == "/ready":
-            return _probe_response("ready", self.liveness.unready_reason)
+            return self._answer_ready()
         return 404, "text/plain", b"not found; allowed: /live, /ready and /metrics\n"
+
+    def _answer_ready(self) -> tuple[int, str, bytes]:
+        start = self.liveness.start_progress
+        if start is None:
+            return _probe_response("ready", self.liveness.unready_reason)
+        return _json_response(503, start.response_body())
 
 
 def _probe_response(probe: str, reason: str | None) -> tuple[int, str, bytes]:
-    body = json.dumps({probe: reason is None, "reason": reason}).encode() + b"\n"
-    return 200 if reason is None else 503, "application/json", body
+    return _json_response(200 if reason is None else 503, {probe: reason is None, "reason": reason})
+
+
+def _json_response(status: int, fields: Mapping[str, object]) -> tuple[int, str, bytes]:
+    return status, "application/json", json.dumps(fields).encode() + b"\n"
 
 
 class _Handler(BaseHTTPRequestHandler):

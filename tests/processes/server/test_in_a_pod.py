@@ -82,7 +82,9 @@ def test_loading_server_is_live_and_gives_its_reason(model: Path) -> None:
     with running("--model", f"file://{model}") as pod:
         eventually("the page is open", lambda: pod.ask("/live")[0] == 200)
         status, body = pod.ask("/ready")
-        assert (status, json.loads(body)["reason"]) == (503, "the model is being loaded")
+        told = json.loads(body)
+        assert (status, told["status"], told["phase"]) == (503, "starting", "importing")
+        assert told.keys() == {"status", "phase", "done", "total", "reason"}
         assert pod.ask("/metrics")[0] == 200
         pod.wait_ready()
         assert pod.ask("/live")[0] == 200

@@ -15,6 +15,7 @@ from support.models.chain import OPTIONS, Stream, load_chain
 from support.models.tiny_models import VOCAB, make_model, write_tokenizer
 
 from modelswarm.checkpoint.facts import read_facts
+from modelswarm.checkpoint.tensor_index import read_tensors
 from modelswarm.checkpoint.tensor_names import ModelPart
 from modelswarm.errors import ModelSourceError, UserError
 from modelswarm.local.commands import LocalSettings, server_command
@@ -22,6 +23,7 @@ from modelswarm.local.planning import plan_document
 from modelswarm.local.run_folder import RunFolder
 from modelswarm.placement.memory import PROCESS_BYTES
 from modelswarm.placement.slots import slots_of
+from modelswarm.process.start_progress import StartPhase, StartProgress
 from modelswarm.resources.spec import ModelSwarm
 from modelswarm_serving.app import span_options
 from modelswarm_serving.model.attention.attention import AttentionCall
@@ -59,6 +61,21 @@ def change_config(folder: Path, **changes: Any) -> None:
 def trial(folder: Path) -> tuple[Any, KvCache]:
     loaded = loading.load_modules(folder, ModelPart(1, 3, 4), torch.float32, torch.device("cpu"))
     return loaded, KvCache(KvCacheShape(2, 4, 4, 2, 16), torch.float32, torch.device("cpu"))
+
+
+def test_progress_counts_every_byte_of_the_span(copy: Path) -> None:
+    seen: list[StartProgress] = []
+
+    load_span(copy, 1, 3, OPTIONS, lambda *step: seen.append(StartProgress(*step)))
+
+    stored = read_tensors(copy, ModelPart(1, 3, 4).needs_tensor)
+    total = sum(entry.size for entry in stored.values())
+    reading = [step for step in seen if step.phase == StartPhase.READING]
+    assert reading[0] == StartProgress(StartPhase.READING, 0, total)
+    assert reading[-1] == StartProgress(StartPhase.READING, total, total)
+    assert [step.done for step in reading] == sorted(step.done for step in reading)
+    assert len(reading) == len(stored) + 1
+    assert [step.phase for step in seen[len(reading) :]] == [StartPhase.CHECKING]
 
 
 def test_only_the_needed_tensors_are_read(copy: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from modelswarm.process.start_progress import StartPhase, StartProgress
 from modelswarm_serving.runtime.liveness import LOOP_SECONDS, STEP_SECONDS, Liveness
 
 
@@ -32,11 +33,13 @@ def test_loading_server_is_live_but_not_ready() -> None:
     harness.pass_time(24 * 3600, loop_runs=False)
     assert harness.read_state() == (True, False)
     assert harness.liveness.unready_reason == "the model is being loaded"
+    assert harness.liveness.start_progress == StartProgress(StartPhase.IMPORTING)
 
 
 def test_loaded_server_is_ready_until_it_stops() -> None:
     harness = LivenessHarness()
     harness.liveness.mark_ready()
+    assert harness.liveness.start_progress is None
     harness.pass_time(1000)
     assert harness.read_state() == (True, True)
     harness.liveness.mark_stopping()

@@ -67,6 +67,19 @@ def test_head_and_tail_also_download_embedding_and_lm_head(
     assert list_fetched_shards(hub) == wanted - list_shards(folder, "layers.0.", "embed_tokens")
 
 
+def test_download_reports_all_bytes_of_the_shards(
+    hub: Hub, locations: SourceLocations, folder: Path
+) -> None:
+    seen: list[tuple[int, int]] = []
+
+    resolve("hf://acme/tiny", (1, 2), locations, lambda done, total: seen.append((done, total)))
+
+    size = sum((folder / name).stat().st_size for name in list_shards(folder, "layers.1."))
+    assert seen[0] == (0, 0)
+    assert seen[-1] == (size, size)
+    assert all(done <= total for done, total in seen)
+
+
 def test_downloaded_model_is_not_fetched_again(hub: Hub, locations: SourceLocations) -> None:
     first = resolve("hf://acme/tiny", None, locations)
     hub.fetched.clear()

@@ -22,6 +22,7 @@ from modelswarm.checkpoint.tensor_index import read_tensors
 from modelswarm.checkpoint.tensor_names import ModelPart
 from modelswarm.errors import ModelSourceError
 from modelswarm_serving.model.attention.attention import ATTENTION_NAME
+from modelswarm_serving.model.transformer.read_counter import CountedSlice, OnBytes, ReadCounter
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,19 @@ class LoadedSpan:
 
 
 def load_modules(
-    folder: Path, part: ModelPart, dtype: torch.dtype, device: torch.device
+    folder: Path,
+    part: ModelPart,
+    dtype: torch.dtype,
+    device: torch.device,
+    on_bytes: OnBytes = lambda done, total: None,
 ) -> LoadedSpan:
-    """Load the blocks and the modules of head or tail; every fault of the folder is a ModelSourceError."""
+    """Load the blocks and the modules of head or tail; every fault of the folder is a ModelSourceError.
+
+    `on_bytes`: told the bytes read so far and all bytes to read, from any thread.
+    """
     config = _text_config(folder)
     config.tie_word_embeddings = part.tied
-    slices = _lazy_slices(folder, part)
+    slices = _lazy_slices(folder, part, on_bytes)
     span_class = _trimmed_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], part)
     # transformers would report on stderr the faults that are raised below in one sentence
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -86,14 +94,15 @@ def _text_config(folder: Path) -> PreTrainedConfig:
     return copy.deepcopy(text)
 
 
-def _lazy_slices(folder: Path, part: ModelPart) -> dict[str, Any]:
+def _lazy_slices(folder: Path, part: ModelPart, on_bytes: OnBytes) -> dict[str, Any]:
     """Return canonical name -> lazy slice for the needed names only, so that other shards need not exist."""
     entries = read_tensors(folder, part.needs_tensor)
     files = {entry.file for entry in entries.values()}
+    counter = ReadCounter(sum(entry.size for entry in entries.values()), on_bytes)
     try:
         handles: dict[str, Any] = {file: safe_open(folder / file, framework="pt") for file in files}
         return {
-            name: handles[entry.file].get_slice(entry.stored_name)
+            name: CountedSlice(handles[entry.file].get_slice(entry.stored_name), counter)
             for name, entry in entries.items()
         }
     except (SafetensorError, OSError) as error:

@@ -6,6 +6,7 @@ Called by `app.py`. Sizes the KV cache, loads the blocks and runs the self-check
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,6 +23,7 @@ from modelswarm.placement.memory import (
 )
 from modelswarm.placement.quantity import human_bytes, limit_at_least
 from modelswarm.placement.spans import Span
+from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
@@ -53,7 +55,11 @@ class SpanOptions:
 
 
 def load_span(
-    folder: Path, first: int, last: int, options: SpanOptions | None = None
+    folder: Path,
+    first: int,
+    last: int,
+    options: SpanOptions | None = None,
+    report: ReportProgress = ignore_progress,
 ) -> TransformerSpan:
     """Load blocks [first, last) and check them; raise UserError with one sentence."""
     options = options or SpanOptions()
@@ -62,7 +68,9 @@ def load_span(
         torch.set_num_threads(options.threads)
     dtype: torch.dtype = getattr(torch, options.dtype)
     device = torch.device(options.device)
-    loaded = load_modules(folder, facts.config.part(first, last), dtype, device)
+    reading = partial(report, StartPhase.READING)
+    loaded = load_modules(folder, facts.config.part(first, last), dtype, device, reading)
+    report(StartPhase.CHECKING, 0, 0)
     kv_heads = facts.kv_elements // 2 // loaded.head_dim
     cache_shape = KvCacheShape(
         last - first, shape.total_pages, shape.page_size, kv_heads, loaded.head_dim
