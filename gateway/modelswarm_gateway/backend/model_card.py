@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from modelswarm.placement.spans import format_blocks
+from modelswarm.process.start_progress import StartPhase
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 
@@ -21,7 +23,45 @@ class ModelCard:
     max_length: int  # positions of the context; 0: not known now
     tokenizer: ModelTokenizer | None  # None: its files have not arrived yet
     known_since: int  # unix seconds
+    files_phase: StartPhase = (
+        StartPhase.TOKENIZER
+    )  # what is made of its files while there is no tokenizer
+    files_reason: str = ""  # why there is no tokenizer; empty: unknown
 
     @property
     def ready(self) -> bool:
-        return self.tokenizer is not None and not self.missing_blocks and self.n_blocks > 0
+        return self.tokenizer is not None and self._has_servers
+
+    @property
+    def _has_servers(self) -> bool:
+        return not self.missing_blocks and self.n_blocks > 0
+
+    @property
+    def phase(self) -> StartPhase:
+        if self.ready:
+            return StartPhase.READY
+        return self.files_phase if self._has_servers else StartPhase.LINKING
+
+    @property
+    def reason(self) -> str:
+        """Why the model is not ready, in words for users; empty when it is."""
+        reasons = []
+        if self.n_blocks == 0:
+            reasons.append("no server has been linked yet")
+        elif self.missing_blocks:
+            reasons.append(f"no server for blocks {format_blocks(self.missing_blocks)}")
+        if self.tokenizer is None and self.n_blocks > 0:
+            reasons.append(self.tokenizer_reason)
+        return "; ".join(reasons)
+
+    @property
+    def tokenizer_reason(self) -> str:
+        """Why there is no tokenizer."""
+        return self.files_reason or "its tokenizer is not loaded yet"
+
+    @property
+    def chat_refusal(self) -> str:
+        """Why chats are refused; empty if they are not, or not yet known."""
+        if self.tokenizer is None or self.tokenizer.can_chat:
+            return ""
+        return self.tokenizer.template_fault

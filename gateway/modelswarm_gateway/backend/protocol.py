@@ -6,9 +6,10 @@ text nor the APIs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.token_stream import TokenStream
 from modelswarm_gateway.core.explain import RouteExplanations
@@ -66,6 +67,10 @@ class SessionBackend(Protocol):
         ...
 
     def servers(self) -> Sequence[ServerView]: ...
+
+    def unlinked_servers(self) -> Mapping[PeerId, str]:
+        """Return the discovered servers without a link, and why; empty: the first dial is not over."""
+        ...
 
     def sessions(self) -> Sequence[SessionView]: ...
 

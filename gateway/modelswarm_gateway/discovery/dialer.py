@@ -94,6 +94,10 @@ class Dialer:
             if not dial.tried or (dial.model == model and self._was_lost_recently(dial))
         ]
 
+    def unlinked_servers(self) -> dict[PeerId, str]:
+        """Return the present endpoints without a link, and why their last dial failed; empty before its end."""
+        return {peer: dial.failure for peer, dial in self._dials.items() if not dial.is_linked}
+
     def may_be_running(self, peer: PeerId) -> bool:
         """Return whether a server that has lost its link may still be running."""
         dial = self._find_dial(peer)

@@ -181,9 +181,7 @@ class GenerationService:
         if card is None:
             raise model_not_found(name)
         if card.tokenizer is None:
-            detail = (
-                f"the model {name!r} is starting: its tokenizer is not loaded yet; retry in 1 s"
-            )
+            detail = f"the model {name!r} is starting: {card.tokenizer_reason}; retry in 1 s"
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         return card, card.tokenizer
 

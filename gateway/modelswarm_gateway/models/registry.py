@@ -12,7 +12,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from modelswarm.protocol.identity import PeerId
+from modelswarm.process.start_progress import StartPhase
+from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import Hello, Lane, ModelFileChunk, ModelFileRequest, Send
 from modelswarm.protocol.messages import reply_address as reply
 from modelswarm_gateway.models.tokenizer import (
@@ -67,6 +68,19 @@ class ModelEntry:
     fetch: _Fetch | None = None
     retry_at: float = 0.0
     unused_since: float | None = None  # time since which it has neither servers nor pods
+    phase: StartPhase = StartPhase.TOKENIZER  # what is made of its files
+    fault: str = ""  # why the last transfer gave no tokenizer
+
+    def missing_reason(self) -> str:
+        """Return why there is no tokenizer of the present revision, with the file if one is the cause; empty: unknown."""
+        if self.fault:
+            return f"its tokenizer cannot be loaded: {self.fault}"
+        if self.fetch is None:
+            return ""
+        peer, missing = name_of(self.fetch.peer), [f for f in FILES if f not in self.fetch.done]
+        if missing:
+            return f"its tokenizer waits for {', '.join(missing)} from {peer}"
+        return f"its {self.phase} is being read"
 
     def server_to_ask(self, active_revision: str | None) -> Hello | None:
         """Return the server to request files from; None if the tokenizer is of the revision that turns run on."""
@@ -151,6 +165,10 @@ class ModelRegistry:
                     "files of %s did not arrive from %s in %g s", entry.name, late, FETCH_SECONDS
                 )
                 entry.fetch = None
+                entry.fault = (
+                    f"its files did not arrive from {name_of(late)} in {FETCH_SECONDS:g} s"
+                )
+                self._on_change()
             self._request_files(entry)
 
     def _forget_unused(self, now: float) -> None:
@@ -184,6 +202,7 @@ class ModelRegistry:
             return
         peer = hello.peer
         entry.fetch = _Fetch(peer, hello.revision, now + FETCH_SECONDS)
+        self._enter_phase(entry, StartPhase.TOKENIZER)
         requests = [Send(reply(peer), Lane.LIVE, ModelFileRequest(name)) for name in FILES]
         self._send(requests)
 
@@ -201,14 +220,20 @@ class ModelRegistry:
             if len(part) >= chunk.total:
                 fetch.done[chunk.name] = bytes(part)
                 del fetch.parts[chunk.name]
+        self._on_change()
         if fetch.is_complete:
             task = asyncio.get_running_loop().create_task(self._build_tokenizer(entry, fetch))
             self._building.add(task)
             task.add_done_callback(self._building.discard)
 
     async def _build_tokenizer(self, entry: ModelEntry, fetch: _Fetch) -> None:
+        loop = asyncio.get_running_loop()
+
+        def enter_phase(phase: StartPhase) -> None:  # on the thread that reads the files
+            loop.call_soon_threadsafe(self._enter_phase, entry, phase)
+
         try:
-            tokenizer = await asyncio.to_thread(ModelTokenizer, fetch.files)
+            tokenizer = await asyncio.to_thread(ModelTokenizer, fetch.files, enter_phase)
         except ModelFilesError as error:
             if entry.fetch is fetch:
                 self._reject_files(entry, str(error))
@@ -218,7 +243,7 @@ class ModelRegistry:
             if entry.fetch is fetch:
                 self._reject_files(entry, f"{type(error).__name__}: {error}")
             return
-        entry.tokenizer, entry.revision = tokenizer, fetch.revision
+        entry.tokenizer, entry.revision, entry.fault = tokenizer, fetch.revision, ""
         if entry.fetch is fetch:
             entry.fetch = None
         log.info("loaded the tokenizer of %s", entry.name)
@@ -226,7 +251,13 @@ class ModelRegistry:
             log.warning("chats with %s are refused: %s", entry.name, tokenizer.template_fault)
         self._on_change()
 
+    def _enter_phase(self, entry: ModelEntry, phase: StartPhase) -> None:
+        entry.phase = phase
+        self._on_change()
+
     def _reject_files(self, entry: ModelEntry, reason: str) -> None:
         log.error("cannot use the files of %s: %s", entry.name, reason)
         entry.fetch = None
         entry.retry_at = self._clock() + RETRY_SECONDS
+        entry.fault = reason
+        self._on_change()

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template
+from modelswarm.process.start_progress import StartPhase
 from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
 from modelswarm_gateway.models.detokenizer import Detokenizer
 from modelswarm_gateway.models.sampling_defaults import SamplingDefaults, read_defaults
@@ -52,11 +53,17 @@ class TextTooLong(Exception):
 class ModelTokenizer:
     """Templates, encodes and decodes for one model revision."""
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        files: Mapping[str, bytes],
+        enter_phase: Callable[[StartPhase], None] = lambda phase: None,
+    ) -> None:
+        """`enter_phase` is called when the chat template is compiled, which may take long."""
         self._tokenizer = _tokenizer(files)
         settings, config = _json(files, "tokenizer_config.json"), _json(files, "config.json")
         special = _special_tokens(settings, _json(files, "special_tokens_map.json"))
         self._template: ChatTemplate | None = None
+        enter_phase(StartPhase.TEMPLATE)
         self.template_fault = "this model has no chat template; use text completions"
         try:
             self._template = _template(files, settings, special)

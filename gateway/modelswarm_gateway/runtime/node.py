@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 
 from modelswarm.protocol.heartbeat import HeartbeatTimer
@@ -94,6 +94,7 @@ class Node:
         self._models = ModelRegistry(
             self._links.send, clock, wall, self._forget_cards, self._core.active_revision
         )
+        self._unusable: dict[PeerId, str] = {}  # servers that are linked and not used, and why
         self._streams: dict[str, TokenStream] = {}
         self._cards: dict[str, ModelCard] | None = None
         self._heartbeats = HeartbeatTimer.for_gateway(settings.lease_seconds)
@@ -143,6 +144,7 @@ class Node:
             return
         if not is_valid(hello):
             log.error("ignored server %s: its Hello is not valid: %s", peer, hello)
+            self._unusable[peer] = f"its Hello is not valid: {hello}"
             return
         log.info("linked to %s: %s, blocks %d:%d", peer, hello.model, hello.first, hello.last)
         if (fault := lease_fault(self._lease_seconds, hello)) is not None:
@@ -159,6 +161,7 @@ class Node:
         self._flush()
 
     def on_link_down(self, peer: PeerId, reason: str) -> None:
+        self._unusable.pop(peer, None)
         self._heartbeats.on_peer_lost(peer)
         self._core.on_peer_lost(peer, self._clock())
         self._models.on_peer_lost(peer)
@@ -243,6 +246,9 @@ class Node:
 
     def servers(self) -> Sequence[ServerView]:
         return self._core.server_views()
+
+    def unlinked_servers(self) -> Mapping[PeerId, str]:
+        return {**self._dialer.unlinked_servers(), **self._unusable}
 
     def sessions(self) -> Sequence[SessionView]:
         return self._core.session_views()
@@ -342,4 +348,6 @@ class Node:
             # Token ids of another revision stand for other texts.
             tokenizer=entry.tokenizer if is_current else None,
             known_since=entry.known_since,
+            files_phase=entry.phase,
+            files_reason=entry.missing_reason(),
         )

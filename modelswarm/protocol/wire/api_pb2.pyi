@@ -625,26 +625,55 @@ class Snapshot(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
     SESSIONS_FIELD_NUMBER: _builtins.int
+    UNLINKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelState]: ...
     @_builtins.property
     def servers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Server]: ...
     @_builtins.property
     def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Session]: ...
+    @_builtins.property
+    def unlinked(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnlinkedServer]: ...
     def __init__(
         self,
         *,
         models: _abc.Iterable[Global___ModelState] | None = ...,
         servers: _abc.Iterable[Global___Server] | None = ...,
         sessions: _abc.Iterable[Global___Session] | None = ...,
+        unlinked: _abc.Iterable[Global___UnlinkedServer] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "servers", b"servers", "sessions", b"sessions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models", "servers", b"servers", "sessions", b"sessions", "unlinked", b"unlinked"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
+
+@_typing.final
+class UnlinkedServer(_message.Message):
+    """A server that was discovered and has no link to this gateway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEER_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    peer: _builtins.str
+    reason: _builtins.str
+    """why the last dial failed, or the server is not used; empty: the first dial is not over"""
+    def __init__(
+        self,
+        *,
+        peer: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["peer", b"peer", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnlinkedServer: _TypeAlias = UnlinkedServer  # noqa: Y015
 
 @_typing.final
 class ModelState(_message.Message):
@@ -656,12 +685,21 @@ class ModelState(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     MISSING_BLOCKS_FIELD_NUMBER: _builtins.int
     TOKENIZER_LOADED_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    CHAT_REFUSAL_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     revision: _builtins.str
     n_blocks: _builtins.int
     ready: _builtins.bool
     """every block has a server and the tokenizer is loaded"""
     tokenizer_loaded: _builtins.bool
+    phase: _builtins.str
+    """of its start: "linking servers", "tokenizer", "chat template" or "ready" """
+    reason: _builtins.str
+    """what is waited for, or what prevents readiness; empty: it is ready"""
+    chat_refusal: _builtins.str
+    """why chats are refused; empty: they are not"""
     @_builtins.property
     def missing_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -673,10 +711,13 @@ class ModelState(_message.Message):
         ready: _builtins.bool = ...,
         missing_blocks: _abc.Iterable[_builtins.int] | None = ...,
         tokenizer_loaded: _builtins.bool = ...,
+        phase: _builtins.str = ...,
+        reason: _builtins.str = ...,
+        chat_refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing_blocks", b"missing_blocks", "model", b"model", "n_blocks", b"n_blocks", "ready", b"ready", "revision", b"revision", "tokenizer_loaded", b"tokenizer_loaded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_refusal", b"chat_refusal", "missing_blocks", b"missing_blocks", "model", b"model", "n_blocks", b"n_blocks", "phase", b"phase", "ready", b"ready", "reason", b"reason", "revision", b"revision", "tokenizer_loaded", b"tokenizer_loaded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

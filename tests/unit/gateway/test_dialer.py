@@ -69,6 +69,17 @@ def test_broken_link_is_redialled_after_the_first_pause(tmp_path: Path) -> None:
     assert harness.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
 
 
+def test_unlinked_server_has_the_reason_of_its_last_dial(tmp_path: Path) -> None:
+    harness = DialerHarness(tmp_path)
+    harness.write("s0", "s0/1/a")
+    harness.poll()
+    assert harness.dialer.unlinked_servers() == {"s0/1/a": ""}
+    harness.dialer.on_peer_lost("s0/1/a", "refused")
+    assert harness.dialer.unlinked_servers() == {"s0/1/a": "refused"}
+    harness.dialer.on_peer_connected("s0/1/a", "m")
+    assert harness.dialer.unlinked_servers() == {}
+
+
 def test_removed_member_is_not_redialled(tmp_path: Path) -> None:
     harness = DialerHarness(tmp_path)
     harness.write("s0", "s0/1/a")

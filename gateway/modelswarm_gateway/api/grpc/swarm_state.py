@@ -31,6 +31,10 @@ def build_snapshot(backend: SessionBackend, model: str = "") -> api_pb2.Snapshot
         models=[_model(card) for card in backend.model_cards() if wanted(card.name)],
         servers=[_server(view) for view in backend.servers() if wanted(view.model)],
         sessions=[_session(view) for view in backend.sessions() if wanted(view.model)],
+        unlinked=[
+            api_pb2.UnlinkedServer(peer=peer, reason=reason)
+            for peer, reason in sorted(backend.unlinked_servers().items())
+        ],
     )
 
 
@@ -42,6 +46,9 @@ def _model(card: ModelCard) -> api_pb2.ModelState:
         ready=card.ready,
         missing_blocks=card.missing_blocks,
         tokenizer_loaded=card.tokenizer is not None,
+        phase=card.phase,
+        reason=card.reason,
+        chat_refusal=card.chat_refusal,
     )
 
 

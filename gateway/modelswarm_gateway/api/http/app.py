@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from modelswarm import __version__
-from modelswarm.placement.spans import format_blocks
+from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import PROTOCOL_VERSION
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, OriginalRequest
 from modelswarm_gateway.api.http.cors import CorsMiddleware
@@ -43,6 +43,7 @@ from modelswarm_gateway.api.http.relay import ForwardContext
 from modelswarm_gateway.api.http.request_log import RequestLog, set_outcome
 from modelswarm_gateway.api.http.sessions import add_session_routes
 from modelswarm_gateway.backend.model_card import ModelCard
+from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found, shorten
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID, parse_event_id
@@ -71,7 +72,7 @@ def build_http_app(
     _generation_routes(app, service, forwarder)
     _model_routes(app, service)
     add_session_routes(app, service, forwarder)
-    _state_routes(app, service, unready or (lambda: _unready_reason(service.backend.model_cards())))
+    _state_routes(app, service, unready or (lambda: _unready_reason(service.backend)))
     _version_route(app, grpc_port)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -194,22 +195,21 @@ def _model_readiness(card: ModelCard) -> dict[str, Any]:
         "ready": card.ready,
         "missing_blocks": list(card.missing_blocks),
         "tokenizer_loaded": card.tokenizer is not None,
+        "phase": card.phase,
+        "reason": card.reason or None,
+        "chat_refusal": card.chat_refusal or None,
     }
 
 
-def _unready_reason(cards: Iterable[ModelCard]) -> str | None:
+def _unready_reason(backend: SessionBackend) -> str | None:
     """Return why no model is ready; None when one is."""
-    reasons: list[str] = []
-    for card in cards:
-        if card.ready:
-            return None
-        if card.missing_blocks:
-            reasons.append(
-                f"{card.name}: no server for blocks {format_blocks(card.missing_blocks)}"
-            )
-        if card.tokenizer is None:
-            reasons.append(f"{card.name}: its tokenizer is not loaded yet")
-    return "; ".join(reasons) or "no server is linked"
+    cards = backend.model_cards()
+    if any(card.ready for card in cards):
+        return None
+    reasons = [f"{card.name}: {card.reason}" for card in cards] or ["no server is linked"]
+    failed = backend.unlinked_servers().items()
+    reasons += [f"cannot link to {name_of(peer)}: {why}" for peer, why in failed if why]
+    return "; ".join(reasons)
 
 
 async def _api_error(request: Request, error: Exception) -> Response:

@@ -14,7 +14,7 @@ from support.gateway_service import make_service, make_service_with_model
 
 from modelswarm import __version__
 from modelswarm_gateway.api.http.app import build_http_app
-from tools.dashboard.metric_registries import MODEL
+from tools.dashboard.metric_registries import BLOCKS, MODEL
 
 ORIGIN = "https://chat.example.com"
 CHAT = "/v1/chat/completions"
@@ -58,6 +58,28 @@ async def test_head_is_allowed_where_get_is(path: str, status: int) -> None:
 async def test_version_names_protocol_and_grpc_port() -> None:
     answer = await make_client(grpc_port=8123).get("/version")
     assert answer.json() == {"version": __version__, "protocol": "1.0", "grpc_port": 8123}
+
+
+async def test_ready_says_what_a_model_waits_for() -> None:
+    service, node = make_service_with_model()
+    app = build_http_app(service, None, ())
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
+
+    body = (await client.get("/ready")).json()
+    assert body["reason"].startswith(f"{MODEL}: its tokenizer waits for tokenizer.json, ")
+    [model] = body["models"]
+    assert (model["phase"], model["chat_refusal"]) == ("tokenizer", None)
+    assert model["reason"].endswith(" from s0")
+    chat = await client.post(CHAT, json=BODY | {"model": MODEL})
+    assert "its tokenizer waits for tokenizer.json" in error_of(chat)["message"]
+
+    node.on_link_down("s0/1/x", "gone")
+    body = (await client.get("/ready")).json()
+    assert (body["models"][0]["phase"], body["models"][0]["tokenizer_loaded"]) == (
+        "linking servers",
+        False,
+    )
+    assert f"{MODEL}: no server for blocks 0:{BLOCKS}" in body["reason"]
 
 
 @pytest.mark.parametrize("path", ["/", "/v1", "/v2/models"])

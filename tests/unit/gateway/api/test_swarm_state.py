@@ -1,10 +1,14 @@
-"""Sessions in the snapshot of `Swarm.List`: waiting for a reader while the client has read too little, or held."""
+"""The snapshot of `Swarm.List`: what models wait for, servers without a link, and the states of sessions."""
 
 from __future__ import annotations
 
-from support.core.gateway import Swarm, swarm_of
+from dataclasses import replace
 
-from modelswarm_gateway.api.grpc.swarm_state import _session
+from support.core.gateway import Swarm, swarm_of
+from support.gateway_service import make_service_with_model
+
+from modelswarm_gateway.api.grpc.swarm_state import _session, build_snapshot
+from tools.dashboard.metric_registries import BLOCKS, make_hello
 
 PROMPT = [5, 6, 7]
 AHEAD = 4  # tokens that may be generated ahead of the client
@@ -12,6 +16,30 @@ AHEAD = 4  # tokens that may be generated ahead of the client
 
 def waits(swarm: Swarm) -> bool:
     return _session(swarm.gateway.view("a")).waits_for_reader
+
+
+async def test_starting_model_has_its_phase_and_reason() -> None:
+    _, node = make_service_with_model()
+
+    [model] = build_snapshot(node).models
+    assert (model.phase, model.ready) == ("tokenizer", False)
+    assert model.reason.startswith("its tokenizer waits for tokenizer.json")
+
+    node.on_link_down("s0/1/x", "gone")
+    [model] = build_snapshot(node).models
+    assert model.phase == "linking servers"
+    assert model.reason.startswith(f"no server for blocks 0:{BLOCKS}")
+
+
+async def test_server_with_invalid_hello_is_listed_as_unlinked() -> None:
+    _, node = make_service_with_model()
+    node.on_link_up("s1/1/x", replace(make_hello("s1", 0, BLOCKS), last=0))
+
+    [unlinked] = build_snapshot(node).unlinked
+    assert unlinked.peer == "s1/1/x"
+    assert unlinked.reason.startswith("its Hello is not valid")
+    node.on_link_down("s1/1/x", "gone")
+    assert not build_snapshot(node).unlinked
 
 
 def test_session_of_silent_reader_waits_until_it_reads() -> None:
