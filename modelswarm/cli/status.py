@@ -18,7 +18,6 @@ from modelswarm.cli.terminal.states import server_state, session_state, state_ce
 from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, make_console
 from modelswarm.client.swarm import SwarmClient, format_route
 from modelswarm.local.run_folder import gateway_process
-from modelswarm.placement.spans import format_blocks
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
 
@@ -46,6 +45,7 @@ def render_status(snapshot: api_pb2.Snapshot, target: GrpcTarget | None = None) 
     parts.extend(_gateway_lines(target))
     parts.append(Text(""))
     parts.append(_server_table(snapshot))
+    parts.extend(_unlinked_lines(snapshot))
     if snapshot.sessions:
         parts.append(_session_table(snapshot))
         parts.extend(_held_lines(snapshot))
@@ -79,11 +79,21 @@ def _gateway_lines(target: GrpcTarget | None) -> list[Text]:
 
 def _model_line(model: api_pb2.ModelState) -> Text:
     line = Text(f"{model.model}: ")
-    if model.ready:
-        return line.append("ready", style="green").append(f", {count_of(model.n_blocks, 'block')}")
-    missing = format_blocks(model.missing_blocks)
-    why = f"no server for blocks {missing}" if missing else "the tokenizer is not loaded yet"
-    return line.append("not ready", style="red").append(f", {why}")
+    if not model.ready:
+        return line.append("not ready", style="red").append(f", {model.reason}")
+    line.append("ready", style="green").append(f", {count_of(model.n_blocks, 'block')}")
+    if model.chat_refusal:
+        line.append("; chats are refused: ").append(" ".join(model.chat_refusal.split()))
+    return line
+
+
+def _unlinked_lines(snapshot: api_pb2.Snapshot) -> list[Text]:
+    """Return a line for each server that cannot be used, with the reason."""
+    return [
+        Text(f"cannot link to {name_of(each.peer)}: {each.reason}")
+        for each in snapshot.unlinked
+        if each.reason
+    ]
 
 
 def _server_table(snapshot: api_pb2.Snapshot) -> RenderableType:

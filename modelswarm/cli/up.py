@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
 
 import click
 from rich.console import Console, RenderableType
@@ -13,13 +15,16 @@ from rich.live import Live
 from modelswarm.cli.plan import memory_lines
 from modelswarm.cli.terminal.process_table import process_table
 from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
+from modelswarm.cli.terminal.start_lines import PhaseLog
 from modelswarm.cli.terminal.tables import make_console
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
-from modelswarm.local.commands import LocalSettings
+from modelswarm.local.commands import LocalSettings, gateway_names
 from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.run_folder import RunInfo
+from modelswarm.local.start_watch import StartView, StartWatch
 from modelswarm.local.supervisor import JobChange, JobState
 from modelswarm.local.swarm import LocalSwarm
+from modelswarm.process.start_progress import StartProgress
 from modelswarm.protocol.wire import api_pb2
 from modelswarm.resources.spec import ModelSwarm
 
@@ -38,12 +43,12 @@ def run_up(
         click.echo(f"warning: {warning}")
     for line in memory_lines(plan):
         out.print(line)
-    log = ProcessLog(out)
+    log = ProcessLog(out, gateway_names(settings.gateways))
     swarm = LocalSwarm(plan, settings, log)
     with interrupt_on_signals():
         try:
-            info = swarm.start()
-            log.report_exits = True
+            info = _start(swarm, out, with_table and out.is_terminal)
+            log.has_started = True
             _print_addresses(out, info)
             _watch(swarm, out, with_table and out.is_terminal)
         except KeyboardInterrupt:
@@ -57,21 +62,70 @@ def run_up(
 class ProcessLog:
     """Prints the state changes of processes as lines; a live table stays below them."""
 
-    def __init__(self, out: Console) -> None:
-        self._out = out
-        # While the swarm starts, an exit is reported once, by the error that ends the command.
-        self.report_exits = False
+    def __init__(self, out: Console, gateways: Collection[str]) -> None:
+        self._out, self._gateways = out, gateways
+        # While the swarm starts, an exit is reported once, by the error that ends the command, and a gateway is
+        # ready only with the swarm.
+        self.has_started = False
 
     def __call__(self, change: JobChange) -> None:
         job = change.job
         if job.state is JobState.STARTING:
             self._out.print(f"{job.name}: starting (pid {job.pid})")
-        elif job.state is JobState.READY:
+        elif job.state is JobState.READY and (self.has_started or job.name not in self._gateways):
             self._out.print(f"{job.name}: ready")
-        elif job.state is JobState.WAITING and self.report_exits:
+        elif job.state is JobState.WAITING and self.has_started:
             self._out.print(f"{job.name}: {job.exit_reason}, restarting in {job.restart_in:.1f} s")
             for line in change.log_tail:
                 self._out.print(f"  {line}")
+
+
+def _start(swarm: LocalSwarm, out: Console, live_table: bool) -> RunInfo:
+    """Start the swarm, and meanwhile show what each process does, and what it waits for."""
+    screen = StartScreen(swarm, out, live_table)
+    with screen, StartWatch(swarm, screen.show):
+        return swarm.start()
+
+
+class StartScreen:
+    """Shows a start: phases in a live table or as lines, and reasons that last as lines in both cases."""
+
+    def __init__(self, swarm: LocalSwarm, out: Console, live_table: bool) -> None:
+        self._swarm, self._out = swarm, out
+        self._phases = PhaseLog()
+        self._live = Live(console=out, auto_refresh=False, transient=True) if live_table else None
+        self._logs_told = False
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, view: StartView) -> None:
+        if not self._logs_told:
+            self._out.print(f"logs: {self._swarm.logs} (or: modelswarm logs)")
+            self._logs_told = True
+        progress = view.progress()
+        if self._live is None:
+            self._print_lines(self._phases.phase_lines(progress))
+        self._print_lines(self._phases.reason_lines(progress, time.monotonic()))
+        if self._live is not None:
+            name, starts = self._swarm.plan.name, view.gateway_progress
+            drawn = process_table(name, view.servers, view.gateways, None, starts)
+            self._live.update(drawn, refresh=True)
+
+    def _print_lines(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._out.print(line)
 
 
 def _print_addresses(out: Console, info: RunInfo) -> None:
@@ -88,8 +142,11 @@ def _print_addresses(out: Console, info: RunInfo) -> None:
 def _watch(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
     """Show the processes until a signal. Raises the supervisor's error if that fails."""
     if not live_table:
+        phases = PhaseLog()
         while True:
             swarm.raise_if_failed()
+            for line in phases.phase_lines(_restarts(swarm)):
+                out.print(line)
             time.sleep(REFRESH_SECONDS)
     with ExitStack() as stack:
         targets = [gateway.grpc for gateway in swarm.gateway_addresses]
@@ -99,6 +156,15 @@ def _watch(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
             swarm.raise_if_failed()
             live.update(render_processes(swarm, clients), refresh=True)
             time.sleep(REFRESH_SECONDS)
+
+
+def _restarts(swarm: LocalSwarm) -> dict[str, StartProgress]:
+    """Return the progress of servers that are started again."""
+    return {
+        server.job_status.name: server.progress
+        for server in swarm.servers
+        if server.job_status.state is JobState.STARTING
+    }
 
 
 def render_processes(swarm: LocalSwarm, clients: Sequence[SwarmClient]) -> RenderableType:

@@ -47,15 +47,6 @@ class SwarmClient:
         except grpc.RpcError as error:
             raise self._unreachable(error) from error
 
-    def is_serving(self, servers: int) -> bool:
-        """True if a model is ready and at least `servers` servers are linked; False while no gateway answers."""
-        try:
-            known = self.fetch_snapshot()
-        except SwarmClientError:
-            return False
-        linked = [server for server in known.servers if server.health == "linked"]
-        return len(linked) >= servers and any(model.ready for model in known.models)
-
     def drain_server(
         self,
         server: str,

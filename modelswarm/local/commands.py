@@ -70,6 +70,7 @@ def server_command(
         "--page-size": str(PAGE_SIZE),
         "--max-length": str(plan.max_length),
         "--metrics": "127.0.0.1:0",
+        "--start-file": str(folder.starts / f"{slot.name}.json"),
         "--parent-fd": str(parent_fd),
     }
     if plan.tokenizer is not None:

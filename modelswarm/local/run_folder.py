@@ -1,7 +1,8 @@
 """The folder of a running swarm's files, by which `status`, `chat` and `generate` find the swarm.
 
-One folder per running swarm, `<runtime>/modelswarm-<uid>/<name>/`: a lock held while its owner runs, run.json,
-members/ and logs/. The lock, not a process id, shows that the owner runs, so a stale file is never used.
+One folder per running swarm, `<runtime>/modelswarm-<uid>/<name>/`: a lock held while its owner runs, start.json,
+run.json once it is ready, starts/, members/ and logs/. The lock, not a process id, shows that the owner runs, so a
+stale file is never used. The logs of a start that failed are kept in `.failed/<name>/` until the name is used again.
 Used by `LocalSwarm` and the command line. Does not know what the processes do.
 """
 
@@ -13,7 +14,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from modelswarm.errors import ModelSwarmError, UserError
 
 GATEWAY_JOB = "gateway"  # name of the first gateway, of its run file and of its logs
+FAILED_FOLDER = ".failed"  # no swarm has such a name
 LOCK_TIMEOUT_SECONDS = 0.5  # for another process to finish removing a stale folder
 
 
@@ -56,6 +58,16 @@ class RunInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class StartInfo:
+    """A swarm that starts or runs on this machine, as start.json describes it."""
+
+    name: str
+    pid: int  # of `modelswarm up`
+    servers: Mapping[str, str]  # name -> blocks, such as 0:4
+    gateways: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
 class LocalProcess:
     """A ready server or gateway of this machine, as its run file describes it."""
 
@@ -69,12 +81,22 @@ class NoSwarmError(ModelSwarmError):
     """No swarm runs on this machine that a command could talk to."""
 
 
+class SwarmStartingError(NoSwarmError):
+    """The swarm is still starting."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the swarm {name!r} is still starting; `modelswarm status` shows what it waits for"
+        )
+
+
 class RunFolder:
     """The folder of one running swarm, claimed until `release`."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path, self._lock = path, lock
         self.members, self.logs = path / "members", path / "logs"
+        self.starts = path / "starts"  # the start file of each server
         self.chat_template = path / "chat_template.jinja"  # only if the document brings one
 
     @classmethod
@@ -92,7 +114,8 @@ class RunFolder:
                 f"a swarm {name!r} runs already{owner}; stop it, or give this one another name with --name",
             )
         folder = cls(path, lock)
-        for part in (folder.members, folder.logs):
+        shutil.rmtree(failed_logs(name, parent), ignore_errors=True)
+        for part in (folder.members, folder.logs, folder.starts):
             part.mkdir()
         (path / "pid").write_text(str(os.getpid()))
         return folder
@@ -101,11 +124,25 @@ class RunFolder:
         """Return the run file of the gateway of that name."""
         return self.path / f"{name}.json"
 
+    def announce(self, start: StartInfo) -> None:
+        """Write start.json: from now on `status` and `logs` find the swarm."""
+        self._write_record("start.json", asdict(start))
+
     def publish(self, info: RunInfo) -> None:
         """Write run.json: from now on other commands find the swarm."""
-        written = self.path / "run.json.new"
-        written.write_text(json.dumps(asdict(info), indent=1))
-        written.replace(self.path / "run.json")
+        self._write_record("run.json", asdict(info))
+
+    def _write_record(self, name: str, record: Mapping[str, Any]) -> None:
+        written = self.path / f"{name}.new"
+        written.write_text(json.dumps(record, indent=1))
+        written.replace(self.path / name)
+
+    def keep_logs(self) -> Path:
+        """Move the logs to where they survive `release`; return their folder."""
+        kept = failed_logs(self.path.name, self.path.parent)
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
+        return Path(shutil.move(self.logs, kept))
 
     def release(self) -> None:
         """Remove the folder and release the name. May be called twice."""
@@ -140,6 +177,30 @@ def list_runs(parent: Path | None = None) -> list[RunInfo]:
     return found
 
 
+def failed_logs(name: str, parent: Path | None = None) -> Path:
+    """Return the folder with the logs of the last start of `name`, if it failed."""
+    return (parent or runs_folder()) / FAILED_FOLDER / name
+
+
+def list_starts(parent: Path | None = None) -> list[StartInfo]:
+    """Return the swarms that start or run, and that other commands may find, by name."""
+    paths = sorted((parent or runs_folder()).iterdir())
+    found = [read_start(path) for path in paths if _is_locked(path)]
+    return [start for start in found if start is not None]
+
+
+def find_starting(name: str | None = None, parent: Path | None = None) -> StartInfo | None:
+    """Return the swarm that is still starting, if `find_run` would find none that runs."""
+    running = {run.name for run in list_runs(parent)}
+    if name in running or (name is None and running):
+        return None
+    starting = [start for start in list_starts(parent) if name in (None, start.name)]
+    if len(starting) > 1:
+        names = ", ".join(start.name for start in starting)
+        raise UserError("--name", f"several swarms are starting; allowed: one of {names}")
+    return starting[0] if starting else None
+
+
 def find_run(name: str | None = None, parent: Path | None = None) -> RunInfo:
     """Return the swarm of that name, or the only one that runs."""
     runs = list_runs(parent)
@@ -147,6 +208,9 @@ def find_run(name: str | None = None, parent: Path | None = None) -> RunInfo:
     if len(chosen) == 1:
         return chosen[0]
     names = ", ".join(run.name for run in runs)
+    starting = find_starting(name, parent)
+    if starting is not None:
+        raise SwarmStartingError(starting.name)
     if chosen:
         raise UserError("--name", f"several swarms run here; allowed: one of {names}")
     if runs:
@@ -232,6 +296,18 @@ def _is_locked(path: Path) -> bool:
         return False
     finally:
         os.close(lock)
+
+
+def read_start(path: Path) -> StartInfo | None:
+    """Return what start.json of a run's folder says; None if there is none."""
+    record = _read_record(path / "start.json")
+    servers, gateways = record.get("servers"), record.get("gateways")
+    name, pid = record.get("name"), record.get("pid")
+    if not (isinstance(servers, dict) and isinstance(gateways, list)):
+        return None
+    if not (isinstance(name, str) and isinstance(pid, int)):
+        return None
+    return StartInfo(name, pid, servers, gateways)
 
 
 def _read_info(path: Path) -> RunInfo | None:

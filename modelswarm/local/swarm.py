@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from modelswarm.client.swarm import SwarmClient
+from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.errors import UserError
 from modelswarm.local.child_process import Spawn, read_log_tail, spawn_process
 from modelswarm.local.commands import (
@@ -26,7 +26,19 @@ from modelswarm.local.commands import (
     server_command,
 )
 from modelswarm.local.ports import any_port, check_addresses_free
-from modelswarm.local.run_folder import GATEWAY_JOB, GatewayAddresses, RunFolder, RunInfo
+from modelswarm.local.run_folder import (
+    GATEWAY_JOB,
+    GatewayAddresses,
+    RunFolder,
+    RunInfo,
+    StartInfo,
+)
+from modelswarm.local.start_state import (
+    IMPORTING,
+    describe_progress,
+    gateway_progress,
+    read_server_progress,
+)
 from modelswarm.local.supervisor import (
     POLL_SECONDS,
     Job,
@@ -46,6 +58,7 @@ from modelswarm.process.run_files import (
     read_gateway_file,
     read_member_file,
 )
+from modelswarm.process.start_progress import StartProgress
 from modelswarm.protocol.identity import PeerId
 
 GATEWAY_STOP_RANK = 0  # the gateway stops first: it can still end its clients' streams
@@ -60,6 +73,7 @@ class LocalServer:
     slot: Slot
     job_status: JobStatus
     member: MemberFile | None
+    progress: StartProgress = IMPORTING  # of its present process, while that starts
 
 
 class LocalSwarm:
@@ -93,14 +107,19 @@ class LocalSwarm:
         try:
             if self.plan.chat_template is not None:
                 self._folder.chat_template.write_text(self.plan.chat_template, encoding="utf-8")
+            if wanted.publish:
+                self._folder.announce(self._start_info())
             self._supervisor = self._new_supervisor(self._folder)
             self._supervisor.start(wanted.start_timeout)
             self._wait_linked(deadline, self._folder)
             info = self._run_info()
             if wanted.publish:
                 self._folder.publish(info)
-        except BaseException:
+        except BaseException as error:
+            kept = self._keep_logs(error)
             self.stop()
+            if kept is not None:
+                raise StartError(f"{error}\n  all logs are kept in {kept}") from None
             raise
         return info
 
@@ -110,6 +129,15 @@ class LocalSwarm:
             self._supervisor.stop()
         if self._folder is not None:
             self._folder.release()
+
+    def _keep_logs(self, error: BaseException) -> Path | None:
+        """Stop the processes and keep their logs, if a person is to read them; return their folder."""
+        if not isinstance(error, StartError) or error.is_user_error or not self._settings.publish:
+            return None
+        if self._supervisor is None or self._folder is None:
+            return None
+        self._supervisor.stop()
+        return self._folder.keep_logs()
 
     def __enter__(self) -> Self:
         self.start()
@@ -152,9 +180,19 @@ class LocalSwarm:
     def servers(self) -> tuple[LocalServer, ...]:
         jobs = {job.name: job for job in self._started.job_statuses()}
         return tuple(
-            LocalServer(slot, jobs[slot.name], self._member_of(jobs[slot.name]))
+            LocalServer(
+                slot,
+                jobs[slot.name],
+                self._member_of(jobs[slot.name]),
+                self._progress_of(jobs[slot.name]),
+            )
             for slot in self.slots
         )
+
+    @property
+    def has_processes(self) -> bool:
+        """True from the moment at which processes are started."""
+        return self._supervisor is not None
 
     @property
     def gateways(self) -> tuple[JobStatus, ...]:
@@ -210,13 +248,30 @@ class LocalSwarm:
         """Wait until every gateway has a link to every server and the model's tokenizer."""
         for job, gateway in zip(self.gateways, self.gateway_addresses, strict=True):
             with SwarmClient(gateway.grpc) as client:
-                while not client.is_serving(len(self.slots)):
+                while not (progress := self.fetch_gateway_progress(client)).is_ready:
                     self.raise_if_failed()
                     if time.monotonic() > deadline:
                         log = folder.logs / f"{job.name}-{job.incarnation}.log"
-                        lines = "".join(f"\n  {line}" for line in read_log_tail(log))
-                        raise StartError(f"{job.name} did not link to all servers in time:{lines}")
+                        raise StartError(_describe_late_gateway(job.name, progress, log))
                     time.sleep(POLL_SECONDS)
+
+    def gateway_target(self, name: str) -> str | None:
+        """Return the gRPC address of a gateway; None until its ports are open."""
+        known = self._gateways.get(name)
+        return None if known is None else known.grpc
+
+    def fetch_gateway_progress(self, client: SwarmClient) -> StartProgress:
+        """Return what the gateway still waits for; `ready` once it serves the model on all servers."""
+        names = [slot.name for slot in self.slots]
+        try:
+            return gateway_progress(client.fetch_snapshot(), names)
+        except SwarmClientError as error:
+            return gateway_progress(None, names, str(error))
+
+    def _start_info(self) -> StartInfo:
+        name = self._settings.run_name or self.plan.name
+        blocks = {slot.name: str(slot.span) for slot in self.slots}
+        return StartInfo(name, os.getpid(), blocks, self._gateway_names)
 
     def _run_info(self) -> RunInfo:
         first, *others = self.gateway_addresses
@@ -234,6 +289,11 @@ class LocalSwarm:
         if job.state is not JobState.READY or self._folder is None:
             return None
         return read_member_file(self._folder.members, job.name)
+
+    def _progress_of(self, job: JobStatus) -> StartProgress:
+        if job.state is not JobState.STARTING or self._folder is None:
+            return IMPORTING
+        return read_server_progress(self._folder.starts / f"{job.name}.json", job.pid)
 
     def _new_supervisor(self, folder: RunFolder) -> Supervisor:
         jobs = [self._gateway_job(folder, name) for name in self._gateway_names]
@@ -256,6 +316,7 @@ class LocalSwarm:
 
         def forget() -> None:
             clear_run_file(folder.members / f"{slot.name}.json")
+            clear_run_file(folder.starts / f"{slot.name}.json")
 
         return Job(slot.name, command, ready, forget, SERVER_STOP_RANK)
 
@@ -294,3 +355,9 @@ class LocalSwarm:
         else:
             http, grpc, metrics = map(any_port, (wanted.http, wanted.grpc, wanted.metrics))
         return dataclasses.replace(wanted, http=http, grpc=grpc, metrics=metrics)
+
+
+def _describe_late_gateway(name: str, progress: StartProgress, log: Path) -> str:
+    """Return the sentence about a gateway that is not ready in time, with the last lines of its log."""
+    lines = "".join(f"\n  {line}" for line in read_log_tail(log))
+    return f"{name} is not ready in time: {describe_progress(progress)}; its last lines:{lines}"

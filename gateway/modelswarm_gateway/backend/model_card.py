@@ -44,7 +44,7 @@ class ModelCard:
 
     @property
     def reason(self) -> str:
-        """Why the model is not ready, in words for users; empty when it is."""
+        """Reason for which the model is not ready, in words for users; empty when it is."""
         reasons = []
         if self.n_blocks == 0:
             reasons.append("no server has been linked yet")
@@ -56,12 +56,12 @@ class ModelCard:
 
     @property
     def tokenizer_reason(self) -> str:
-        """Why there is no tokenizer."""
+        """Reason for which there is no tokenizer."""
         return self.files_reason or "its tokenizer is not loaded yet"
 
     @property
     def chat_refusal(self) -> str:
-        """Why chats are refused; empty if they are not, or not yet known."""
+        """Reason for which chats are refused; empty if they are not, or not yet known."""
         if self.tokenizer is None or self.tokenizer.can_chat:
             return ""
         return self.tokenizer.template_fault

@@ -72,7 +72,7 @@ class ModelEntry:
     fault: str = ""  # why the last transfer gave no tokenizer
 
     def missing_reason(self) -> str:
-        """Return why there is no tokenizer of the present revision, with the file if one is the cause; empty: unknown."""
+        """Return why there is no tokenizer, with the file if one is the cause; empty if that is not known."""
         if self.fault:
             return f"its tokenizer cannot be loaded: {self.fault}"
         if self.fetch is None:

@@ -13,12 +13,13 @@ from modelswarm.cli.commands.completion import completion
 from modelswarm.cli.commands.demo import demo
 from modelswarm.cli.commands.drain import drain
 from modelswarm.cli.commands.generate import generate
+from modelswarm.cli.commands.logs import logs
 from modelswarm.cli.commands.plan import plan
 from modelswarm.cli.commands.routes import routes
 from modelswarm.cli.commands.status import status
 from modelswarm.cli.commands.up import up
 
-ALL = (up, chat, generate, status, routes, drain, plan, demo, completion)
+ALL = (up, chat, generate, status, logs, routes, drain, plan, demo, completion)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

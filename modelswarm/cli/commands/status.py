@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from modelswarm.cli.options.target import grpc_target, grpc_target_options
+from modelswarm.local.run_folder import find_starting
 
 
 @click.command()
@@ -24,7 +25,9 @@ def status(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """Show the servers, spans, health and sessions of a running swarm."""
+    """Show the servers, spans, health and sessions of a running swarm, or what a starting one waits for."""
+    if url is None and grpc is None and _show_start(name, watch, as_json) and not watch:
+        return
     target = grpc_target(name, url, grpc)
     if as_json:
         from modelswarm.cli.facts.status import print_status
@@ -34,3 +37,19 @@ def status(
         from modelswarm.cli.status import show_status
 
         show_status(target, session, watch)
+
+
+def _show_start(name: str | None, watch: bool, as_json: bool) -> bool:
+    """Show a swarm that is still starting, with `watch` until it is ready; False if there is none."""
+    starting = find_starting(name)
+    if starting is None:
+        return False
+    if as_json:
+        from modelswarm.cli.facts.start import print_start
+
+        print_start(starting, watch)
+    else:
+        from modelswarm.cli.terminal.start_table import show_start
+
+        show_start(starting, watch)
+    return True

@@ -59,6 +59,7 @@ def status_facts(snapshot: api_pb2.Snapshot, target: GrpcTarget) -> dict[str, An
         "swarm": run.name if run else None,
         "gateway": target.gateway,
         "gateways": [_gateway_facts(run, gateway) for gateway in run.gateways] if run else [],
+        "starting": [],  # see `facts.start`
         **facts,
     }
 

@@ -1,4 +1,4 @@
-"""The events of `up --json`, one line each: notes, states of processes, ready, stopping, stopped."""
+"""The events of `up --json`, one line each: notes, states and progress of processes, ready, stopping, stopped."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.facts.start import progress_facts
 from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document, unused_fields
+from modelswarm.local.start_watch import StartView, StartWatch
 from modelswarm.local.supervisor import JobChange
 from modelswarm.local.swarm import LocalSwarm
+from modelswarm.process.start_progress import StartProgress
 from modelswarm.resources.spec import ModelSwarm
 
 CHECK_SECONDS = 0.5
@@ -27,7 +30,9 @@ def run_up_json(document: ModelSwarm, memory: str | None, settings: LocalSetting
     swarm = LocalSwarm(plan, settings, print_change)
     with interrupt_on_signals():
         try:
-            print_event("ready", **asdict(swarm.start()))
+            with StartWatch(swarm, ProgressEvents()):
+                info = swarm.start()
+            print_event("ready", logs=str(swarm.logs), **asdict(info))
             while True:
                 swarm.raise_if_failed()
                 time.sleep(CHECK_SECONDS)
@@ -37,6 +42,25 @@ def run_up_json(document: ModelSwarm, memory: str | None, settings: LocalSetting
             ignore_signals()
             swarm.stop()
     print_event("stopped")
+
+
+class ProgressEvents:
+    """Prints the progress of each starting process whenever it differs from the last."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, StartProgress] = {}
+
+    def __call__(self, view: StartView) -> None:
+        now = view.progress()
+        for name, progress in now.items():
+            if self._last.get(name) != progress:
+                print_progress(name, progress)
+        self._last = now
+
+
+def print_progress(process: str, progress: StartProgress) -> None:
+    """Print how far the start of a process is; numbers that are not known are None."""
+    print_event("progress", process=process, **progress_facts(progress))
 
 
 def print_change(change: JobChange) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column, pages_cell
+from modelswarm.cli.terminal.start_lines import phase_cell
 from modelswarm.cli.terminal.states import (
     EXITED,
     NO_GATEWAY,
@@ -22,6 +23,7 @@ from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, Row
 from modelswarm.local.supervisor import JobState, JobStatus
 from modelswarm.local.swarm import LocalServer
 from modelswarm.placement.slots import coverage
+from modelswarm.process.start_progress import StartProgress
 from modelswarm.protocol.wire import api_pb2
 
 _JOB_STATES = {JobState.STARTING: STARTING, JobState.READY: READY, JobState.WAITING: EXITED}
@@ -32,8 +34,12 @@ def process_table(
     servers: Sequence[LocalServer],
     gateways: Sequence[JobStatus],
     snapshot: api_pb2.Snapshot | None,
+    gateway_starts: Mapping[str, StartProgress] | None = None,
 ) -> FittedTable:
-    """Return the table of a swarm's processes. `snapshot` is None while no gateway answers."""
+    """Return the table of a swarm's processes. `snapshot` is None while no gateway answers.
+
+    `gateway_starts`: progress of the gateways while the swarm starts; None: it has started.
+    """
     known = None if snapshot is None else {server.peer: server for server in snapshot.servers}
     beginning = common_beginning([server.job_status.name for server in servers])
     columns = (
@@ -46,11 +52,14 @@ def process_table(
         Column("starts", rank=1, right=True),
         Column("last exit", rank=4),
     )
+    starts = gateway_starts or {}
     rows = [
         *(_server_row(server, known, beginning) for server in servers),
-        *(_row(each, Cell(each.name), "", _job_word(each), None) for each in gateways),
+        *(_row(each, Cell(each.name), "", _gateway_cell(each, starts), None) for each in gateways),
     ]
-    return FittedTable(_title(name, servers, known), columns, rows)
+    is_starting = gateway_starts is not None
+    title = f"{name} is starting" if is_starting else _title(name, servers, known)
+    return FittedTable(title, columns, rows)
 
 
 def _title(
@@ -68,21 +77,28 @@ def _server_row(
     server: LocalServer, known: Mapping[str, api_pb2.Server] | None, beginning: str
 ) -> Row:
     job = server.job_status
-    word = _server_word(server, known)
-    return _row(
-        job,
-        name_cell(job.name, beginning),
-        str(server.slot.span),
-        word,
-        _find_server(server, known),
-    )
+    is_starting = job.state is JobState.STARTING
+    state = phase_cell(server.progress) if is_starting else state_cell(_server_word(server, known))
+    name = name_cell(job.name, beginning)
+    return _row(job, name, str(server.slot.span), state, _find_server(server, known))
 
 
-def _row(job: JobStatus, name: Cell, blocks: str, word: str, server: api_pb2.Server | None) -> Row:
+def _gateway_cell(gateway: JobStatus, starts: Mapping[str, StartProgress]) -> Cell:
+    """Return the state of a gateway; a gateway whose ports are open still waits for the model."""
+    start = starts.get(gateway.name)
+    is_up = gateway.state in (JobState.STARTING, JobState.READY)
+    if start is not None and is_up and not start.is_ready:
+        return phase_cell(start)
+    return state_cell(_job_word(gateway))
+
+
+def _row(
+    job: JobStatus, name: Cell, blocks: str, state: Cell, server: api_pb2.Server | None
+) -> Row:
     return (
         name,
         blocks,
-        state_cell(word),
+        state,
         "" if server is None else str(server.sessions),
         "" if server is None else pages_cell(server),
         str(job.pid or ""),

@@ -17,13 +17,16 @@ NOT_LINKED = "not linked"
 NO_GATEWAY = "no gateway"
 WAITING_FOR_READER = "waiting for its reader"
 
+# Style of all phases of a start.
+STARTING_STYLE = "cyan"
+
 # Health of a server with a link and without a fault, as api.proto names it.
 _LINKED = "linked"
 
 _STYLES = {
     READY: "green",
     "running": "green",
-    STARTING: "cyan",
+    STARTING: STARTING_STYLE,
     "canary": "cyan",
     DRAINING: "yellow",
     DRAINED: "yellow",
