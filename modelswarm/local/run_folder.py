@@ -307,7 +307,7 @@ def read_start(path: Path) -> StartInfo | None:
         return None
     if not (isinstance(name, str) and isinstance(pid, int)):
         return None
-    return StartInfo(name, pid, servers, gateways)
+    return StartInfo(name, pid, servers, tuple(gateways))
 
 
 def _read_info(path: Path) -> RunInfo | None:

@@ -1,4 +1,4 @@
-"""What the processes of a starting swarm wait for: servers by their start files, the gateway by its snapshot.
+"""The state of a starting swarm: of servers from their start files, of the gateway from its snapshot.
 
 Used by `LocalSwarm`, the screens of `up`, and `status` before the swarm is ready. The functions about the gateway are
 pure. Starts and waits for nothing.

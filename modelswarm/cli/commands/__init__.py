@@ -32,6 +32,8 @@ def commands() -> None:
       modelswarm demo                        see it: four servers, one chat, one kill
       modelswarm up examples/counting.yaml   start a swarm on this machine
       modelswarm chat                        chat with it, from another terminal
+      modelswarm status                      what it does, or what its start waits for
+      modelswarm logs                        what its processes write
     """
 
 

@@ -14,11 +14,14 @@ import pytest
 from modelswarm.cli import run
 from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.facts.start import process_facts, start_facts
 from modelswarm.cli.facts.status import status_facts
-from modelswarm.cli.facts.up import print_change, print_event
+from modelswarm.cli.facts.up import print_change, print_event, print_progress
 from modelswarm.cli.options.target import GrpcTarget
-from modelswarm.local.run_folder import GatewayAddresses, RunFolder, RunInfo
+from modelswarm.local.run_folder import GatewayAddresses, RunFolder, RunInfo, StartInfo
+from modelswarm.local.start_state import IMPORTING, ProcessStart
 from modelswarm.local.supervisor import JobChange, JobState, JobStatus
+from modelswarm.process.start_progress import StartProgress
 from modelswarm.protocol.identity import session_wire_name
 from modelswarm.protocol.wire import api_pb2
 
@@ -28,11 +31,13 @@ EXAMPLE = ROOT / "examples" / "counting.yaml"
 SECOND = GatewayAddresses("gateway2", "127.0.0.1:9010", "127.0.0.1:9011", "127.0.0.1:9012")
 INFO = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002", (SECOND,))
 SESSION = session_wire_name("m", "mine")
+STARTING = ProcessStart("one-s0-r0", "0:4", 0, IMPORTING)
 HOP = api_pb2.Hop(peer="s/1/x", first=0, last=4)
 SNAPSHOT = api_pb2.Snapshot(
     models=[api_pb2.ModelState(model="m")],
     servers=[api_pb2.Server(peer="s/1/x", steps=2**63)],
     sessions=[api_pb2.Session(id=SESSION, model="m", route=[HOP])],
+    unlinked=[api_pb2.UnlinkedServer(peer="t/1/x", reason="connection refused")],
 )
 
 
@@ -70,7 +75,20 @@ def test_status_has_every_field_even_if_it_is_zero() -> None:
     assert server["steps"] == 2**63
     assert facts["sessions"][0]["session"] == SESSION.removeprefix("named:")
     told = documented("status")
+    assert told.pop("starting[]") == set(process_facts(STARTING))
     assert shape(facts) == {name: fields for name, fields in told.items() if name != "gateways[]"}
+
+
+def test_status_of_a_starting_swarm_has_the_same_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    facts = start_facts(StartInfo("one", 1, {"s": "0:4"}, ("gateway",)))
+
+    told = documented("status")
+    assert shape(facts) == {name: told[name] for name in ("", "starting[]")}
+    assert [process["phase"] for process in facts["starting"]] == ["importing", "importing"]
+    assert facts["starting"][0]["done"] is None
 
 
 def test_status_of_this_machine_has_pids_and_ports(
@@ -137,13 +155,16 @@ def test_up_prints_each_change_as_a_line(capsys: pytest.CaptureFixture[str]) -> 
     job = JobStatus("one-s0-r0", JobState.WAITING, 2, 0, 0.5, "killed by SIGKILL")
 
     print_change(JobChange(1.0, job, ("last words",)))
-    print_event("ready", **asdict(INFO))
+    print_progress("one-s0-r0", StartProgress("reading weights", 3, 4))
+    print_event("ready", logs="/tmp/logs", **asdict(INFO))
 
-    change, ready = printed(capsys)
+    change, progress, ready = printed(capsys)
     assert (change["state"], change["pid"], change["restart_in"]) == ("waiting", None, 0.5)
     assert (change["exit_reason"], change["log"]) == ("killed by SIGKILL", ["last words"])
     told = documented("up")
     assert {"event", "time"} | told["process"] == set(change)
+    assert {"event", "time"} | told["progress"] == set(progress)
+    assert (progress["done"], progress["total"], progress["reason"]) == (3, 4, None)
     assert {"event", "time"} | told["ready"] == set(ready)
     assert told["ready.other_gateways[]"] == set(ready["other_gateways"][0])
 
@@ -152,6 +173,10 @@ def test_number_unknown_to_json_becomes_null(capsys: pytest.CaptureFixture[str])
     print_json({"a": math.nan, "b": [{"c": -math.inf}], "d": 1.5})
 
     assert printed(capsys) == [{"a": None, "b": [{"c": None}], "d": 1.5}]
+
+
+def test_logs_fields_are_documented() -> None:
+    assert documented("logs") == {"": {"swarm", "process", "incarnation", "path", "lines"}}
 
 
 def test_generate_fields_are_documented() -> None:

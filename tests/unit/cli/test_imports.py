@@ -13,7 +13,18 @@ ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = str(ROOT / "examples" / "counting.yaml")
 NEVER = {"fastapi", "huggingface_hub", "kubernetes", "numpy", "torch", "transformers", "uvicorn"}
 LIBRARIES = {"google.protobuf", "grpc", "httpx", "pydantic", "rich", "yaml"}
-COMMANDS = ("chat", "completion", "demo", "drain", "generate", "plan", "routes", "status", "up")
+COMMANDS = (
+    "chat",
+    "completion",
+    "demo",
+    "drain",
+    "generate",
+    "logs",
+    "plan",
+    "routes",
+    "status",
+    "up",
+)
 PROGRAM = """
 import json, sys
 from modelswarm.cli import run
@@ -46,7 +57,7 @@ def test_help_of_every_command_imports_no_library(tmp_path: Path) -> None:
 
 
 def test_commands_without_a_swarm_import_no_library(tmp_path: Path) -> None:
-    lines = [["completion", "zsh"], ["status"], ["chat"], ["routes"], ["drain", "x"]]
+    lines = [["completion", "zsh"], ["status"], ["chat"], ["routes"], ["drain", "x"], ["logs"]]
 
     assert imported(tmp_path, *lines) & (NEVER | LIBRARIES) == set()
 
