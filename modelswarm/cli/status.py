@@ -82,8 +82,8 @@ def _model_line(model: api_pb2.ModelState) -> Text:
     if not model.ready:
         return line.append("not ready", style="red").append(f", {model.reason}")
     line.append("ready", style="green").append(f", {count_of(model.n_blocks, 'block')}")
-    if model.chat_refusal:
-        line.append("; chats are refused: ").append(" ".join(model.chat_refusal.split()))
+    if model.chat_problem:
+        line.append("; chats are refused: ").append(" ".join(model.chat_problem.split()))
     return line
 
 

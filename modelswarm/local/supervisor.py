@@ -50,6 +50,7 @@ class Job:
     is_ready: Callable[[int], bool]  # (pid) -> the process serves
     remove_files: Callable[[], None]  # removes the files that an ended process has left
     stop_rank: int = 0  # lower ranks are stopped first
+    describe_start: Callable[[int], str] = lambda pid: ""  # what the process does while it starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,12 +255,18 @@ class Supervisor:
             raise StartError(
                 _describe_start_failure(record), record.exit_code in LASTING_EXIT_CODES
             )
-        late = [r.job.name for r in self._records.values() if r.state is not JobState.READY]
+        late = [_describe_late(r) for r in self._records.values() if r.state is not JobState.READY]
         if late:
             raise StartError(f"not ready in time: {', '.join(late)}; see {self._logs}")
 
     def _first_exited(self) -> _JobRecord | None:
         return next((running for running in self._records.values() if running.exit_reason), None)
+
+
+def _describe_late(record: _JobRecord) -> str:
+    """Return the name of a job that is not ready, and what it does."""
+    phase = "" if record.child is None else record.job.describe_start(record.child.pid)
+    return f"{record.job.name} ({phase})" if phase else record.job.name
 
 
 def _describe_start_failure(record: _JobRecord) -> str:

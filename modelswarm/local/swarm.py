@@ -63,6 +63,7 @@ from modelswarm.protocol.identity import PeerId
 
 GATEWAY_STOP_RANK = 0  # the gateway stops first: it can still end its clients' streams
 SERVER_STOP_RANK = 1
+GATEWAY_ANSWER_SECONDS = 1.0  # while it starts: one that does not answer is reported
 MAX_REPLACED_GATEWAYS = 16  # the last ones; a gateway may end before it has reached every server
 
 
@@ -264,7 +265,7 @@ class LocalSwarm:
         """Return what the gateway still waits for; `ready` once it serves the model on all servers."""
         names = [slot.name for slot in self.slots]
         try:
-            return gateway_progress(client.fetch_snapshot(), names)
+            return gateway_progress(client.fetch_snapshot(GATEWAY_ANSWER_SECONDS), names)
         except SwarmClientError as error:
             return gateway_progress(None, names, str(error))
 
@@ -318,7 +319,10 @@ class LocalSwarm:
             clear_run_file(folder.members / f"{slot.name}.json")
             clear_run_file(folder.starts / f"{slot.name}.json")
 
-        return Job(slot.name, command, ready, forget, SERVER_STOP_RANK)
+        def describe(pid: int) -> str:
+            return describe_progress(read_server_progress(folder.starts / f"{slot.name}.json", pid))
+
+        return Job(slot.name, command, ready, forget, SERVER_STOP_RANK, describe)
 
     def _gateway_job(self, folder: RunFolder, name: str) -> Job:
         run_file = folder.gateway_file(name)

@@ -26,7 +26,8 @@ class ModelCard:
     files_phase: StartPhase = (
         StartPhase.TOKENIZER
     )  # what is made of its files while there is no tokenizer
-    files_reason: str = ""  # why there is no tokenizer; empty: unknown
+    files_problem: str = ""  # why its tokenizer files cannot be used
+    files_wait: str = ""  # what the tokenizer waits for, if that is known
 
     @property
     def ready(self) -> bool:
@@ -57,10 +58,12 @@ class ModelCard:
     @property
     def tokenizer_reason(self) -> str:
         """Reason for which there is no tokenizer."""
-        return self.files_reason or "its tokenizer is not loaded yet"
+        if self.files_problem:
+            return f"its tokenizer files cannot be used: {self.files_problem}"
+        return self.files_wait or "its tokenizer is not loaded yet"
 
     @property
-    def chat_refusal(self) -> str:
+    def chat_problem(self) -> str:
         """Reason for which chats are refused; empty if they are not, or not yet known."""
         if self.tokenizer is None or self.tokenizer.can_chat:
             return ""

@@ -69,12 +69,10 @@ class ModelEntry:
     retry_at: float = 0.0
     unused_since: float | None = None  # time since which it has neither servers nor pods
     phase: StartPhase = StartPhase.TOKENIZER  # what is made of its files
-    fault: str = ""  # why the last transfer gave no tokenizer
+    files_problem: str = ""  # why its files cannot be used
 
-    def missing_reason(self) -> str:
-        """Return why there is no tokenizer, with the file if one is the cause; empty if that is not known."""
-        if self.fault:
-            return f"its tokenizer cannot be loaded: {self.fault}"
+    def describe_fetch(self) -> str:
+        """Return what the tokenizer waits for; empty if no transfer is in progress."""
         if self.fetch is None:
             return ""
         peer, missing = name_of(self.fetch.peer), [f for f in FILES if f not in self.fetch.done]
@@ -165,9 +163,8 @@ class ModelRegistry:
                     "files of %s did not arrive from %s in %g s", entry.name, late, FETCH_SECONDS
                 )
                 entry.fetch = None
-                entry.fault = (
-                    f"its files did not arrive from {name_of(late)} in {FETCH_SECONDS:g} s"
-                )
+                wait = f"in {FETCH_SECONDS:g} s"
+                entry.files_problem = f"they did not arrive from {name_of(late)} {wait}"
                 self._on_change()
             self._request_files(entry)
 
@@ -243,7 +240,8 @@ class ModelRegistry:
             if entry.fetch is fetch:
                 self._reject_files(entry, f"{type(error).__name__}: {error}")
             return
-        entry.tokenizer, entry.revision, entry.fault = tokenizer, fetch.revision, ""
+        entry.tokenizer, entry.revision = tokenizer, fetch.revision
+        entry.files_problem = ""
         if entry.fetch is fetch:
             entry.fetch = None
         log.info("loaded the tokenizer of %s", entry.name)
@@ -259,5 +257,5 @@ class ModelRegistry:
         log.error("cannot use the files of %s: %s", entry.name, reason)
         entry.fetch = None
         entry.retry_at = self._clock() + RETRY_SECONDS
-        entry.fault = reason
+        entry.files_problem = reason
         self._on_change()

@@ -349,5 +349,6 @@ class Node:
             tokenizer=entry.tokenizer if is_current else None,
             known_since=entry.known_since,
             files_phase=entry.phase,
-            files_reason=entry.missing_reason(),
+            files_problem=entry.files_problem,
+            files_wait=entry.describe_fetch(),
         )

@@ -687,7 +687,7 @@ class ModelState(_message.Message):
     TOKENIZER_LOADED_FIELD_NUMBER: _builtins.int
     PHASE_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
-    CHAT_REFUSAL_FIELD_NUMBER: _builtins.int
+    CHAT_PROBLEM_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     revision: _builtins.str
     n_blocks: _builtins.int
@@ -698,7 +698,7 @@ class ModelState(_message.Message):
     """of its start: "linking servers", "tokenizer", "chat template" or "ready" """
     reason: _builtins.str
     """what is waited for, or what prevents readiness; empty: it is ready"""
-    chat_refusal: _builtins.str
+    chat_problem: _builtins.str
     """why chats are refused; empty: they are not"""
     @_builtins.property
     def missing_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -713,11 +713,11 @@ class ModelState(_message.Message):
         tokenizer_loaded: _builtins.bool = ...,
         phase: _builtins.str = ...,
         reason: _builtins.str = ...,
-        chat_refusal: _builtins.str = ...,
+        chat_problem: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_refusal", b"chat_refusal", "missing_blocks", b"missing_blocks", "model", b"model", "n_blocks", b"n_blocks", "phase", b"phase", "ready", b"ready", "reason", b"reason", "revision", b"revision", "tokenizer_loaded", b"tokenizer_loaded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat_problem", b"chat_problem", "missing_blocks", b"missing_blocks", "model", b"model", "n_blocks", b"n_blocks", "phase", b"phase", "ready", b"ready", "reason", b"reason", "revision", b"revision", "tokenizer_loaded", b"tokenizer_loaded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

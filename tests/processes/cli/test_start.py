@@ -1,4 +1,4 @@
-"""A start that talks: phases and a bar on a terminal, reasons that prevent readiness, and the logs of a failed start."""
+"""A start that talks: phases and a bar on a terminal, what prevents readiness, and the logs of a failed start."""
 
 from __future__ import annotations
 
@@ -114,7 +114,11 @@ def test_unusable_tokenizer_is_said_until_it_is_mended(folder: Path) -> None:
     try:
         cause = "tokenizer_config.json: not valid JSON: Expecting value: line 2 column 6"
         eventually("it starts", find_starting)
-        eventually("the reason is said", lambda: cause in output_of("status"), explain=output_of)
+        eventually(
+            "the reason is said",
+            lambda: cause in output_of("status"),
+            explain=lambda: output_of("status"),
+        )
         gateway = json.loads(output_of("status", "--json"))["starting"][-1]
         assert (gateway["process"], gateway["phase"]) == ("gateway", "tokenizer")
         assert cause in gateway["reason"]
@@ -148,6 +152,21 @@ def test_logs_of_a_failed_start_are_kept_and_shown(folder: Path, runtime: Path) 
     shown = output_of("logs", "tiny")
     assert f"logs of tiny: {kept}" in shown
     assert "== tiny-s0-r0 (tiny-s0-r0-1.log)\nno disk" in shown
+
+
+def sleeping_server(
+    command: Sequence[str], env: Mapping[str, str], output: BinaryIO, inherited_fd: int
+) -> Process:
+    """Start the gateway as it is, and in place of a server a program that reports nothing."""
+    if "modelswarm_serving" in command:
+        command = (sys.executable, "-c", "import time; time.sleep(600)")
+    return spawn_process(command, env, output, inherited_fd)
+
+
+def test_start_that_takes_too_long_names_the_phase(folder: Path) -> None:
+    settings = replace(HASH, start_timeout=1.0)
+    with pytest.raises(StartError, match=r"not ready in time: .*tiny-s0-r0 \(importing\)"):
+        LocalSwarm(plan(folder, spans=1, replicas=1), settings, spawn=sleeping_server).start()
 
 
 def test_library_leaves_no_logs_of_a_failed_start(folder: Path, runtime: Path) -> None:

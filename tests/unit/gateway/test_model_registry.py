@@ -89,7 +89,7 @@ async def test_missing_tokenizer_has_the_reason_of_each_stage() -> None:
     harness = RegistryHarness()
     harness.registry.on_peer_connected(HELLO)
     [entry] = harness.registry.entries()
-    reason = entry.missing_reason()
+    reason = entry.describe_fetch()
     assert reason.startswith("its tokenizer waits for tokenizer.json, ")
     assert reason.endswith(" from s0")
 
@@ -97,14 +97,14 @@ async def test_missing_tokenizer_has_the_reason_of_each_stage() -> None:
     harness.send_files("s0/1/a", {**model_files(), **broken})
     await harness.wait_until_idle()
     cause = "tokenizer_config.json: not valid JSON: Expecting value: line 2 column 6 (char 14)"
-    assert entry.missing_reason() == f"its tokenizer cannot be loaded: {cause}"
+    assert (entry.files_problem, entry.describe_fetch()) == (cause, "")
 
     harness.now = RETRY_SECONDS
     harness.registry.tick()
-    assert cause in entry.missing_reason(), "the reason stays until the next outcome"
+    assert entry.files_problem == cause, "it stays until the next outcome"
     harness.send_files("s0/1/a", model_files())
     assert await harness.wait_until_loaded()
-    assert entry.fault == ""
+    assert entry.files_problem == ""
 
 
 async def test_late_files_are_the_reason_after_the_deadline() -> None:
@@ -114,7 +114,7 @@ async def test_late_files_are_the_reason_after_the_deadline() -> None:
     harness.registry.tick()
 
     [entry] = harness.registry.entries()
-    assert "its files did not arrive from s0 in 60 s" in entry.missing_reason()
+    assert entry.files_problem == "they did not arrive from s0 in 60 s"
 
 
 async def test_files_are_requested_once_from_the_first_server() -> None:

@@ -48,7 +48,7 @@ def _model(card: ModelCard) -> api_pb2.ModelState:
         tokenizer_loaded=card.tokenizer is not None,
         phase=card.phase,
         reason=card.reason,
-        chat_refusal=card.chat_refusal,
+        chat_problem=card.chat_problem,
     )
 
 

@@ -197,7 +197,7 @@ def _model_readiness(card: ModelCard) -> dict[str, Any]:
         "tokenizer_loaded": card.tokenizer is not None,
         "phase": card.phase,
         "reason": card.reason or None,
-        "chat_refusal": card.chat_refusal or None,
+        "chat_problem": card.chat_problem or None,
     }
 
 

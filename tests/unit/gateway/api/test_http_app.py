@@ -68,7 +68,7 @@ async def test_ready_says_what_a_model_waits_for() -> None:
     body = (await client.get("/ready")).json()
     assert body["reason"].startswith(f"{MODEL}: its tokenizer waits for tokenizer.json, ")
     [model] = body["models"]
-    assert (model["phase"], model["chat_refusal"]) == ("tokenizer", None)
+    assert (model["phase"], model["chat_problem"]) == ("tokenizer", None)
     assert model["reason"].endswith(" from s0")
     chat = await client.post(CHAT, json=BODY | {"model": MODEL})
     assert "its tokenizer waits for tokenizer.json" in error_of(chat)["message"]
