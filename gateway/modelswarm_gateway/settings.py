@@ -17,7 +17,7 @@ import click
 
 from modelswarm.errors import UserError
 from modelswarm.process.command_line import Seconds, read_flags, split_target
-from modelswarm.protocol.heartbeat import MIN_LEASE_SECONDS
+from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.identity import MAX_NUMBER
 
 # Default of --keepalive, in seconds.
@@ -119,10 +119,10 @@ _OPTIONS: list[click.Parameter] = [
                  help="Seconds that a session waits for a server that does not respond, if there "
                  "is no other; default: 5, or a shorter --hold-limit. Must not exceed a swarm's sessions.holdLimit."),
     click.Option(["--lease", "lease_seconds"],
-                 type=Seconds(min=MIN_LEASE_SECONDS, max=86400),
+                 type=Seconds(min=MIN_LEASE_SECONDS, max=MAX_LEASE_SECONDS),
                  default=30.0, show_default=True, help="Seconds after which other gateways may take "
                  "over the sessions of a lost gateway. Use the value of the servers' --lease; if two "
-                 "differ, the longer one counts."),
+                 "differ, the longer one counts, up to 4 x the servers'."),
     click.Option(["--rebalance-after", "rebalance_after_seconds"], type=Seconds(min=0, max=86400),
                  default=60.0, show_default=True, help="Seconds for which a server has clearly more "
                  "sessions of this gateway than a replica before some are migrated; 0: never."),

@@ -23,6 +23,15 @@ STATUS_SECONDS = 0.5
 GATEWAY_BUSY_SECONDS = 1.0
 # Shortest lease, in seconds: the lease of a running process must not end between two of its heartbeats (R19, leases).
 MIN_LEASE_SECONDS = 4 * BUSY_SECONDS
+# Longest lease, in seconds; a Hello that states a longer one is refused.
+MAX_LEASE_SECONDS = 86400.0
+# A gateway's lease counts on a server up to so many times the server's own, or its sessions could keep pages for a day.
+MAX_LEASE_RATIO = 4
+
+
+def counted_lease(own_seconds: float, stated_seconds: float) -> float:
+    """Return the lease that a server counts for a gateway which states `stated_seconds` (R19, leases)."""
+    return max(own_seconds, min(stated_seconds, MAX_LEASE_RATIO * own_seconds))
 
 
 @dataclass(slots=True)

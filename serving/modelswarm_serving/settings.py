@@ -19,7 +19,7 @@ from modelswarm.errors import UserError
 from modelswarm.placement.memory import TOKEN_BUDGET
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.process.command_line import Seconds, read_flags, split_target
-from modelswarm.protocol.heartbeat import MIN_LEASE_SECONDS
+from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ _OPTIONS: list[click.Parameter] = [
                  "that a lost neighbour can be rebuilt. 0: no replay log. Default: enough for a row of every position "
                  "of the pages."),
     click.Option(["--lease", "lease_seconds"],
-                 type=Seconds(min=MIN_LEASE_SECONDS, max=86400),
+                 type=Seconds(min=MIN_LEASE_SECONDS, max=MAX_LEASE_SECONDS),
                  default=30.0, show_default=True,
                  help="Seconds that a session outlives its gateway's link. Use the value of the "
-                 "gateways' --lease; if they differ, the longer one counts."),
+                 "gateways' --lease; if they differ, the longer one counts, up to 4 x this one."),
     click.Option(["--hold-limit", "hold_limit_seconds"], type=Seconds(min=0, min_open=True, max=86400),
                  help="Seconds that gateways may hold a session without a route. Default: the gateway's --hold-limit."),
     click.Option(["--drain-timeout", "drain_timeout_seconds"], type=Seconds(min=0, max=86400), default=25.0,

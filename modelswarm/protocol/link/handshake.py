@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field, replace
 
+from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, counted_lease
 from modelswarm.protocol.identity import Address, is_dialled_peer
 from modelswarm.protocol.link.grpc_stream import Stream, StreamBroken
-from modelswarm.protocol.messages import Hello, Lane
+from modelswarm.protocol.messages import Hello, Lane, Role
 from modelswarm.protocol.wire.codec import FrameError
 from modelswarm.protocol.wire.frames import pack, unpack
 
@@ -24,6 +25,7 @@ async def exchange_hello(stream: Stream, hello: Hello, address: Address) -> Hell
     _check_version(hello, answer)
     if not is_dialled_peer(answer.peer, address.peer):
         raise StreamBroken(f"other identity: {answer.peer} answers at {address.target}")
+    _check_lease(answer)
     if (answer.link, answer.lane) != (hello.link, hello.lane):
         raise StreamBroken("the answer belongs to another link")
     return answer
@@ -95,12 +97,20 @@ def _check_hello(own: Hello, theirs: Hello, lane: Lane) -> None:
         raise StreamBroken(f"a Hello for the {theirs.lane.value} lane on the {lane.value} lane")
     if theirs.peer in ("", own.peer):
         raise StreamBroken(f"{theirs.peer!r} cannot be the name of a peer")
+    _check_lease(theirs)
 
 
 def _check_version(own: Hello, theirs: Hello) -> None:
     if own.version[0] != theirs.version[0] or abs(own.version[1] - theirs.version[1]) > 1:
         raise StreamBroken(
             f"{theirs.peer} speaks protocol {_format_version(theirs)}, {own.peer} speaks {_format_version(own)}"
+        )
+
+
+def _check_lease(theirs: Hello) -> None:
+    if theirs.lease_ms > 1000 * MAX_LEASE_SECONDS:
+        raise StreamBroken(
+            f"{theirs.peer} states a lease of {theirs.lease_ms} ms; allowed: at most {MAX_LEASE_SECONDS:.0f} s"
         )
 
 
@@ -112,9 +122,11 @@ def lease_fault(own_seconds: float, theirs: Hello) -> str | None:
     own_ms = round(1000 * own_seconds)
     if theirs.lease_ms in (0, own_ms):
         return None
+    stated = theirs.lease_ms / 1000
+    server, gateway = (stated, own_seconds) if theirs.role is Role.SERVER else (own_seconds, stated)
     return (
-        f"{theirs.peer} was started with --lease {theirs.lease_ms / 1000:g}, this process with {own_ms / 1000:g}: "
-        f"{max(theirs.lease_ms, own_ms) / 1000:g} seconds count between the two; give both the same"
+        f"{theirs.peer} was started with --lease {stated:g}, this process with {own_ms / 1000:g}: "
+        f"{counted_lease(server, gateway):g} seconds count between the two; give both the same"
     )
 
 

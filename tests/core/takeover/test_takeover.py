@@ -342,6 +342,21 @@ def test_longer_lease_of_gateway_and_server_counts(lease: float) -> None:
     assert [*log, *second.tokens(SESSION)] == WHOLE
 
 
+def test_lease_above_four_times_the_servers_counts_as_four() -> None:
+    made = swarm()
+    stated = GatewaySettings(lease_seconds=1000 * LEASE)
+    first, second = add_gateway(made, 1, stated), add_gateway(made, 2)
+    first.start(SESSION, PROMPT, NEW, ahead=8, above=0)
+    made.kill(first.peer)
+    made.wait(4 * LEASE - 0.5)
+    where = second.find(SESSION)
+    assert 0.0 < where.takeover_wait < 1.0
+    made.wait(4 * LEASE)
+    assert [server.core.stats.sessions for server in made.servers.values()] == [1, 1]
+    made.wait(1.0)
+    assert [server.core.stats.sessions for server in made.servers.values()] == [0, 0]
+
+
 def test_lease_fault_names_both_different_leases() -> None:
     hello = Hello(PROTOCOL_VERSION, "server/1/a", Role.SERVER, "", Lane.LIVE, lease_ms=30_000)
     fault = lease_fault(2.5, hello)
@@ -349,6 +364,8 @@ def test_lease_fault_names_both_different_leases() -> None:
     assert "server/1/a was started with --lease 30" in fault
     assert "this process with 2.5: 30 seconds count" in fault
     assert lease_fault(30.0, hello) is None
+    gateway = replace(hello, role=Role.GATEWAY)
+    assert "10 seconds count" in str(lease_fault(2.5, gateway)), "at most four times the server's"
     assert lease_fault(2.5, replace(hello, lease_ms=0)) is None, "a peer that declares no lease"
 
 

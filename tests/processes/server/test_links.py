@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -139,6 +140,22 @@ async def test_epoch_above_the_maximum_is_refused_when_read() -> None:
         await b.received.until(lambda: bool(b.received.down))
         assert b.received.items == []
         assert "above" in b.received.down[0][1]
+
+
+async def test_lease_above_a_day_is_refused_by_both_ends() -> None:
+    day, more = 86_400_000, 86_400_001
+    async with nodes("b", limits=LinkLimits(connect_seconds=NEVER)) as (b,):
+        async with raw_peer(b, replace(hello("a/1/x"), lease_ms=day)) as within:
+            await within.greet(Lane.LIVE)
+        async with raw_peer(b, replace(hello("c/1/x"), lease_ms=more)) as beyond:
+            with pytest.raises(grpc_stream.StreamBroken, match="states a lease of 86400001 ms"):
+                await beyond.greet(Lane.LIVE)
+        other = Node(replace(hello("d/1/x"), lease_ms=more))
+        await other.listen()
+        b.links.dial(other.address)
+        await b.received.until(lambda: bool(b.received.down))
+        assert "86400001 ms" in b.received.down[0][1]
+        await other.links.close()
 
 
 async def test_two_ends_that_dial_each_other_are_one_peer() -> None:

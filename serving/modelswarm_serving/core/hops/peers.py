@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Collection
 
-from modelswarm.protocol.heartbeat import BUSY_SECONDS
+from modelswarm.protocol.heartbeat import BUSY_SECONDS, counted_lease
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Role
 
@@ -121,9 +121,9 @@ class Peers:
         """Return the lease of a gateway: the seconds of silence during which it keeps its sessions.
 
         A gateway relies on the lease it was started with, another gateway on the lease this server states. So the
-        longer of the two counts.
+        longer of the two counts, up to four times this server's own.
         """
-        return max(self._own_lease, self._leases.get(gateway, 0.0))
+        return counted_lease(self._own_lease, self._leases.get(gateway, 0.0))
 
     def has_lapsed(self, peer: PeerId, now: float) -> bool:
         """True for a gateway whose lease expired before the message that just came."""
