@@ -39,6 +39,8 @@ def parse_hub_source(source: str) -> HubModel:
     parts = name.strip("/").split("/")
     if len(parts) not in (1, 2) or not all(parts):
         raise ModelSourceError("model", f"{source!r} is not hf://ORG/NAME[@REVISION]")
+    if ".." in revision.split("/"):  # the library keeps a file of this name in its cache
+        raise ModelSourceError("model", f"{source!r} has a revision with `..`; allowed: none")
     return HubModel("/".join(parts), revision or None)
 
 

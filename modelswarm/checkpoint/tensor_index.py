@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from modelswarm.errors import ModelSourceError
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
+"""A plain file name. The hub's library takes it for a pattern, and `*` would fetch a whole repository."""
 _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 _MAX_HEADER_BYTES = 100_000_000  # limit of the format's own reader
 
@@ -42,12 +45,18 @@ def shard_names(folder: Path) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelSourceError("model", f"{folder / INDEX_FILE} has no weight_map")
     for name, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).is_absolute() or ".." in Path(file).parts:
+        if not isinstance(file, str) or not _SHARD.fullmatch(file):
             raise ModelSourceError(
                 "model",
-                f"{folder / INDEX_FILE} has {file!r} as the file of {name}; allowed are files of its folder",
+                f"{folder / INDEX_FILE} has {_shorten(file)} as the file of {_shorten(name)}; "
+                "allowed are names such as model-00001-of-00002.safetensors",
             )
     return weight_map
+
+
+def _shorten(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 80 else f"{shown[:80]}..."
 
 
 def read_names(folder: Path) -> set[str]:

@@ -146,9 +146,9 @@ ADDRESS = matches_pattern(
     ADDRESSES,
 )
 NO_PARENT_STEPS = Rule(
-    "!self.matches('/[.][.](/|$)')",
+    "!self.matches('(^|[/@])[.][.](/|$)')",
     "a path without `..`",
-    lambda text: re.search(r"/[.][.](/|\Z)", text) is None,
+    lambda text: re.search(r"(^|[/@])[.][.](/|\Z)", text) is None,
 )
 NAME = matches_pattern(
     _NAME, "lower-case letters, digits and dashes, a letter first and no dash last"

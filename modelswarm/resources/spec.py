@@ -69,7 +69,10 @@ class Model(Part):
         "(a volume, mounted read-only), file:///path (in the image, or on a volume of the pod template) or "
         "demo://counting (inside the image)."
     )
-    revision: Annotated[str, Field(min_length=1, max_length=256), rules.REVISION] | None = Field(
+    revision: (
+        Annotated[str, Field(min_length=1, max_length=256), rules.REVISION, rules.NO_PARENT_STEPS]
+        | None
+    ) = Field(
         default=None,
         description="Branch, tag or commit of an hf:// source; its default branch if absent. It is resolved once to "
         "a commit, kept in status.model.revision, so that all servers hold the same weights.",

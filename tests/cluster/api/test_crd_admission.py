@@ -147,6 +147,8 @@ BAD: list[tuple[Json, str, str]] = [
         "allowed only with an hf:// source that does not contain a revision itself",
     ),
     (model(source="hf://a/b", revision="x y"), "spec.model.revision", "without blanks and @"),
+    (model(source="hf://a/b", revision="../x"), "spec.model.revision", "a path without `..`"),
+    (model(source="hf://a/b@../x"), "spec.model.source", "a path without `..`"),
     (model(servedName="-x"), "spec.model.servedName", "a letter or digit first"),
     (model(servedName="x" * 129), "spec.model.servedName", "128"),
     (model(tokenSecretRef={"name": "A"}), "spec.model.tokenSecretRef.name", "name of a Secret"),

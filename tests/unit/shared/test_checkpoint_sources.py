@@ -95,6 +95,8 @@ def test_downloaded_model_is_not_fetched_again(hub: Hub, locations: SourceLocati
         ("hf://acme/tiny@v9", "hf://acme/tiny@v9: there is no such revision"),
         ("hf://a/b/c", "is not hf://ORG/NAME"),
         ("hf://", "is not hf://ORG/NAME"),
+        ("hf://acme/tiny@../../x", "has a revision with `..`"),
+        ("hf://acme/tiny@refs/../x", "has a revision with `..`"),
     ],
 )
 def test_invalid_hub_address_is_named(

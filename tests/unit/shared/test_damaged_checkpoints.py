@@ -329,7 +329,22 @@ CASES: list[tuple[str, Damage, str]] = [
     (
         "index outside of the folder",
         index({Q_PROJ: "/etc/passwd"}),
-        "{folder}/model.safetensors.index.json has '/etc/passwd' as the file of " + Q_PROJ,
+        "{folder}/model.safetensors.index.json has '/etc/passwd' as the file of '" + Q_PROJ,
+    ),
+    *(
+        (
+            f"index with {name}",
+            index({Q_PROJ: name}),
+            (
+                f"{{folder}}/model.safetensors.index.json has {name!r} as the file of '{Q_PROJ}'; "
+                "allowed are names such as model-00001-of-00002.safetensors"
+            ),
+        )
+        for name in (
+            *("*", "*.safetensors", "[a-z]*.safetensors", "model?.safetensors", "tokenizer.json"),
+            *("../x.safetensors", "a/../../x.safetensors", "sub/x.safetensors", ".safetensors"),
+            *("model.safetensors\n", "model.SAFETENSORS", 7, None),
+        )
     ),
     (
         "index of a missing file",

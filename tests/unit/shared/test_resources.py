@@ -134,6 +134,14 @@ def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
             "spec.spans: count and ranges exclude each other; allowed: one of them, or neither",
         ),
         (
+            {"model": {"source": "hf://a/b", "revision": "../../x"}},
+            "spec.model.revision: '../../x' is not allowed; allowed: a path without `..`",
+        ),
+        (
+            {"model": {"source": "hf://a/b@../x"}},
+            "spec.model.source: 'hf://a/b@../x' is not allowed; allowed: a path without `..`",
+        ),
+        (
             {"model": {"source": "s3://bucket"}},
             (
                 "spec.model.source: 's3://bucket' is not allowed; "

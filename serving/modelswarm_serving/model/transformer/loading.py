@@ -87,7 +87,7 @@ def load_modules(
 
 def _text_config(folder: Path) -> PreTrainedConfig:
     try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its validation raises several kinds without a common base
         raise ModelSourceError("model", f"{folder / 'config.json'} is refused: {error}") from error
     text: PreTrainedConfig = getattr(config, "text_config", None) or config
