@@ -20,7 +20,12 @@ from urllib.parse import unquote, urlparse
 
 from modelswarm.checkpoint.facts import read_config
 from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, OnBytes, download, parse_hub_source
-from modelswarm.checkpoint.tensor_index import INDEX_FILE, SINGLE_FILE, shard_names
+from modelswarm.checkpoint.tensor_index import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    read_samples,
+    shard_names,
+)
 from modelswarm.checkpoint.tensor_names import canonical_name
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError
@@ -86,15 +91,19 @@ def resolve_config_files(source: str, locations: SourceLocations | None = None) 
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a hash of the configuration and the layout of the weights; the weights themselves are not read."""
+    """Return a hash of the configuration, the layout of the weights, and a sample of each tensor.
+
+    Servers of one route must have equal ones, so a folder whose shards were replaced never joins one that has the old
+    ones. A folder without some of the shards has another fingerprint than a whole one.
+    """
     digest = hashlib.sha256()
     for name in ("config.json", INDEX_FILE):
         if (folder / name).is_file():
             digest.update((folder / name).read_bytes())
-    if not (folder / INDEX_FILE).is_file() and (folder / SINGLE_FILE).is_file():
-        with (folder / SINGLE_FILE).open("rb") as handle:
-            length = int.from_bytes(handle.read(8), "little")
-            digest.update(handle.read(min(length, 1 << 24)))
+    for file in sorted(set(shard_names(folder).values())) or [SINGLE_FILE]:
+        if (folder / file).is_file():
+            for part in read_samples(folder / file):
+                digest.update(part)
     return digest.hexdigest()[:16]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 """A plain file name. The hub's library takes it for a pattern, and `*` would fetch a whole repository."""
+SAMPLE_BYTES = 16 << 10  # of a tensor in a fingerprint
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 _MAX_HEADER_BYTES = 100_000_000  # limit of the format's own reader
 
@@ -105,7 +107,7 @@ def read_header(folder: Path, file: str) -> dict[str, TensorEntry]:
             if name != "__metadata__"
         }
         end = _data_size(header)
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except _MALFORMED as error:
         raise ModelSourceError("model", f"{path} is not a safetensors file") from error
     rest = size - 8 - len(raw) - end
     if rest < 0:
@@ -113,6 +115,34 @@ def read_header(folder: Path, file: str) -> dict[str, TensorEntry]:
     if rest > 0:
         raise ModelSourceError("model", f"{path} has {rest} bytes behind its last tensor")
     return entries
+
+
+def read_samples(path: Path) -> Iterator[bytes]:
+    """Yield what tells a file from one with other weights: its length, its header, the middle of each tensor.
+
+    Of 200 GB in 1,100 tensors that is 18 MB in 1,100 reads, and 0.04 s of CPU time.
+    """
+    size, raw = _header_bytes(path)
+    yield size.to_bytes(8, "little")
+    yield raw
+    with path.open("rb") as handle:
+        for start, end in _tensor_offsets(raw):
+            skipped = max(0, end - start - SAMPLE_BYTES) // 2
+            handle.seek(8 + len(raw) + start + skipped)
+            yield handle.read(min(SAMPLE_BYTES, end - start))
+
+
+def _tensor_offsets(raw: bytes) -> list[tuple[int, int]]:
+    """Return the offsets of all tensors behind a header, in order; none if `read_header` refuses it."""
+    try:
+        header = json.loads(raw)
+        spans = [
+            fields["data_offsets"] for name, fields in header.items() if name != "__metadata__"
+        ]
+        _data_size(header)
+        return sorted((int(start), int(end)) for start, end in spans)
+    except _MALFORMED:
+        return []
 
 
 def _data_size(header: dict[str, Any]) -> int:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 from support.models.hub_server import COMMIT, Hub, serve
 from support.models.tiny_models import make_model
 
 from modelswarm.checkpoint.facts import read_facts
-from modelswarm.checkpoint.sources import MODEL_FILES, SourceLocations, resolve
+from modelswarm.checkpoint.sources import MODEL_FILES, SourceLocations, fingerprint, resolve
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError, UserError
 
@@ -137,6 +139,60 @@ def test_local_addresses_resolve_to_folders(folder: Path, tmp_path: Path) -> Non
     }
     assert len(same) == 1
     assert resolve("demo://counting").folder == counting_folder()
+
+
+def write_byte(path: Path, at: int, value: int) -> None:
+    with path.open("r+b") as handle:
+        handle.seek(at)
+        handle.write(bytes([value]))
+
+
+@pytest.mark.parametrize("shard_size", ["1GB", "100KB"])
+def test_other_weights_of_the_same_layout_are_another_revision(
+    tmp_path: Path, shard_size: str
+) -> None:
+    folder = make_model(tmp_path / "model", "llama", shard_size=shard_size)
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    first = resolve(str(folder)).revision
+    assert resolve(str(copy)).revision == first
+
+    for shard in sorted(copy.glob("*.safetensors")):
+        size, content = shard.stat().st_size, shard.read_bytes()
+        with safe_open(folder / shard.name, framework="np") as tensors:
+            names = list(tensors.keys())
+        for name in names:
+            start, end = read_offsets(content, name)
+            middle = (start + end) // 2
+            write_byte(shard, middle, content[middle] ^ 1)
+            assert resolve(str(copy)).revision != first, name
+            write_byte(shard, middle, content[middle])
+        assert (shard.stat().st_size, resolve(str(copy)).revision) == (size, first)
+
+
+def read_offsets(content: bytes, name: str) -> tuple[int, int]:
+    length = int.from_bytes(content[:8], "little")
+    start, end = json.loads(content[8 : 8 + length])[name]["data_offsets"]
+    return 8 + length + start, 8 + length + end
+
+
+def test_folder_without_a_shard_is_another_revision(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", "llama", shard_size="100KB")
+    first = resolve(str(folder)).revision
+    sorted(folder.glob("*.safetensors"))[-1].unlink()
+    assert resolve(str(folder)).revision != first
+
+
+def test_fingerprint_reads_a_sample_of_a_large_file(tmp_path: Path) -> None:
+    """The file has a hole of 1 TiB: a test that reads it whole does not end."""
+    entry = {"dtype": "F16", "shape": [1 << 39], "data_offsets": [0, 1 << 40]}
+    header = json.dumps({"model.norm.weight": entry}).encode()
+    path = tmp_path / "model.safetensors"
+    with path.open("wb") as handle:
+        handle.write(len(header).to_bytes(8, "little") + header)
+        handle.truncate(8 + len(header) + (1 << 40))
+    first = fingerprint(tmp_path)
+    write_byte(path, 8 + len(header) + (1 << 39), 1)
+    assert fingerprint(tmp_path) != first
 
 
 @pytest.mark.parametrize(
