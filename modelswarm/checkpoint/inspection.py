@@ -30,7 +30,13 @@ from modelswarm.checkpoint.facts import (
 )
 from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, parse_hub_source, read_remote_header
 from modelswarm.checkpoint.sources import SourceLocations, resolve, resolve_config_files
-from modelswarm.checkpoint.tensor_index import SINGLE_FILE, TensorEntry, read_header, shard_names
+from modelswarm.checkpoint.tensor_index import (
+    SINGLE_FILE,
+    TensorEntry,
+    read_header,
+    shard_names,
+    stated_bytes,
+)
 from modelswarm.checkpoint.tensor_names import MAX_BLOCKS, block_of, canonical_name
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSourceError, UserError
@@ -51,6 +57,7 @@ class Inspection:
     facts: ModelFacts
     revision: str  # present revision of the address: a commit, or a fingerprint
     warnings: tuple[str, ...] = ()  # sentences about parts that will not work, such as chats
+    file_bytes: int = 0  # of all weight files
 
 
 class FactsDocument(BaseModel):
@@ -71,6 +78,7 @@ class FactsDocument(BaseModel):
     embedding_elements: _Positive
     kv_elements: _Positive
     tied: bool
+    file_bytes: Annotated[int, Field(ge=0, le=2**53)] = 0
 
 
 def inspect_model(
@@ -96,7 +104,11 @@ def inspect_model(
     tokenizer_folder = folder if tokenizer is None else resolve_config_files(tokenizer, locations)
     if find_spec("tokenizers"):  # `plan` works where only the library is installed
         check_tokenizer(tokenizer_folder, facts.config.vocab)
-    return Inspection(facts, revision, template_faults(tokenizer_folder))
+    whole = facts.weight_bytes(0, facts.config.n_blocks, facts.dtype)
+    size = max(
+        stated_bytes(folder), whole
+    )  # the files may have other parts, such as a vision tower
+    return Inspection(facts, revision, template_faults(tokenizer_folder), size)
 
 
 def template_faults(tokenizer_folder: Path) -> tuple[str, ...]:
@@ -109,7 +121,7 @@ def template_faults(tokenizer_folder: Path) -> tuple[str, ...]:
     return () if fault is None else (fault,)
 
 
-def facts_document(facts: ModelFacts, revision: str) -> dict[str, Any]:
+def facts_document(facts: ModelFacts, revision: str, file_bytes: int = 0) -> dict[str, Any]:
     """Return the facts as JSON for `facts_from_document`."""
     config = facts.config
     document = FactsDocument(
@@ -124,6 +136,7 @@ def facts_document(facts: ModelFacts, revision: str) -> dict[str, Any]:
         embedding_elements=facts.embedding_elements,
         kv_elements=facts.kv_elements,
         tied=config.tied,
+        file_bytes=file_bytes,
     )
     return document.model_dump(by_alias=True)
 
@@ -219,7 +232,8 @@ def main(
     """Print the facts of MODEL as JSON; or, with exit code 2, the reason why it cannot be served as one sentence."""
     try:
         found = inspect_model(model, tokenizer, template=chat_template)
-        text, code = json.dumps(facts_document(found.facts, found.revision)), 0
+        document = facts_document(found.facts, found.revision, found.file_bytes)
+        text, code = json.dumps(document), 0
     except UserError as error:
         text, code = _error_sentence(error, model, tokenizer), REFUSED
     if output is not None:

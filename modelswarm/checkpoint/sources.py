@@ -19,7 +19,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 from modelswarm.checkpoint.facts import read_config
-from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, OnBytes, download, parse_hub_source
+from modelswarm.checkpoint.hub import (
+    HUB_SCHEME,
+    HubModel,
+    OnBytes,
+    cached_files,
+    check_hashes,
+    download,
+    parse_hub_source,
+)
 from modelswarm.checkpoint.tensor_index import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -147,7 +155,12 @@ def _resolve_hub(
         for stored, file in weight_map.items()
         if (tensor := canonical_name(stored)) is not None and part.needs_tensor(tensor)
     }
-    _download(pinned, sorted(shards) if weight_map else [SINGLE_FILE], locations, on_bytes)
+    files = sorted(shards) if weight_map else [SINGLE_FILE]
+    known = cached_files(pinned, files, locations.hub_cache)
+    _download(pinned, files, locations, on_bytes)
+    check_hashes(
+        pinned, folder, [one for one in files if one not in known and (folder / one).is_file()]
+    )
     return Checkpoint(source, folder, folder.name)
 
 

@@ -25,6 +25,7 @@ _SHARD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,200}\.safetensors")
 SAMPLE_BYTES = 16 << 10  # of a tensor in a fingerprint
 _MALFORMED = (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError)
 _ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+_MAX_TOTAL_BYTES = 1 << 50  # of a model's weights
 _MAX_HEADER_BYTES = 100_000_000  # limit of the format's own reader
 
 
@@ -54,6 +55,15 @@ def shard_names(folder: Path) -> dict[str, str]:
                 "allowed are names such as model-00001-of-00002.safetensors",
             )
     return weight_map
+
+
+def stated_bytes(folder: Path) -> int:
+    """Return the bytes of all weights as the index states them; 0 if it states none."""
+    if not (folder / INDEX_FILE).exists():
+        return 0
+    metadata = read_json(folder / INDEX_FILE).get("metadata")
+    size = metadata.get("total_size") if isinstance(metadata, dict) else None
+    return size if type(size) is int and 0 < size <= _MAX_TOTAL_BYTES else 0
 
 
 def _shorten(value: object) -> str:

@@ -85,6 +85,7 @@ class ModelStatus(StatusPart):
     tied: bool = Field(
         default=False, description="True if the LM head shares the embedding's weights."
     )
+    file_bytes: int = Field(default=0, description="Bytes of all weight files.")
 
 
 class PlannedMemory(StatusPart):

@@ -90,6 +90,22 @@ def test_downloaded_model_is_not_fetched_again(hub: Hub, locations: SourceLocati
     assert (first.folder / MODEL_FILES[2]).is_file()
 
 
+def test_weights_with_another_hash_than_the_hubs_are_refused(
+    hub: Hub, locations: SourceLocations, folder: Path
+) -> None:
+    hub.hashes_weights = True
+    shard = min(list_shards(folder, "layers.0."))
+    hub.damaged.add(shard)
+    with pytest.raises(
+        ModelSourceError, match=f"{shard} has the SHA-256 [0-9a-f]{{64}}, but the hub"
+    ):
+        resolve("hf://acme/tiny", (0, 1), locations)
+    hub.damaged.clear()
+    found = resolve("hf://acme/tiny", (0, 1), locations)
+    assert (found.folder / shard).read_bytes() == (folder / shard).read_bytes()
+    assert hub.fetched.count(shard) == 2, "the damaged file was deleted"
+
+
 @pytest.mark.parametrize(
     ("source", "sentence"),
     [

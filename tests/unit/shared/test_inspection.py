@@ -74,8 +74,28 @@ def test_inspection_output_is_one_object_read_back_as_facts(tmp_path: Path) -> N
     assert facts_from_document(json.loads(written)) == read_facts(counting_folder())
     assert set(json.loads(written)) == {
         *("blocks", "context", "vocab", "hidden", "dtype", "blockElements", "embeddingElements"),
-        *("kvElements", "tied", "family", "revision"),
+        *("kvElements", "tied", "family", "revision", "fileBytes"),
     }
+
+
+def test_size_of_all_files_is_at_least_that_of_the_text_model(folder: Path, copy: Path) -> None:
+    facts = read_facts(folder)
+    whole = facts.weight_bytes(0, facts.config.n_blocks, facts.dtype)
+    index = copy / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    assert inspect_model(str(copy)).file_bytes >= whole
+
+    for stated, size in (
+        (10 * whole, 10 * whole),
+        (1, whole),
+        ("many", whole),
+        (-1, whole),
+        (1 << 60, whole),
+    ):
+        index.write_text(json.dumps(content | {"metadata": {"total_size": stated}}))
+        assert inspect_model(str(copy)).file_bytes == size
+    index.write_text(json.dumps(content | {"metadata": 7}))
+    assert inspect_model(str(copy)).file_bytes == whole
 
 
 def test_hub_inspection_fetches_only_headers_of_block_0(

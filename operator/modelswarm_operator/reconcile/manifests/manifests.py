@@ -12,19 +12,22 @@ from typing import Any
 from urllib.parse import urlparse
 
 from modelswarm.placement.plan import PAGE_SIZE
+from modelswarm.placement.quantity import quantity_of
 from modelswarm.resources.labels import LINKS, LINKS_PORT
 from modelswarm.resources.spec import API_VERSION, KIND, Model, Pool, Spec, parse_duration
-from modelswarm_operator.reconcile.model.span_plan import Layout
+from modelswarm_operator.reconcile.model.span_plan import CACHE_MARGIN_BYTES, Layout
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.observed import Json, SwarmView
 from modelswarm_operator.reconcile.state.policy import Policy
 
 METRICS_PORT = 7001
+TMP_LIMIT_BYTES = 1 << 30  # of /tmp
 USER_ID = 65532
 DRAIN_MARGIN_SECONDS = 5  # of a pod's grace period, for the end of the process after its drain
 HUB_CACHE_DIR = "/var/cache/huggingface"
 CLAIMS_DIR = "/mnt/modelswarm"
+_DISK = "ephemeral-storage"
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TEMPLATE_DIR = "/etc/modelswarm"  # where the swarm's own chat template is mounted, if it has one
 TEMPLATE_FILE = "chat_template.jinja"
@@ -110,9 +113,8 @@ def server_pod(
         names.SERVED_NAME: layout.served_name,
         **_template_annotation(spec.model),
     }
-    body = _pod_spec(
-        builder, spec.model, _server_container(builder, spec, layout, slot, name, incarnation)
-    )
+    container = _server_container(builder, spec, layout, slot, name, incarnation)
+    body = _pod_spec(builder, spec.model, container, layout.cache_limit)
     body |= {
         "hostname": name,
         "subdomain": names.service_name(builder.swarm.name),
@@ -127,13 +129,19 @@ def server_pod(
             }
         ],
     }
-    resources = pool.resources.model_dump(mode="json", by_alias=True)
-    body["containers"][0]["resources"] = {
-        kind: {key: str(value) for key, value in amounts.items()}
-        for kind, amounts in resources.items()
-        if amounts
-    }
+    container["resources"] = _server_resources(pool, layout.cache_requests[slot.span])
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
+
+
+def _server_resources(pool: Pool, cache_request: int) -> Json:
+    """Return the pool's amounts, and a request for the disk that a download takes unless the pool has one."""
+    resources = pool.resources.model_dump(mode="json", by_alias=True)
+    amounts: dict[str, dict[str, str]] = {
+        kind: {key: str(value) for key, value in given.items()} for kind, given in resources.items()
+    }
+    if cache_request and not any(_DISK in given for given in amounts.values()):
+        amounts["requests"][_DISK] = quantity_of(cache_request)
+    return {kind: given for kind, given in amounts.items() if given}
 
 
 def _server_container(
@@ -192,6 +200,7 @@ def _container(builder: ManifestBuilder, model: Model) -> Json:
             "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{ZONE_LABEL}']"}},
         },
         {"name": "HF_HOME", "value": HUB_CACHE_DIR},
+        {"name": "HF_XET_CHUNK_CACHE_SIZE_BYTES", "value": "0"},  # would double a download
         {"name": "HOME", "value": "/tmp"},  # an emptyDir: the root file system is read-only
     ]
     if (token := model.token_secret_ref) is not None:
@@ -221,10 +230,11 @@ def _container(builder: ManifestBuilder, model: Model) -> Json:
     }
 
 
-def _pod_spec(builder: ManifestBuilder, model: Model, container: Json) -> Json:
+def _pod_spec(builder: ManifestBuilder, model: Model, container: Json, cache_limit: int) -> Json:
+    """`cache_limit`: bytes that the hub cache may have; the kubelet evicts a pod that exceeds it."""
     volumes: list[Json] = [
-        {"name": "tmp", "emptyDir": {}},
-        {"name": "hub-cache", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": quantity_of(TMP_LIMIT_BYTES)}},
+        {"name": "hub-cache", "emptyDir": {"sizeLimit": quantity_of(cache_limit)}},
     ]
     for claim in claims_of(model):
         source = {"claimName": claim, "readOnly": True}
@@ -296,7 +306,7 @@ def inspection_pod(
         "resources": {},
         **_container(builder, spec.model),
     }
-    body = _pod_spec(builder, spec.model, container)
+    body = _pod_spec(builder, spec.model, container, CACHE_MARGIN_BYTES)
     body |= {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,

@@ -21,7 +21,7 @@ _HUB = "hf://"
 
 def pinned_address(known: ModelStatus) -> str:
     """Return the address that servers load: the commit that was inspected, so that later pods have the same weights."""
-    if not known.source.startswith(_HUB) or not known.revision:
+    if not is_from_hub(known) or not known.revision:
         return known.source
     return f"{known.source.partition('@')[0]}@{known.revision}"
 
@@ -40,7 +40,8 @@ def known_model(model: Model, stored: ModelStatus | None) -> ModelStatus | None:
 @lru_cache(maxsize=16)
 def _from_package(address: str, tokenizer: str | None) -> ModelStatus:
     found = inspect_model(address, tokenizer)
-    return _status(address, tokenizer, json.dumps(facts_document(found.facts, found.revision)))
+    document = facts_document(found.facts, found.revision, found.file_bytes)
+    return _status(address, tokenizer, json.dumps(document))
 
 
 def parse_inspection(model: Model, message: str) -> ModelStatus:
@@ -58,6 +59,11 @@ def _status(address: str, tokenizer: str | None, message: str) -> ModelStatus:
     facts_from_document(document)
     given = {"source": address, **({"tokenizer": tokenizer} if tokenizer else {})}
     return ModelStatus.model_validate({**document, **given})
+
+
+def is_from_hub(known: ModelStatus) -> bool:
+    """Return True if servers download the weights."""
+    return known.source.startswith(_HUB)
 
 
 def facts_of(known: ModelStatus) -> ModelFacts:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,15 @@ from modelswarm.placement.plan import plan_swarm, running_dtype
 from modelswarm.placement.quantity import quantity_of
 from modelswarm.resources.spec import API_VERSION, KIND, Metadata, ModelSwarm, Pool, Spec
 from modelswarm.resources.status import ModelStatus, PlannedMemory, PlannedSpan, PlanStatus
-from modelswarm_operator.reconcile.model.facts import facts_of, pinned_address
+from modelswarm_operator.reconcile.model.facts import facts_of, is_from_hub, pinned_address
 
 RENDER_REVISION = 1
 """To be increased when pods of older operators must be replaced. Any other change in `manifests` reaches a pod when it
 is replaced for another reason: an upgrade of the operator moves no pod."""
+
+CACHE_MARGIN_BYTES = (
+    1 << 30
+)  # of a hub cache, beside a fifth of the weights: tokenizers and partly used files
 
 DEFAULT_POOL = Pool.model_construct(name="default")
 
@@ -40,6 +44,8 @@ class Layout:
     served_name: str
     dtype: str
     max_length: int
+    cache_limit: int  # bytes of the hub cache of a server: all weight files, and a margin
+    cache_requests: tuple[int, ...]  # bytes that a server of each span downloads; 0: none
 
     @property
     def status(self) -> PlanStatus:
@@ -79,7 +85,22 @@ def make_layout(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | 
         served_name=shared["served"],
         dtype=running_dtype(spec),
         max_length=spec.sessions.max_length or known.context,
+        cache_limit=_with_margin(known.file_bytes if is_from_hub(known) else 0),
+        cache_requests=_cache_requests(known, spans),
     )
+
+
+def _with_margin(size: int) -> int:
+    return size + size // 5 + CACHE_MARGIN_BYTES
+
+
+def _cache_requests(known: ModelStatus, spans: Sequence[PlannedSpan]) -> tuple[int, ...]:
+    """A server downloads only the files with its blocks, of which the first and the last may have others too."""
+    if not is_from_hub(known):
+        return (0,) * len(spans)
+    facts = facts_of(known)
+    sizes = (facts.weight_bytes(span.first, span.last, facts.dtype) for span in spans)
+    return tuple(_with_margin(size) for size in sizes)
 
 
 def _shared_input(name: str, spec: Spec, known: ModelStatus) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from support.operator.model_cluster import ModelCluster, Node, make_spec
+from support.operator.model_cluster import ModelCluster, Node, inspect_demo_model, make_spec
 
+from modelswarm.placement.quantity import bytes_of
 from modelswarm_operator.reconcile.manifests.owned_objects import covers
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import ApplyChild, DeleteChild, WriteStatus
@@ -80,6 +82,44 @@ def test_resources_and_failure_domain_come_from_the_pool() -> None:
     (spread,) = body["topologySpreadConstraints"]
     assert spread["topologyKey"] == "topology.kubernetes.io/zone"
     assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
+def create_hub_server(file_bytes: int, **pool: Any) -> Json:
+    """Return the spec of the first server pod of a model of two spans from a hub."""
+    facts = json.loads(inspect_demo_model()) | {"fileBytes": file_bytes}
+    spec = make_spec(2, 1, model={"source": "hf://org/name"}, pools=[{"name": "a", **pool}])
+    cluster = ModelCluster(spec=spec, inspection_result=lambda pod: (0, json.dumps(facts)))
+    cluster.settle()
+    (first,) = (pod for pod in cluster.server_pods() if pod.view.labels[names.SPAN] == "0")
+    body: Json = first.manifest["spec"]
+    return body
+
+
+def disk_limits(body: Json) -> dict[str, str]:
+    """Return the size limits of the pod's directories."""
+    volumes = (volume for volume in body["volumes"] if "emptyDir" in volume)
+    return {volume["name"]: volume["emptyDir"]["sizeLimit"] for volume in volumes}
+
+
+def test_hub_cache_of_a_server_is_bounded_by_the_models_files() -> None:
+    body = create_hub_server(100 << 30)
+    assert disk_limits(body) == {"tmp": "1024Mi", "hub-cache": f"{121 << 10}Mi"}
+    request = body["containers"][0]["resources"]["requests"]["ephemeral-storage"]
+    assert 1 << 30 < bytes_of(request, "request") < 2 << 30, "half of the demo model, and a margin"
+
+
+@pytest.mark.parametrize("kind", ["requests", "limits"])
+def test_disk_request_of_the_pool_replaces_the_operators(kind: str) -> None:
+    body = create_hub_server(1, resources={kind: {"ephemeral-storage": "7Gi"}})
+    assert body["containers"][0]["resources"] == {kind: {"ephemeral-storage": "7Gi"}}
+
+
+@pytest.mark.parametrize("source", ["demo://counting", "pvc://weights/llama", "hf://org/name"])
+def test_first_pod_of_any_source_has_bounded_directories(source: str) -> None:
+    """The first pod of a model that is not inside the image is an inspection."""
+    body = create_first_pod(ModelCluster(spec=make_spec(1, 1, model={"source": source})))["spec"]
+    assert disk_limits(body) == {"tmp": "1024Mi", "hub-cache": "1024Mi"}
+    assert "ephemeral-storage" not in str(body["containers"][0]["resources"])
 
 
 def test_pool_template_overrides_the_administrators() -> None:
