@@ -215,7 +215,7 @@ class Executor:
         kind, name = CHILDREN[manifest["kind"]], manifest["metadata"]["name"]
         path = kind.path(swarm.namespace, name)
         what = f"{kind.kind}/{name}"
-        known = self._cache.has_child(kind, swarm.uid, name)
+        known = self._cache.has_child(kind, swarm, name)
         if not known and await self._is_name_taken(kind, name, swarm):
             self._record_rejection(swarm, what, f"a {kind.kind} {name} {NAME_TAKEN}")
             return

@@ -151,22 +151,34 @@ class Cache:
             return None
         return Observed(
             swarm=stored.view,
-            pods=tuple(self.pods.objects_of(uid)),
+            pods=tuple(self._pods_of(stored.view)),
             nodes=self._nodes if self.can_read_nodes else None,
-            children={**self._children(SERVICE, uid), **self._children(BUDGET, uid)},
+            children={
+                **self._children(SERVICE, stored.view),
+                **self._children(BUDGET, stored.view),
+            },
             served_name_taken_by=self._name_owner(stored),
             rejected=dict(self._rejected.get(uid, {})),
         )
 
-    def has_nodes_of(self, uid: str) -> bool:
-        return all(not pod.node or pod.node in self._nodes for pod in self.pods.objects_of(uid))
+    def has_nodes_of(self, swarm: SwarmView) -> bool:
+        return all(not pod.node or pod.node in self._nodes for pod in self._pods_of(swarm))
 
-    def has_child(self, kind: Kind, uid: str, name: str) -> bool:
-        return (kind.kind, name) in self._children(kind, uid)
+    def has_child(self, kind: Kind, swarm: SwarmView, name: str) -> bool:
+        return (kind.kind, name) in self._children(kind, swarm)
 
-    def _children(self, kind: Kind, uid: str) -> dict[tuple[str, str], Json]:
-        found = self._store_of(kind).objects_of(uid)
-        return {(kind.kind, child["metadata"]["name"]): child for child in found}
+    def _pods_of(self, swarm: SwarmView) -> list[PodView]:
+        """Return the swarm's pods. A controller reference from another namespace is forged, and names no owner."""
+        pods = self.pods.objects_of(swarm.uid)
+        return [pod for pod in pods if pod.namespace == swarm.namespace]
+
+    def _children(self, kind: Kind, swarm: SwarmView) -> dict[tuple[str, str], Json]:
+        found: list[Json] = self._store_of(kind).objects_of(swarm.uid)
+        return {
+            (kind.kind, child["metadata"]["name"]): child
+            for child in found
+            if child["metadata"].get("namespace") == swarm.namespace
+        }
 
     def _name_owner(self, stored: StoredSwarm) -> str:
         """Return the other swarm that owns this served name; "" if this one does.

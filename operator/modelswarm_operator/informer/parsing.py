@@ -102,6 +102,7 @@ def pod_view(raw: Json) -> PodView:
         unschedulable=_scheduler_message(scheduled) if scheduled.get("status") == "False" else "",
         disruption=doomed.get("reason", "") if doomed.get("status") == "True" else "",
         container=_container_view(status.get("containerStatuses")),
+        namespace=meta.get("namespace") or "",
     )
 
 

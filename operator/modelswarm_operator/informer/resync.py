@@ -88,7 +88,7 @@ class Resync:
         pods, version = await self._client.list_all(POD.path(swarm.namespace), query)
         changed |= self._cache.replace(POD, pods, int(version), owner=swarm.uid)
         # Pods of a deleted node are deleted by force: an event of a new node that was missed must not cause that.
-        if not self._cache.can_read_nodes or self._cache.has_nodes_of(swarm.uid):
+        if not self._cache.can_read_nodes or self._cache.has_nodes_of(swarm):
             return changed
         return changed | await self._list_nodes()
 

@@ -35,6 +35,9 @@ from modelswarm_operator.reconcile.status.conditions import (
 from modelswarm_operator.reconcile.status.problems import Problem
 from modelswarm_operator.reconcile.status.status import ReadyCounts, build_status, count_ready
 
+MAX_LOST_INCARNATIONS = 1_000_000
+"""A pod whose number is more than this above status is ignored when the next number is chosen: its name is forged."""
+
 _NOT_SERVING = ServingResult((), (), 0, 0, 0)
 
 
@@ -72,7 +75,7 @@ class _Reconciliation:
             policy=self.policy,
             now=self.now,
             slots=slots,
-            incarnation=max((self.stored.incarnation, *self.inventory.incarnations)),
+            incarnation=self._highest_incarnation(),
             seen_incarnations=self.inventory.incarnations,
             failure_budget=max(
                 self.policy.min_budget, self.policy.budget_per_slot * spans * self._replicas
@@ -84,6 +87,15 @@ class _Reconciliation:
             turn.reset_failures()
         turn.requeue_at(self.inventory.next_change_at)
         return turn
+
+    def _highest_incarnation(self) -> int:
+        """Status is stored before a pod is created, so that a pod far above it was not created by an operator.
+
+        Pods above status are known after a loss of status only.
+        """
+        stored = self.stored.incarnation
+        seen = (one for one in self.inventory.incarnations if one <= stored + MAX_LOST_INCARNATIONS)
+        return max((stored, *seen))
 
     @property
     def _replicas(self) -> int:

@@ -25,10 +25,13 @@ def make_swarm(uid: str, version: int, name: str = "counting", **more: Any) -> J
     return {"metadata": {**meta, **more}, "spec": spec}
 
 
-def make_pod(uid: str, version: int, owner: str = "s1", phase: str = "Running") -> Json:
+def make_pod(
+    uid: str, version: int, owner: str = "s1", phase: str = "Running", namespace: str = "here"
+) -> Json:
     meta = {
         "uid": uid,
         "name": f"pod-{uid}",
+        "namespace": namespace,
         "resourceVersion": str(version),
         "ownerReferences": [{"uid": owner, "controller": True}] if owner else [],
     }
@@ -103,6 +106,22 @@ def test_pod_without_owner_reference_is_ignored(cache: Cache) -> None:
     assert cache.apply_event(POD, False, make_pod("a", 3, owner="")) == {"s1"}
     assert list_pod_uids(cache) == set()
     assert cache.apply_event(POD, False, make_pod("b", 4, owner="")) == set()
+
+
+def test_pod_of_another_namespace_is_ignored(cache: Cache) -> None:
+    cache.apply_event(POD, False, make_pod("forged", 2, namespace="elsewhere"))
+    cache.apply_event(POD, False, make_pod("own", 3))
+    assert list_pod_uids(cache) == {"own"}
+
+
+def test_child_of_another_namespace_is_ignored(cache: Cache) -> None:
+    child = make_pod("forged", 2, namespace="elsewhere")
+    cache.apply_event(SERVICE, False, child)
+    found = cache.observed("s1")
+    assert found is not None and found.children == {}
+    cache.apply_event(SERVICE, False, make_pod("own", 3))
+    assert cache.has_child(SERVICE, found.swarm, "pod-own")
+    assert not cache.has_child(SERVICE, found.swarm, "pod-forged")
 
 
 def test_pod_with_a_new_owner_leaves_its_old_swarm(cache: Cache) -> None:

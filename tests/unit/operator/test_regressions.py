@@ -211,6 +211,24 @@ def test_new_spans_are_rolled_out_in_a_full_cluster() -> None:
     assert cluster.condition("Progressing")["reason"] == "Settled", cluster.status["conditions"]
 
 
+@pytest.mark.parametrize(("ahead", "following"), [(900_000, 900_005), (10**15 - 5, 5)])
+def test_forged_incarnation_is_not_counted_on(ahead: int, following: int) -> None:
+    """A number that a lost status explains is counted on; the other one has no successor of 15 digits."""
+    cluster = ModelCluster()
+    cluster.settle()
+    pod = next(iter(cluster.pods.values()))
+    name = f"{pod.name.rpartition('-')[0]}-{4 + ahead}"
+    forged = replace(pod.view, name=name, uid="forged", annotations={}, labels={})
+    cluster.pods[name] = replace(pod, view=forged)
+
+    cluster.delete_pod(cluster.ready_pods()[0])
+    cluster.settle()
+
+    assert cluster.status["incarnation"] == following
+    assert len(cluster.ready_pods()) == 4
+    assert all("incarnation" not in slot for slot in cluster.status.get("slots", ()))
+
+
 def test_token_in_an_exit_message_is_redacted() -> None:
     token = "hf_" + "aB3" * 12
     ended = {"exitCode": 1, "message": f"401 for Authorization: Bearer {token}"}

@@ -66,6 +66,7 @@ class PodView:
     unschedulable: str = ""  # the scheduler's message while it finds no node
     disruption: str = ""  # reason of a true DisruptionTarget condition
     container: ContainerView = ContainerView()
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)
