@@ -72,7 +72,7 @@ def test_up_shows_phases_and_a_bar_while_it_starts(width: int) -> None:
     servers = [starting_server(0, HALF), starting_server(1, StartProgress(StartPhase.CHECKING))]
     linking = StartProgress(StartPhase.LINKING, 0, 2)
 
-    text = draw(process_table("counting", servers, GATEWAY, None, linking), width)
+    text = draw(process_table("counting", servers, [GATEWAY], None, {"gateway": linking}), width)
 
     assert text.startswith("counting is starting")
     assert all(len(line) <= width for line in text.splitlines()), text
