@@ -70,9 +70,9 @@ def view(*names: str, model: api_pb2.ModelState | None = None) -> api_pb2.Snapsh
 @pytest.mark.parametrize("width", WIDTHS)
 def test_up_shows_phases_and_a_bar_while_it_starts(width: int) -> None:
     servers = [starting_server(0, HALF), starting_server(1, StartProgress(StartPhase.CHECKING))]
-    linking = StartProgress(StartPhase.LINKING, 0, 2)
+    linking = {"gateway": StartProgress(StartPhase.LINKING, 0, 2)}
 
-    text = draw(process_table("counting", servers, [GATEWAY], None, {"gateway": linking}), width)
+    text = draw(process_table("counting", servers, [GATEWAY], None, linking), width)
 
     assert text.startswith("counting is starting")
     assert all(len(line) <= width for line in text.splitlines()), text

@@ -114,6 +114,7 @@ COMMANDS: Promises = {
         f"{CLI}/test_up.py::test_stopped_up_leaves_no_process_and_no_file",
     ),
     "modelswarm chat": (f"{SHOWN}::test_chat_is_one_session_over_its_turns",),
+    "modelswarm logs": (f"{CLI}/test_start.py::test_lines_tell_each_phase_without_a_terminal",),
     "modelswarm drain": (f"{SHOWN}::test_drain_empties_a_server", *DRAIN),
     "make test": (f"{UNIT}/repository/test_run_tests.py::test_fast_tier_counts_and_never_repeats",),
     "modelswarm plan": (f"{SHOWN}::test_plan_prints_spans_and_room",),
