@@ -49,6 +49,7 @@ from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.refusals import explain_refusal
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.sessions.epoch_counters import EpochCounters, without_absurd_epochs
 from modelswarm_gateway.core.sessions.session import Session, SessionState
 from modelswarm_gateway.core.snapshots import server_view, session_view
 from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
@@ -95,7 +96,7 @@ class GatewayCore:
             self._ownership_check,
         )
         self._session_search = SessionSearch(settings, peer, self._effects.append)
-        self._max_ended_counter = 0  # highest epoch counter of named sessions that ended here
+        self._ended_counters = EpochCounters()
 
     def take_effects(self) -> list[Effect]:
         """Take the effects since the last call, in order."""
@@ -173,7 +174,7 @@ class GatewayCore:
         """
         if session in self._sessions:
             raise SessionBusy(f"session {session} is open already")
-        counter = 0 if above is None else max(above, self._max_ended_counter)
+        counter = 0 if above is None else max(above, self._ended_counters.counter_of(session))
         named = above is not None
         self._sessions[session] = Session(
             session, model, Epoch(counter, self._incarnation), is_named=named
@@ -393,6 +394,7 @@ class GatewayCore:
         self._recovery.on_fault(session, report.kind.value, report.peer or peer, now)
 
     def _on_session_info(self, peer: PeerId, found: SessionInfo, now: float) -> None:
+        found = without_absurd_epochs(found)
         session = self._sessions.get(found.session)
         if session is not None and self._ownership_check.is_lost(session, found):
             self._recovery.relinquish(session)
@@ -413,7 +415,7 @@ class GatewayCore:
     def _record_epoch(self, session: Session) -> None:
         """Keep its epoch counter: the next session of that name starts above it."""
         if session.is_named:
-            self._max_ended_counter = max(self._max_ended_counter, session.epoch.counter)
+            self._ended_counters.record_end(session.name, session.epoch.counter)
 
     def server_views(self) -> list[ServerView]:
         return [server_view(server, self._registry, self._now) for server in self._registry]
