@@ -125,7 +125,10 @@ class Cache:
         before = change.before.served_name if change.before is not None else None
         after = change.after.served_name if change.after is not None else None
         if before is not None and before != after:
-            self._by_served_name.get(before, {}).pop(change.owner, None)
+            namesakes = self._by_served_name.get(before, {})
+            namesakes.pop(change.owner, None)
+            if not namesakes:
+                self._by_served_name.pop(before, None)
         if after is not None and change.after is not None:
             self._by_served_name.setdefault(after, {})[change.owner] = change.after
         affected = {change.owner}

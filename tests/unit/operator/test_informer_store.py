@@ -218,6 +218,13 @@ def test_served_name_in_use_is_kept_from_an_older_swarm(
     assert (first.served_name_taken_by, second.served_name_taken_by) == ("here/other", "")
 
 
+def test_names_of_deleted_swarms_are_forgotten(cache: Cache) -> None:
+    for number in range(3):
+        cache.apply_event(SWARM, False, make_swarm("s2", 10 * number + 2, f"name-{number}"))
+        cache.apply_event(SWARM, True, make_swarm("s2", 10 * number + 3, f"name-{number}"))
+    assert list(cache._by_served_name) == ["counting"]
+
+
 def test_invalid_spec_becomes_a_spec_problem(cache: Cache) -> None:
     bad = make_swarm("s1", 2)
     bad["spec"] = {"model": {"source": "ftp://x"}, "replicas": 1}
