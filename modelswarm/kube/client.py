@@ -69,7 +69,10 @@ async def load_configuration(kubeconfig: Path | None, *, in_cluster: bool = True
 
 
 class KubeClient:
-    """One connection pool. `fence` runs before every write and raises if the write must not happen."""
+    """One connection pool. `fence` runs before every write: it returns the seconds that the write may take.
+
+    It raises if the write must not happen.
+    """
 
     def __init__(
         self,
@@ -88,7 +91,7 @@ class KubeClient:
         self._record_call = record_call
         self._client: ApiClient | None = None
         self._loading = asyncio.Lock()
-        self.fence: Callable[[], None] = lambda: None
+        self.fence: Callable[[], float] = lambda: REQUEST_SECONDS
 
     async def connect(self) -> None:
         """Load address and credentials. Raises UnreachableError if there are none. Sends nothing."""
@@ -184,8 +187,10 @@ class KubeClient:
         content_type: str = JSON,
         query: Mapping[str, str] | None = None,
     ) -> Json:
-        self.fence()
-        return await self._request(verb, path, query=query, body=body, content_type=content_type)
+        seconds = min(REQUEST_SECONDS, self.fence())
+        return await self._request(
+            verb, path, query=query, body=body, content_type=content_type, seconds=seconds
+        )
 
     async def _request(
         self,

@@ -120,7 +120,7 @@ class OperatorApp:
             if not await self._run_unless_stopped(lease.acquire()):
                 await lease.release()  # it may have been acquired in this moment
                 return 0
-            client.fence = lease.raise_if_lost
+            client.fence = lease.seconds_to_write
         return await self._run_as_leader(client, lease, identity)
 
     async def _run_unless_stopped(self, job: Awaitable[None]) -> bool:

@@ -1,9 +1,9 @@
 """Leader election by a Lease. Our own, because the client library's election keeps leading when its process hangs.
 
 Used by `app`: `acquire`, then `renew_until_lost` beside everything else; when that returns, the process must end at
-once. `raise_if_lost` is the fence before every write. No timestamp of another machine is ever compared with a clock. A
-candidate measures, by its own monotonic clock, for how long the Lease has not changed. The holder stops two seconds
-before a candidate may begin, counted from when its last successful renewal was *sent*. Knows no swarm.
+once. `seconds_to_write` is the fence before every write. No timestamp of another machine is ever compared with a
+clock. A candidate measures, by its own monotonic clock, for how long the Lease has not changed. The holder stops two
+seconds before a candidate may begin, counted from when its last successful renewal was *sent*. Knows no swarm.
 """
 
 from __future__ import annotations
@@ -82,9 +82,12 @@ class Lease:
     def is_held(self) -> bool:
         return self._clock() < self._deadline
 
-    def raise_if_lost(self) -> None:
-        if not self.is_held:
+    def seconds_to_write(self) -> float:
+        """Return the seconds until the lease ends: no write may take longer. Raises LeaseLostError if it has ended."""
+        left = self._deadline - self._clock()
+        if left <= 0:
             raise LeaseLostError("the lease ran out before a write: another operator may lead")
+        return left
 
     async def acquire(self) -> None:
         """Return when this process leads; there is no deadline."""

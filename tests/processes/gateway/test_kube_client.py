@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -31,6 +32,7 @@ class Server:
     responses: list[tuple[int, Any]]
     requests: list[dict[str, Any]] = field(default_factory=list)
     calls: list[tuple[str, str, int]] = field(default_factory=list)
+    is_silent: bool = False
 
     async def respond(self, request: web.Request) -> web.StreamResponse:
         body = await request.text()
@@ -43,6 +45,8 @@ class Server:
                 "body": json.loads(body) if body else None,
             }
         )
+        if self.is_silent:
+            await asyncio.sleep(3600)
         status, answer = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
         text = answer if isinstance(answer, str) else json.dumps(answer)
         return web.Response(status=status, text=text, content_type="application/json")
@@ -144,7 +148,7 @@ async def test_a_delete_names_the_uid_of_its_object(tmp_path: Path) -> None:
 
 
 async def test_the_fence_stops_writes_and_nothing_else(tmp_path: Path) -> None:
-    def closed() -> None:
+    def closed() -> float:
         raise RuntimeError("not the leader")
 
     async with connected(tmp_path, (200, {})) as (client, server):
@@ -155,6 +159,16 @@ async def test_the_fence_stops_writes_and_nothing_else(tmp_path: Path) -> None:
         await client.get(POD)
         await client.send("PUT", POD, {})
         assert [request["verb"] for request in server.requests] == ["GET", "PUT"]
+
+
+async def test_a_write_takes_no_longer_than_the_fence_allows(tmp_path: Path) -> None:
+    """The server never responds, so that only the deadline ends the request."""
+    async with connected(tmp_path, (200, {})) as (client, server):
+        server.is_silent = True
+        client.fence = lambda: 0.2
+        with pytest.raises(UnreachableError, match=r"PUT .*no answer"):
+            await client.put(POD, {})
+        assert len(server.requests) == 1
 
 
 async def test_each_kind_of_patch_has_its_content_type(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from modelswarm.kube.errors import (
 from modelswarm_operator.controller.executor import _steps
 from modelswarm_operator.informer.parsing import node_view, parse_time, pod_view
 from modelswarm_operator.kube.events import BURST, REFILL_SECONDS, REPEAT_SECONDS, EventLimiter
-from modelswarm_operator.kube.leader_election import LeaseExpiry
+from modelswarm_operator.kube.leader_election import Lease, LeaseExpiry, LeaseLostError
 from modelswarm_operator.kube.resources import BUDGET, NODE, POD, SWARM
 from modelswarm_operator.reconcile.state.actions import (
     CreatePod,
@@ -74,6 +74,33 @@ def test_lease_duration_of_the_holder_counts() -> None:
 @pytest.mark.parametrize("holder", ["", None, "me"])
 def test_released_or_own_lease_expires_at_once(holder: str | None) -> None:
     assert LeaseExpiry(Clock()).has_expired(make_lease(1, holder), "me")
+
+
+class FreeLeaseApi:
+    """An API server without a Lease, on which requests take a second."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def get(self, path: str) -> Json:
+        raise NotFoundError(404, "NotFound", "no lease")
+
+    async def send(self, verb: str, path: str, body: Json, seconds: float) -> Json:
+        self._clock.now += 1.0
+        return {**body, "metadata": {**body["metadata"], "resourceVersion": "1"}}
+
+
+async def test_writes_may_take_as_long_as_the_lease_is_held() -> None:
+    clock = Clock()
+    api: Any = FreeLeaseApi(clock)
+    lease = Lease(api, "ns", "operator", "me", clock=clock)
+    await lease.acquire()
+    assert lease.seconds_to_write() == 5.0, "six seconds from when the request was sent"
+    clock.now += 4.5
+    assert lease.seconds_to_write() == 0.5
+    clock.now += 0.5
+    with pytest.raises(LeaseLostError):
+        lease.seconds_to_write()
 
 
 @pytest.mark.parametrize(
