@@ -36,7 +36,7 @@ def main() -> None:
     swarm = LocalSwarm(plan, settings)
     try:
         swarm.start()
-        with InferenceClient(swarm.grpc) as client, SwarmClient(swarm.grpc) as state:
+        with InferenceClient(swarm.grpc) as client, SwarmClient(swarm.admin) as state:
             calm = Recording(tuple(client.stream_chat(plan.served_name, QUESTION, MAX_TOKENS)))
             chunks: list[ReceivedChunk] = []
             killed_at, seen = 0.0, 0

@@ -132,7 +132,7 @@ def run() -> Result:
     with bench_swarm(
         folder, spans=2, replicas=2, max_length=MAX_LENGTH, sessions=2 * STREAMS
     ) as swarm:
-        view = SwarmClient(swarm.grpc)
+        view = SwarmClient(swarm.admin)
         names = [server.slot.name for server in swarm.servers]
         spans = [[name for name in names if f"-s{span}-" in name] for span in range(2)]
         seed = 0

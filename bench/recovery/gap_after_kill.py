@@ -29,7 +29,7 @@ def run() -> Result:
     gaps = GapStatistics()
     rng = random.Random(7)
     with bench_swarm(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
-        client, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
+        client, view = StreamClient(swarm.grpc), SwarmClient(swarm.admin)
         victim = None
         for number in range(KILLS):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]

@@ -33,7 +33,7 @@ def run() -> Result:
     rng = random.Random(5)
     gaps = {1: GapStatistics(), SPANS: GapStatistics()}
     with bench_swarm(model_folder("27m"), spans=SPANS, replicas=2, max_length=1200) as swarm:
-        client, view = StreamClient(swarm.grpc), SwarmClient(swarm.grpc)
+        client, view = StreamClient(swarm.grpc), SwarmClient(swarm.admin)
         for number in range(ROUNDS):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
             undisturbed = client.run_stream(prompt, NEW)

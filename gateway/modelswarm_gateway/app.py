@@ -15,11 +15,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from modelswarm.process.command_line import split_target
 from modelswarm.process.run_files import remove_run_file, write_run_file
 from modelswarm.protocol.identity import peer_id
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
-from modelswarm_gateway.api.grpc.server import GrpcServer
+from modelswarm_gateway.api.grpc.server import GrpcServer, admin_api, client_api
 from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.api.metrics_app import build_metrics_app
 from modelswarm_gateway.core.interface.settings import GatewaySettings
@@ -66,15 +65,17 @@ class GatewayApp:
             keepalive_seconds=settings.keepalive_seconds,
         )
         service = GenerationService(node, metrics, loop.time, options)
-        grpc_server = GrpcServer(service, node.drains)
+        grpc_server = GrpcServer(service, client_api(service))
         grpc_target = await grpc_server.start("--grpc", settings.grpc)
+        admin_server = GrpcServer(service, admin_api(service, node.drains))
+        admin_target = await admin_server.start("--admin", settings.admin)
         http_servers = [
             AsgiServer(
                 build_http_app(
                     service,
                     _readiness_check(node, cluster, loop.time),
                     settings.cors_origins,
-                    split_target("--grpc", grpc_target)[1],
+                    {"grpc": _port(grpc_target), "admin": _port(admin_target)},
                 ),
                 sockets[0],
             ),
@@ -89,18 +90,25 @@ class GatewayApp:
         targets = {
             "http": http_servers[0].target,
             "grpc": grpc_target,
+            "admin": admin_target,
             "metrics": http_servers[1].target,
         }
         if settings.run_file is not None:
             write_run_file(settings.run_file, {**targets, "peer": node.peer})
-        log.info("%s serves HTTP at %s, gRPC at %s", node.peer, http_servers[0].target, grpc_target)
+        log.info("%s serves %s", node.peer, ", ".join(f"{n} at {t}" for n, t in targets.items()))
         try:
             await self._stopping.wait()
             await self._shut_down(service, grpc_server, http_servers[0])
         finally:
             if settings.run_file is not None:
                 remove_run_file(settings.run_file)
-            await _run_all([grpc_server.stop(), *(server.stop() for server in http_servers)])
+            await _run_all(
+                [
+                    grpc_server.stop(),
+                    admin_server.stop(),
+                    *(server.stop() for server in http_servers),
+                ]
+            )
             for task in tasks:
                 task.cancel()
             await _run_all([node.shut_down()])
@@ -201,3 +209,7 @@ async def _run_all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
             task.cancel()
         elif (error := task.exception()) is not None:
             log.error("shutdown step failed", exc_info=error)
+
+
+def _port(target: str) -> int:
+    return int(target.rpartition(":")[2])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from dataclasses import dataclass
 
 import grpc
@@ -16,6 +17,8 @@ from modelswarm_gateway.core.interface.effects import Refused
 from modelswarm_gateway.core.interface.errors import CoreError, PromptTooLong, SessionBusy
 from modelswarm_gateway.core.interface.turn import RefusalReason
 
+# A peer's identity: name, incarnation and boot nonce.
+_IDENTITY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/[0-9]+/[0-9A-Za-z]+")
 # Characters of a client's text that an error message repeats.
 MAX_QUOTED = 64
 
@@ -143,6 +146,11 @@ def shorten(text: str) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
 
 
+def hide_identities(text: str) -> str:
+    """Return the text with servers' names in place of their identities, which no client needs."""
+    return _IDENTITY.sub(r"\1", text)
+
+
 def model_not_found(name: str) -> ApiError:
     detail = f"the model {shorten(name)!r} does not exist here"
     return ApiError(Code.MODEL_NOT_FOUND, detail, param="model")
@@ -179,7 +187,7 @@ def from_refusal(refused: Refused) -> ApiError:
     code = _REFUSALS[refused.reason]
     retry = refused.retry_after if TABLE[code].retryable else None
     param = "max_tokens" if code is Code.CONTEXT_LENGTH else None
-    return ApiError(code, refused.detail, param=param, retry_after=retry)
+    return ApiError(code, hide_identities(refused.detail), param=param, retry_after=retry)
 
 
 def from_core(error: CoreError, param: str) -> ApiError:

@@ -40,8 +40,9 @@ class Settings:
     kubernetes: bool
     namespaces: tuple[str, ...]  # none: all
     kubeconfig: Path | None
-    http: str  # host:port, as the two that follow
+    http: str  # host:port, as the three that follow
     grpc: str
+    admin: str
     metrics: str
     name: str
     incarnation: int
@@ -84,7 +85,9 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--http"], default="127.0.0.1:8000", show_default=True, help="HOST:PORT of the "
                  "OpenAI routes; port 0: any free one."),
     click.Option(["--grpc"], default="127.0.0.1:8001", show_default=True, help="HOST:PORT of the gRPC "
-                 "services."),
+                 "API for clients."),
+    click.Option(["--admin"], default="127.0.0.1:8003", show_default=True, help="HOST:PORT of the gRPC API "
+                 "that shows all sessions and servers and drains servers. Clients need no access to it."),
     click.Option(["--metrics"], default="127.0.0.1:8002", show_default=True, help="HOST:PORT for "
                  "Prometheus."),
     click.Option(["--name"], default="gateway", show_default=True, help="Name of this gateway."),
@@ -166,7 +169,7 @@ def _build_settings(
     for name in values["namespaces"]:
         if not _NAMESPACE.fullmatch(name):
             raise UserError("--namespace", f"{name!r} is not a valid namespace name")
-    for name in ("http", "grpc", "metrics"):
+    for name in ("http", "grpc", "admin", "metrics"):
         split_target(f"--{name}", values[name])
     if not re.fullmatch(r"[A-Za-z0-9.:_-]*", values["advertise"]):
         raise UserError("--advertise", f"{values['advertise']!r} is not a host, like 10.0.0.3")

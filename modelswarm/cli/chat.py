@@ -152,7 +152,7 @@ def run_chat(
     system: str | None,
     sampling: dict[str, Any],
 ) -> None:
-    """Chat over HTTP at `base` until the end of the input. With `target` (gRPC) routes are printed."""
+    """Chat over HTTP at `base` until the end of the input. With `target` (the admin address) routes are printed."""
     with ExitStack() as clients:
         client = clients.enter_context(OpenAIClient(base))
         swarm = clients.enter_context(SwarmClient(target)) if target else None

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from modelswarm.cli.facts.messages import session_name
 from modelswarm.cli.facts.status import WATCH_SECONDS, fetch_status
-from modelswarm.cli.options.target import GrpcTarget
+from modelswarm.cli.options.target import AdminTarget
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column, pages_cell
 from modelswarm.cli.terminal.states import server_state, session_state, state_cell
@@ -24,7 +24,7 @@ from modelswarm.protocol.wire import api_pb2
 MAX_SHOWN_SESSIONS = 20
 
 
-def show_status(target: GrpcTarget, session: str | None, watch: bool) -> None:
+def show_status(target: AdminTarget, session: str | None, watch: bool) -> None:
     """Print the status of the gateway at `target`, of one session or of all; with `watch` until Ctrl-C."""
     with SwarmClient(target.address) as client:
 
@@ -37,7 +37,7 @@ def show_status(target: GrpcTarget, session: str | None, watch: bool) -> None:
             make_console().print(draw())
 
 
-def render_status(snapshot: api_pb2.Snapshot, target: GrpcTarget | None = None) -> RenderableType:
+def render_status(snapshot: api_pb2.Snapshot, target: AdminTarget | None = None) -> RenderableType:
     """Draw models, and the gateways of `target` if there are several, as lines, then servers and sessions as tables."""
     parts: list[RenderableType] = [_model_line(model) for model in snapshot.models]
     if not parts:
@@ -64,7 +64,7 @@ def _watch(draw: Callable[[], RenderableType]) -> None:
             live.update(draw(), refresh=True)
 
 
-def _gateway_lines(target: GrpcTarget | None) -> list[Text]:
+def _gateway_lines(target: AdminTarget | None) -> list[Text]:
     """Return a line for each gateway if there are several: sessions are those of the one that was asked."""
     if target is None or target.run is None or not target.run.other_gateways:
         return []

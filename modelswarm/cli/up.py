@@ -149,7 +149,7 @@ def _watch(swarm: LocalSwarm, out: Console, live_table: bool) -> None:
                 out.print(line)
             time.sleep(REFRESH_SECONDS)
     with ExitStack() as stack:
-        targets = [gateway.grpc for gateway in swarm.gateway_addresses]
+        targets = [gateway.admin for gateway in swarm.gateway_addresses]
         clients = [stack.enter_context(SwarmClient(target)) for target in targets]
         live = stack.enter_context(Live(console=out, auto_refresh=False, transient=True))
         while True:

@@ -22,15 +22,15 @@ CHOICE_SECONDS = 1.0
 MAX_ANSWER_BYTES = 1 << 16
 
 
-def announced_grpc_port(base: str, timeout: float = ANSWER_SECONDS) -> int:
-    """Return the gRPC port of the gateway with the URL `base`. UnreachableError if no gateway answers there."""
+def announced_admin_port(base: str, timeout: float = ANSWER_SECONDS) -> int:
+    """Return the admin port of the gateway with the URL `base`. UnreachableError if no gateway answers there."""
     parts = urlsplit(base)
     host, port = parts.hostname or "", parts.port or 80
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         connection.request("GET", f"{parts.path}/version")
         body = connection.getresponse().read(MAX_ANSWER_BYTES)
-        return int(json.loads(body.decode(errors="replace"))["grpc_port"])
+        return int(json.loads(body.decode(errors="replace"))["admin_port"])
     except (OSError, UnicodeError, http.client.HTTPException) as error:
         raise UnreachableError(f"no gateway answers at {base}: {error}", base, "HTTP") from error
     except (ValueError, KeyError, TypeError):
@@ -43,7 +43,7 @@ def first_that_answers(gateways: Sequence[GatewayAddresses]) -> GatewayAddresses
     """Return the first gateway that answers, or the first one if none does."""
     for gateway in gateways:
         try:
-            announced_grpc_port(f"http://{gateway.http}", CHOICE_SECONDS)
+            announced_admin_port(f"http://{gateway.http}", CHOICE_SECONDS)
         except UnreachableError:
             continue
         return gateway

@@ -1,4 +1,4 @@
-"""Client of the gateway's gRPC Swarm service: servers, spans, health, sessions, routes and drains.
+"""Client of the gateway's admin API, the gRPC service Swarm: servers, spans, health, sessions, routes and drains.
 
 Used by `LocalSwarm` while it starts, and by `status`, `drain`, `routes`, `chat --verbose` and `demo`. Prints nothing.
 """
@@ -81,7 +81,12 @@ class SwarmClient:
             return DrainTimeoutError("the time is up")
         return self._unreachable(error)
 
-    def _unreachable(self, error: grpc.RpcError) -> SwarmClientError:
+    def _unreachable(self, error: grpc.RpcError) -> ModelSwarmError:
+        if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+            return ModelSwarmError(
+                f"{self._target} is a gRPC port without the admin API; "
+                "allowed: the gateway's admin port, by default port 8003 (--admin)"
+            )
         message = f"no gateway answers at {self._target} (gRPC): {error_details(error)}"
         return SwarmClientError(message, self._target, "gRPC")
 

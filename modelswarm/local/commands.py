@@ -25,6 +25,7 @@ class LocalSettings:
     http: str = "127.0.0.1:0"  # `host:port` of the first gateway; port 0: any free one
     grpc: str = "127.0.0.1:0"
     metrics: str = "127.0.0.1:0"
+    admin: str = "127.0.0.1:0"
     gateways: int = 1  # the others get any free ports of the same hosts
     threads: int = 1  # per server
     lease: float | None = None  # seconds, for servers and gateways; None: the default
@@ -101,6 +102,7 @@ def gateway_command(
         "--http": settings.http,
         "--grpc": settings.grpc,
         "--metrics": settings.metrics,
+        "--admin": settings.admin,
         "--name": name,
         "--run-file": str(folder.gateway_file(name)),
         "--hold-limit": str(hold),

@@ -34,6 +34,7 @@ class GatewayAddresses:
     http: str
     grpc: str
     metrics: str
+    admin: str  # gRPC: status, routes, drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +47,15 @@ class RunInfo:
     name: str
     model: str  # the served name
     pid: int  # of `modelswarm up`
-    http: str  # of the first gateway, as the next two
+    http: str  # of the first gateway, as the next three
     grpc: str
     metrics: str
+    admin: str
     other_gateways: tuple[GatewayAddresses, ...] = ()
 
     @property
     def gateways(self) -> tuple[GatewayAddresses, ...]:
-        first = GatewayAddresses(GATEWAY_JOB, self.http, self.grpc, self.metrics)
+        first = GatewayAddresses(GATEWAY_JOB, self.http, self.grpc, self.metrics, self.admin)
         return (first, *self.other_gateways)
 
 

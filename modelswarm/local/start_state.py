@@ -110,10 +110,10 @@ def read_server_starts(start: StartInfo, parent: Path | None = None) -> list[Pro
 
 
 def read_gateway_file(swarm: str, gateway: str, parent: Path | None = None) -> tuple[int, str]:
-    """Return the pid and the gRPC address of a gateway; (0, "") until its ports are open."""
+    """Return the pid and the admin address of a gateway; (0, "") until its ports are open."""
     record = _read_record((parent or runs_folder()) / swarm / f"{gateway}.json")
-    pid, grpc = record.get("pid"), record.get("grpc")
-    return (pid, grpc) if isinstance(pid, int) and isinstance(grpc, str) else (0, "")
+    pid, admin = record.get("pid"), record.get("admin")
+    return (pid, admin) if isinstance(pid, int) and isinstance(admin, str) else (0, "")
 
 
 def _read_pid(run_file: Path) -> int:

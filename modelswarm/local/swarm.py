@@ -101,7 +101,12 @@ class LocalSwarm:
             raise UserError("spec.replicas", "0 suspends the swarm; allowed to start it: 1 or more")
         wanted = self._settings
         check_addresses_free(
-            {"--http": wanted.http, "--grpc": wanted.grpc, "--metrics": wanted.metrics}
+            {
+                "--http": wanted.http,
+                "--grpc": wanted.grpc,
+                "--metrics": wanted.metrics,
+                "--admin": wanted.admin,
+            }
         )
         self._folder = RunFolder.claim(wanted.run_name or self.plan.name)
         deadline = time.monotonic() + wanted.start_timeout
@@ -161,13 +166,18 @@ class LocalSwarm:
         return self.gateway_addresses[0].metrics
 
     @property
+    def admin(self) -> str:
+        """The first gateway's address for status, routes and drains."""
+        return self.gateway_addresses[0].admin
+
+    @property
     def gateway_addresses(self) -> tuple[GatewayAddresses, ...]:
         if GATEWAY_JOB not in self._gateways:
             raise RuntimeError("the swarm has not been started")
         known = self._gateways
         return tuple(
-            GatewayAddresses(name, known[name].http, known[name].grpc, known[name].metrics)
-            for name in self._gateway_names
+            GatewayAddresses(name, at.http, at.grpc, at.metrics, at.admin)
+            for name, at in ((name, known[name]) for name in self._gateway_names)
         )
 
     @property
@@ -248,7 +258,7 @@ class LocalSwarm:
     def _wait_linked(self, deadline: float, folder: RunFolder) -> None:
         """Wait until every gateway has a link to every server and the model's tokenizer."""
         for job, gateway in zip(self.gateways, self.gateway_addresses, strict=True):
-            with SwarmClient(gateway.grpc) as client:
+            with SwarmClient(gateway.admin) as client:
                 while not (progress := self.fetch_gateway_progress(client)).is_ready:
                     self.raise_if_failed()
                     if time.monotonic() > deadline:
@@ -257,9 +267,9 @@ class LocalSwarm:
                     time.sleep(POLL_SECONDS)
 
     def gateway_target(self, name: str) -> str | None:
-        """Return the gRPC address of a gateway; None until its ports are open."""
+        """Return the admin address of a gateway; None until its ports are open."""
         known = self._gateways.get(name)
-        return None if known is None else known.grpc
+        return None if known is None else known.admin
 
     def fetch_gateway_progress(self, client: SwarmClient) -> StartProgress:
         """Return what the gateway still waits for; `ready` once it serves the model on all servers."""
@@ -283,6 +293,7 @@ class LocalSwarm:
             http=first.http,
             grpc=first.grpc,
             metrics=first.metrics,
+            admin=first.admin,
             other_gateways=tuple(others),
         )
 
@@ -352,13 +363,14 @@ class LocalSwarm:
     def _gateway_settings(self, name: str) -> LocalSettings:
         """Return the settings with the addresses of one gateway. When restarted, it keeps them for its clients."""
         wanted, known = self._settings, self._gateways.get(name)
+        first = (wanted.http, wanted.grpc, wanted.metrics, wanted.admin)
         if known is not None:
-            http, grpc, metrics = known.http, known.grpc, known.metrics
+            http, grpc, metrics, admin = known.http, known.grpc, known.metrics, known.admin
         elif name == GATEWAY_JOB:
-            http, grpc, metrics = wanted.http, wanted.grpc, wanted.metrics
+            http, grpc, metrics, admin = first
         else:
-            http, grpc, metrics = map(any_port, (wanted.http, wanted.grpc, wanted.metrics))
-        return dataclasses.replace(wanted, http=http, grpc=grpc, metrics=metrics)
+            http, grpc, metrics, admin = map(any_port, first)
+        return dataclasses.replace(wanted, http=http, grpc=grpc, metrics=metrics, admin=admin)
 
 
 def _describe_late_gateway(name: str, progress: StartProgress, log: Path) -> str:

@@ -44,6 +44,7 @@ class GatewayFile(BaseModel):
     http: str
     grpc: str
     metrics: str
+    admin: str
     pid: int
     peer: str = ""
 

@@ -13,7 +13,7 @@ from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.backend.token_stream import TokenEvent, TokenStream
 from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
 from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_gateway.errors import CLIENT_ENDED, ApiError, Code, from_core
+from modelswarm_gateway.errors import CLIENT_ENDED, ApiError, Code, from_core, hide_identities
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn
@@ -236,7 +236,7 @@ class Generation:
     def hold_reason(self) -> str:
         """The reason why the session is held; empty while it is not."""
         view = self._context.backend.session(self._session)
-        return "" if view is None else view.hold_reason
+        return "" if view is None else hide_identities(view.hold_reason)
 
     def acknowledge(self, chunk: OutputChunk) -> None:
         """Grant credit for more tokens, because the client has this chunk (R7, credit)."""

@@ -49,7 +49,13 @@ from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.servers.variant import is_valid
 from modelswarm_gateway.discovery.dialer import Dialer, EndpointSource
-from modelswarm_gateway.errors import ApiError, Code, from_refusal, session_taken_over
+from modelswarm_gateway.errors import (
+    ApiError,
+    Code,
+    from_refusal,
+    hide_identities,
+    session_taken_over,
+)
 from modelswarm_gateway.models.registry import ModelEntry, ModelRegistry
 from modelswarm_gateway.runtime.core_driver import CoreDriver
 from modelswarm_gateway.runtime.drains import Drains
@@ -277,7 +283,8 @@ class Node:
                     self._fail_stream(session, from_refusal(effect))
                 case SessionLost(session=session, detail=detail):
                     log.warning("session %s failed: %s", session, detail)
-                    self._fail_stream(session, ApiError(Code.STREAM_BROKEN, detail))
+                    error = ApiError(Code.STREAM_BROKEN, hide_identities(detail))
+                    self._fail_stream(session, error)
                 case OwnershipLost(session=session):
                     log.warning("released session %s: another gateway owns it", session)
                     self._fail_stream(session, session_taken_over())

@@ -8,26 +8,31 @@ import click
 
 from modelswarm.cli.options.sampling import request_fields, sampling_options
 from modelswarm.cli.options.target import (
+    admin_target,
+    admin_target_options,
     base_url,
-    grpc_target,
-    grpc_target_options,
     model_option,
 )
 
 
 @click.command()
 @click.option("--system", metavar="TEXT", help="System message before the conversation.")
-@click.option("--verbose", "-v", is_flag=True, help="Print the route after each answer, by gRPC.")
+@click.option(
+    "--verbose",
+    "-v",
+    is_flag=True,
+    help="Print the route after each answer, from the admin address.",
+)
 @model_option
 @sampling_options
-@grpc_target_options
+@admin_target_options
 def chat(
     system: str | None,
     verbose: bool,
     model: str | None,
     name: str | None,
     url: str | None,
-    grpc: str | None,
+    admin: str | None,
     **sampling: Any,
 ) -> None:
     """Chat with the model of a running swarm. /help shows the commands, /quit or Ctrl-D ends the chat.
@@ -35,10 +40,10 @@ def chat(
     On a terminal, lines can be edited, and Up or Ctrl-R find earlier ones. A connection that breaks in an answer is
     made again, and the answer continues.
     """
-    if grpc is not None and not verbose:
-        raise click.UsageError("--grpc has an effect only with --verbose")
+    if admin is not None and not verbose:
+        raise click.UsageError("--admin has an effect only with --verbose")
     fields, base = request_fields(**sampling), base_url(name, url)
-    target = grpc_target(name, url, grpc).address if verbose else None
+    target = admin_target(name, url, admin).address if verbose else None
 
     from modelswarm.cli.chat import run_chat
 

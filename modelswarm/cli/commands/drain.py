@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from modelswarm.cli.options.target import complete_server, grpc_target, grpc_target_options
+from modelswarm.cli.options.target import admin_target, admin_target_options, complete_server
 from modelswarm.errors import ModelSwarmError
 from modelswarm.process.command_line import Seconds
 
@@ -19,7 +19,7 @@ _SECONDS = Seconds(min=0, max=86400)
 
 @click.command()
 @click.argument("server", shell_complete=complete_server)
-@grpc_target_options
+@admin_target_options
 @click.option("--undo", is_flag=True, help="End the drain: use the server again.")
 @click.option(
     "--wait",
@@ -40,7 +40,7 @@ def drain(
     server: str,
     name: str | None,
     url: str | None,
-    grpc: str | None,
+    admin: str | None,
     undo: bool,
     wait: float,
     timeout: float,
@@ -53,7 +53,7 @@ def drain(
     The drain covers the sessions of all gateways, because the server reports it to each of them; so does --undo.
     Exit code 0: the server is empty. 1: it is not.
     """
-    target = grpc_target(name, url, grpc).address
+    target = admin_target(name, url, admin).address
 
     from modelswarm.client.swarm import DrainTimeoutError, SwarmClient
     from modelswarm.protocol.wire import api_pb2

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from modelswarm.cli.options.target import grpc_target, grpc_target_options
+from modelswarm.cli.options.target import admin_target, admin_target_options
 from modelswarm.local.run_folder import find_starting
 
 
 @click.command()
-@grpc_target_options
+@admin_target_options
 @click.option(
     "--session",
     metavar="ID",
@@ -20,15 +20,15 @@ from modelswarm.local.run_folder import find_starting
 def status(
     name: str | None,
     url: str | None,
-    grpc: str | None,
+    admin: str | None,
     session: str | None,
     watch: bool,
     as_json: bool,
 ) -> None:
     """Show the servers, spans, health and sessions of a running swarm, or what a starting one waits for."""
-    if url is None and grpc is None and _show_start(name, watch, as_json) and not watch:
+    if url is None and admin is None and _show_start(name, watch, as_json) and not watch:
         return
-    target = grpc_target(name, url, grpc)
+    target = admin_target(name, url, admin)
     if as_json:
         from modelswarm.cli.facts.status import print_status
 

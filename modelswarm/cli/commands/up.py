@@ -21,10 +21,19 @@ MAX_GATEWAYS = 16
     "--http", default="127.0.0.1:8000", show_default=True, help="Address of the OpenAI HTTP API."
 )
 @click.option(
-    "--grpc", default="127.0.0.1:8001", show_default=True, help="Address of the gRPC API."
+    "--grpc",
+    default="127.0.0.1:8001",
+    show_default=True,
+    help="Address of the gRPC API for clients.",
 )
 @click.option(
     "--metrics", default="127.0.0.1:8002", show_default=True, help="Address of Prometheus metrics."
+)
+@click.option(
+    "--admin",
+    default="127.0.0.1:8003",
+    show_default=True,
+    help="Address of the gRPC API for status, routes and drain.",
 )
 @click.option(
     "--gateways",

@@ -69,7 +69,10 @@ class Demo:
         """Run all steps; returns the exit code."""
         began = time.monotonic()
         self._start()
-        with InferenceClient(self._swarm.grpc) as inference, SwarmClient(self._swarm.grpc) as state:
+        with (
+            InferenceClient(self._swarm.grpc) as inference,
+            SwarmClient(self._swarm.admin) as state,
+        ):
             reference = self._run_reference(inference)
             comparison, killed = self._run_with_kill(inference, state, reference)
         self._print_replacement(killed)

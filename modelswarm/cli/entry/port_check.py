@@ -9,7 +9,7 @@ import enum
 import socket
 from urllib.parse import urlsplit
 
-from modelswarm.cli.options.target import GRPC_PORT
+from modelswarm.cli.options.target import ADMIN_PORT
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.run_folder import GatewayAddresses, list_runs
 from modelswarm.process.command_line import split_target
@@ -33,7 +33,7 @@ class Answer(enum.Enum):
 def explain_answer(address: str, api: str) -> str | None:
     """Return one sentence about what answers at `address` in place of `api`; None if nothing does, or the right one.
 
-    `address`: `host:port` or a URL. `api`: `HTTP` or `gRPC`.
+    `address`: `host:port` or a URL. `api`: `HTTP` or `gRPC`, the admin API.
     """
     try:
         host, port = _split(address)
@@ -46,8 +46,8 @@ def explain_answer(address: str, api: str) -> str | None:
     if api == "HTTP":
         where = f"http://{local.http}" if local else f"by default port {HTTP_PORT}"
         return f"{address} is {found.value}; allowed: the gateway's HTTP port, {where}"
-    where = local.grpc if local else f"by default port {GRPC_PORT}"
-    return f"{address} is {found.value}; allowed: the gateway's gRPC port, {where} (--grpc)"
+    where = local.admin if local else f"by default port {ADMIN_PORT}"
+    return f"{address} is {found.value}; allowed: the gateway's admin port, {where} (--admin)"
 
 
 def probe(host: str, port: int) -> Answer | None:
@@ -85,7 +85,7 @@ def _local_gateway(host: str, port: int) -> GatewayAddresses | None:
     if host not in ("127.0.0.1", "localhost", "::1"):
         return None
     for gateway in (gateway for run in list_runs() for gateway in run.gateways):
-        addresses = (gateway.http, gateway.grpc, gateway.metrics)
+        addresses = (gateway.http, gateway.grpc, gateway.metrics, gateway.admin)
         if port in (int(address.rpartition(":")[2]) for address in addresses):
             return gateway
     return None

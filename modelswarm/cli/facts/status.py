@@ -11,7 +11,7 @@ from typing import Any
 
 from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
-from modelswarm.cli.options.target import GrpcTarget
+from modelswarm.cli.options.target import AdminTarget
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.run_folder import (
@@ -27,7 +27,7 @@ from modelswarm.protocol.wire import api_pb2
 WATCH_SECONDS = 1.0
 
 
-def print_status(target: GrpcTarget, session: str | None, watch: bool) -> None:
+def print_status(target: AdminTarget, session: str | None, watch: bool) -> None:
     """Print the status as one line of JSON; with `watch` one line a second, until Ctrl-C."""
     with SwarmClient(target.address) as client:
         print_json(status_facts(fetch_status(client, session), target))
@@ -49,7 +49,7 @@ def fetch_status(client: SwarmClient, session: str | None) -> api_pb2.Snapshot:
     return snapshot
 
 
-def status_facts(snapshot: api_pb2.Snapshot, target: GrpcTarget) -> dict[str, Any]:
+def status_facts(snapshot: api_pb2.Snapshot, target: AdminTarget) -> dict[str, Any]:
     """Return the snapshot's facts. What only this machine knows is None if the swarm runs elsewhere."""
     facts, run = message_facts(snapshot), target.run
     processes = server_processes(run.name) if run else {}

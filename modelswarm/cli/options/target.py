@@ -1,7 +1,7 @@
 """Options for the gateway a command talks to. Default: that of the swarm running on this machine.
 
-`--url` means the HTTP address of a gateway in every command. The gateway is asked for its gRPC port, unless `--grpc`
-gives it. Of several gateways on this machine the first that answers is taken.
+`--url` means the HTTP address of a gateway in every command. The gateway is asked for its admin port, unless
+`--admin` gives it. Of several gateways on this machine the first that answers is taken.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from modelswarm.local.run_folder import (
     server_names,
 )
 
-GRPC_PORT = 8001  # of a gateway, by default
+ADMIN_PORT = 8003  # of a gateway, by default
 URL_EXAMPLE = "http://127.0.0.1:8000"
 _ALLOWED_URL = (
-    f"allowed: the gateway's HTTP address, e.g. {URL_EXAMPLE}; its gRPC address is --grpc"
+    f"allowed: the gateway's HTTP address, e.g. {URL_EXAMPLE}; its admin address is --admin"
 )
 
 
@@ -55,10 +55,10 @@ _NAME = click.option(
 _URL = click.option(
     "--url", metavar="URL", help=f"HTTP address of a gateway elsewhere, e.g. {URL_EXAMPLE}."
 )
-_GRPC = click.option(
-    "--grpc",
+_ADMIN = click.option(
+    "--admin",
     metavar="HOST:PORT",
-    help="gRPC address of a gateway elsewhere. Default: the port that the gateway at --url announces.",
+    help="Admin address of a gateway elsewhere. Default: the port that the gateway at --url announces.",
 )
 
 
@@ -74,14 +74,14 @@ def http_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _NAME(_URL(command))
 
 
-def grpc_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--name`, `--url` and `--grpc` to a command that talks to a gateway over gRPC."""
-    return _NAME(_URL(_GRPC(command)))
+def admin_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--name`, `--url` and `--admin` to a command about a gateway's servers and sessions."""
+    return _NAME(_URL(_ADMIN(command)))
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcTarget:
-    """A gateway's gRPC address, and its swarm if that runs on this machine."""
+class AdminTarget:
+    """A gateway's admin address, and its swarm if that runs on this machine."""
 
     address: str  # `host:port`
     run: RunInfo | None = None
@@ -94,26 +94,26 @@ def base_url(name: str | None, url: str | None) -> str:
     return f"http://{_choose_gateway(find_run(name)).http}" if url is None else _parse_url(url)[0]
 
 
-def grpc_target(name: str | None, url: str | None, grpc: str | None) -> GrpcTarget:
-    """Return the gateway's gRPC API: of `--grpc`, of the host in `--url`, or of a swarm of this machine."""
-    _refuse_two(name, url or grpc, "--url" if url else "--grpc")
+def admin_target(name: str | None, url: str | None, admin: str | None) -> AdminTarget:
+    """Return the gateway's admin API: of `--admin`, of the host in `--url`, or of a swarm of this machine."""
+    _refuse_two(name, url or admin, "--url" if url else "--admin")
     parsed = None if url is None else _parse_url(url)
-    if grpc is not None:
-        return GrpcTarget(_check_grpc(grpc))
+    if admin is not None:
+        return AdminTarget(_check_admin(admin))
     if parsed is None:
         run = find_run(name)
         gateway = _choose_gateway(run)
-        return GrpcTarget(gateway.grpc, run, gateway.name)
+        return AdminTarget(gateway.admin, run, gateway.name)
     base, host = parsed
     if base.startswith("https://"):
         raise UserError(
-            "--grpc", "needed with an https:// address; allowed: HOST:PORT, without TLS"
+            "--admin", "needed with an https:// address; allowed: HOST:PORT, without TLS"
         )
 
-    from modelswarm.client.announcement import announced_grpc_port
+    from modelswarm.client.announcement import announced_admin_port
 
-    port = announced_grpc_port(base)
-    return GrpcTarget(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    port = announced_admin_port(base)
+    return AdminTarget(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 def _choose_gateway(run: RunInfo) -> GatewayAddresses:
@@ -147,12 +147,12 @@ def _parse_url(url: str) -> tuple[str, str]:
     return url.rstrip("/").removesuffix("/v1").rstrip("/"), host
 
 
-def _check_grpc(address: str) -> str:
+def _check_admin(address: str) -> str:
     from modelswarm.process.command_line import split_target
 
     if "://" in address:
         raise UserError(
-            "--grpc", f"{address!r} is a URL; allowed: HOST:PORT of the gateway's gRPC port"
+            "--admin", f"{address!r} is a URL; allowed: HOST:PORT of the gateway's admin port"
         )
-    split_target("--grpc", address, example=f"127.0.0.1:{GRPC_PORT}")
+    split_target("--admin", address, example=f"127.0.0.1:{ADMIN_PORT}")
     return address

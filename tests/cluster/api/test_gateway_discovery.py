@@ -102,14 +102,14 @@ class Reader:
 
 def route(endpoints: Endpoints) -> list[str]:
     """Return the pods on the route of the only session that has one."""
-    with grpc.insecure_channel(endpoints.grpc) as channel:
+    with grpc.insecure_channel(endpoints.admin) as channel:
         seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
     [session] = [session for session in seen.sessions if session.route]
     return [hop.peer.partition("/")[0] for hop in session.route]
 
 
 def peers(endpoints: Endpoints) -> set[str]:
-    with grpc.insecure_channel(endpoints.grpc) as channel:
+    with grpc.insecure_channel(endpoints.admin) as channel:
         seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
     return {server.peer.partition("/")[0] for server in seen.servers}
 

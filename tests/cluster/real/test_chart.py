@@ -66,7 +66,8 @@ def test_services_and_budgets_select_their_pods(values: Path) -> None:
     for found in of_kind(objects, "Service", "PodDisruptionBudget"):
         selector = found["spec"]["selector"].get("matchLabels", found["spec"]["selector"])
         matching = [p for p in made if selector.items() <= p["metadata"]["labels"].items()]
-        assert [p["metadata"]["name"] for p in matching] == [found["metadata"]["name"]]
+        name = found["metadata"]["name"].removesuffix("-admin")
+        assert [p["metadata"]["name"] for p in matching] == [name]
 
 
 @pytest.mark.full
@@ -113,10 +114,11 @@ def test_gateway_accepts_its_flags_and_has_time_to_stop() -> None:
     assert settings.discovery_dir is None
     assert settings.namespaces == ("team-a",)
     assert settings.name == "modelswarm-gateway-7d9-x2x"
-    assert (settings.http, settings.grpc, settings.metrics) == (
+    assert (settings.http, settings.grpc, settings.metrics, settings.admin) == (
         "0.0.0.0:8000",
         "0.0.0.0:8001",
         "0.0.0.0:8002",
+        "0.0.0.0:8003",
     )
     assert settings.vllm_metrics
     assert settings.cors_origins == ("https://chat.example.com", "http://[::1]:3000")
@@ -258,6 +260,28 @@ def test_chart_without_gateways_has_none_of_their_objects() -> None:
     objects = render(EVERYTHING, *flags, *MONITORING, "--set", "fullnameOverride=modelswarm")
     assert [o["metadata"]["name"] for o in objects if "gateway" in o["metadata"]["name"]] == []
     assert "--gateway-url=https://ai.example.com" in arguments(objects, "operator")
+
+
+def test_admin_port_stays_inside_the_cluster() -> None:
+    objects = render(EVERYTHING, "--set", "gateway.service.type=LoadBalancer")
+    clients = find_object(objects, "Service", "swarm-gateway")["spec"]
+    assert {port["targetPort"] for port in clients["ports"]} == {"http", "grpc"}
+    admin = find_object(objects, "Service", "swarm-gateway-admin")["spec"]
+    assert admin["type"] == "ClusterIP"
+    assert [(port["port"], port["targetPort"]) for port in admin["ports"]] == [(9003, "admin")]
+    rules = find_object(objects, "NetworkPolicy", "swarm-gateway")["spec"]["ingress"]
+    [rule] = [rule for rule in rules if {"port": 8003} in rule["ports"]]
+    assert rule["from"] == [{"podSelector": {"matchLabels": {"example.com/role": "admin"}}}]
+
+
+@pytest.mark.full
+def test_admin_port_is_loopback_without_its_service() -> None:
+    flags = ("--set", "gateway.adminService.enabled=false", "--set", "networkPolicy.enabled=true")
+    objects = render(None, *flags)
+    assert "--admin=127.0.0.1:8003" in arguments(objects, "gateway")
+    assert not [o for o in objects if o["metadata"]["name"].endswith("-admin")]
+    rules = find_object(objects, "NetworkPolicy", "modelswarm-gateway")["spec"]["ingress"]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == {"http", "grpc", "metrics"}
 
 
 @pytest.mark.full

@@ -42,7 +42,7 @@ def run_turn(endpoints: Endpoints, session: str) -> None:
 
 
 def used_pages(endpoints: Endpoints) -> int:
-    with SwarmClient(endpoints.grpc) as client:
+    with SwarmClient(endpoints.admin) as client:
         servers = client.fetch_snapshot().servers
     assert len(servers) == 2
     return sum(server.total_pages - server.free_pages for server in servers)

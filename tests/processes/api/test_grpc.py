@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
@@ -42,6 +42,12 @@ def endpoints(swarm: HashSwarm) -> Endpoints:
 @pytest.fixture
 def channel(endpoints: Endpoints) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(endpoints.grpc) as made:
+        yield made
+
+
+@pytest.fixture
+def admin(endpoints: Endpoints) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(endpoints.admin) as made:
         yield made
 
 
@@ -185,8 +191,10 @@ def test_a_call_that_is_cancelled_ends_its_session(
     eventually("no session is left", lambda: endpoints.metric("modelswarm_gateway_sessions") == 0)
 
 
-def test_the_swarm_lists_servers_and_sessions(channel: grpc.Channel, swarm: HashSwarm) -> None:
-    stub = api_pb2_grpc.SwarmStub(channel)
+def test_the_swarm_lists_servers_and_sessions(
+    channel: grpc.Channel, admin: grpc.Channel, swarm: HashSwarm
+) -> None:
+    stub = api_pb2_grpc.SwarmStub(admin)
     generate(channel, session_id="kept")
 
     def beaten() -> api_pb2.Snapshot | None:
@@ -210,9 +218,9 @@ def test_the_swarm_lists_servers_and_sessions(channel: grpc.Channel, swarm: Hash
 
 
 def test_watch_reports_a_server_that_joins_and_leaves(
-    channel: grpc.Channel, swarm: HashSwarm
+    admin: grpc.Channel, swarm: HashSwarm
 ) -> None:
-    stub: Any = api_pb2_grpc.SwarmStub(channel)
+    stub: Any = api_pb2_grpc.SwarmStub(admin)
     watch = stub.Watch(api_pb2.WatchRequest(), timeout=30)
     assert len(next(watch).servers) == 2
     swarm.server("s2", "1:4")
@@ -222,18 +230,34 @@ def test_watch_reports_a_server_that_joins_and_leaves(
     watch.cancel()
 
 
-def test_health_is_per_service(channel: grpc.Channel) -> None:
-    for service in ("", "modelswarm.v1.Inference", "modelswarm.v1.Swarm"):
-        answer = health(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
-        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+def test_health_is_per_service(channel: grpc.Channel, admin: grpc.Channel) -> None:
+    for port, service in ((channel, "modelswarm.v1.Inference"), (admin, "modelswarm.v1.Swarm")):
+        for name in ("", service):
+            answer = health(port).Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_reflection_names_the_services(channel: grpc.Channel) -> None:
-    database = ProtoReflectionDescriptorDatabase(channel)
-    names = set(database.get_services())
-    assert {"modelswarm.v1.Inference", "modelswarm.v1.Swarm", "grpc.health.v1.Health"} <= names
-    found = database.FindFileContainingSymbol("modelswarm.v1.Swarm")
-    assert found.package == "modelswarm.v1"
+def test_reflection_names_the_services(channel: grpc.Channel, admin: grpc.Channel) -> None:
+    for port, service in ((channel, "modelswarm.v1.Inference"), (admin, "modelswarm.v1.Swarm")):
+        database = ProtoReflectionDescriptorDatabase(port)
+        names = set(database.get_services())
+        assert {name for name in names if name.startswith("modelswarm")} == {service}
+        assert "grpc.health.v1.Health" in names
+        assert database.FindFileContainingSymbol(service).package == "modelswarm.v1"
+
+
+def test_clients_port_has_no_admin_calls(channel: grpc.Channel) -> None:
+    stub: Any = api_pb2_grpc.SwarmStub(channel)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: stub.List(api_pb2.ListRequest(), timeout=10),
+        lambda: stub.Routes(api_pb2.RoutesRequest(), timeout=10),
+        lambda: next(stub.Watch(api_pb2.WatchRequest(), timeout=10)),
+        lambda: next(stub.Drain(api_pb2.DrainRequest(server="s0"), timeout=10)),
+    )
+    for call in calls:
+        with pytest.raises(grpc.RpcError) as refused:
+            call()
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.full
@@ -262,7 +286,7 @@ def test_broken_session_is_internal_and_then_unavailable(
             )
 
 
-def test_announcement_names_the_grpc_address(endpoints: Endpoints, swarm: HashSwarm) -> None:
+def test_announcement_names_the_grpc_addresses(endpoints: Endpoints, swarm: HashSwarm) -> None:
     run_file = json.loads((swarm.root / "gateway.json").read_text())
-    assert run_file["grpc"] == endpoints.grpc
+    assert (run_file["grpc"], run_file["admin"]) == (endpoints.grpc, endpoints.admin)
     assert run_file["peer"].startswith("gateway/")

@@ -44,7 +44,7 @@ ALL = IDS | {"max_tokens": 750}  # most of that room
 
 
 def snapshot(endpoints: Endpoints) -> api_pb2.Snapshot:
-    with grpc.insecure_channel(endpoints.grpc) as channel:
+    with grpc.insecure_channel(endpoints.admin) as channel:
         return api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
 
 

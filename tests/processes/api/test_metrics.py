@@ -48,7 +48,7 @@ def streaming(endpoints: Endpoints, **fields: object) -> Iterator[Iterator[str]]
 
 def tail(endpoints: Endpoints) -> str:
     """The server that ends the route of the only session."""
-    with SwarmClient(endpoints.grpc) as client:
+    with SwarmClient(endpoints.admin) as client:
         [session] = [session for session in client.fetch_snapshot().sessions if session.route]
     return name_of(session.route[-1].peer)
 

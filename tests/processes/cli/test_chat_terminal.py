@@ -42,7 +42,7 @@ class Chats:
 
     @property
     def sessions(self) -> int:
-        with SwarmClient(self.swarm.grpc) as client:
+        with SwarmClient(self.swarm.admin) as client:
             return len(client.fetch_snapshot().sessions)
 
 

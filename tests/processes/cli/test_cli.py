@@ -140,8 +140,8 @@ def test_ports_of_a_swarm_in_the_wrong_place_are_explained(shell: Shell) -> None
     for flags, kind, meant in (
         (("generate", "x", "--url", f"http://{info.metrics}"), "a metrics port", info.http),
         (("generate", "x", "--url", f"http://{info.grpc}"), "a gRPC port", info.http),
-        (("status", "--grpc", info.metrics), "a metrics port", info.grpc),
-        (("status", "--grpc", info.http), "the HTTP port of a gateway", info.grpc),
+        (("status", "--admin", info.metrics), "a metrics port", info.admin),
+        (("status", "--admin", info.http), "the HTTP port of a gateway", info.admin),
     ):
         done = shell.run(*flags)
 
@@ -227,8 +227,8 @@ def test_wrong_input_gets_one_sentence_and_exit_code_2(
 def test_missing_gateway_is_one_sentence_and_exit_code_1(shell: Shell) -> None:
     for arguments in (
         ("generate", "hello", "--url", "http://127.0.0.1:1"),
-        ("status", "--grpc", "127.0.0.1:1"),
-        ("routes", "--grpc", "127.0.0.1:1"),
+        ("status", "--admin", "127.0.0.1:1"),
+        ("routes", "--admin", "127.0.0.1:1"),
     ):
         done = shell.run(*arguments)
 
@@ -255,7 +255,7 @@ def test_chat_keeps_one_session_until_a_new_one_begins(shell: Shell) -> None:
 
 
 def test_chat_closes_its_sessions_when_it_leaves(shell: Shell) -> None:
-    with SwarmClient(shell.info.grpc) as client:
+    with SwarmClient(shell.info.admin) as client:
         before = {session.id for session in client.fetch_snapshot().sessions}
         shell.output("chat", "--max-tokens", "12", typed="hi\n/new\nhi\n/quit\n")
         assert {session.id for session in client.fetch_snapshot().sessions} <= before
@@ -447,7 +447,7 @@ def test_a_drain_with_bad_options_is_refused(shell: Shell, arguments: tuple[str,
 
 
 def test_a_drain_without_a_gateway_says_so(shell: Shell) -> None:
-    done = shell.run("drain", "tiny-s0-r0", "--grpc", "127.0.0.1:1")
+    done = shell.run("drain", "tiny-s0-r0", "--admin", "127.0.0.1:1")
     assert done.returncode == 1
     assert "no gateway answers at 127.0.0.1:1" in done.stderr
 

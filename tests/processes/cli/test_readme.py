@@ -19,7 +19,16 @@ from modelswarm.resources.loading import parse_document
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-ANY_PORT = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+ANY_PORT = (
+    "--http",
+    "127.0.0.1:0",
+    "--grpc",
+    "127.0.0.1:0",
+    "--metrics",
+    "127.0.0.1:0",
+    "--admin",
+    "127.0.0.1:0",
+)
 
 
 @dataclass(frozen=True, slots=True)

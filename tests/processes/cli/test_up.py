@@ -20,7 +20,7 @@ from support.models.tiny_models import make_model
 from support.processes.server import alive, children, gone_within
 from support.processes.swarm import HASH, plan, write_document
 
-from modelswarm.cli.options.target import base_url, grpc_target
+from modelswarm.cli.options.target import admin_target, base_url
 from modelswarm.client.openai import OpenAIClient
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.run_folder import RunFolder, list_runs
@@ -29,7 +29,16 @@ from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
 START_SECONDS = 120.0  # a busy machine
-ANY_PORTS = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+ANY_PORTS = (
+    "--http",
+    "127.0.0.1:0",
+    "--grpc",
+    "127.0.0.1:0",
+    "--metrics",
+    "127.0.0.1:0",
+    "--admin",
+    "127.0.0.1:0",
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +79,7 @@ def answer(swarm: LocalSwarm, base: str = "") -> str:
 
 
 def linked(swarm: LocalSwarm) -> set[str]:
-    with SwarmClient(swarm.grpc) as client:
+    with SwarmClient(swarm.admin) as client:
         return {server.peer for server in client.fetch_snapshot().servers}
 
 
@@ -138,8 +147,8 @@ def test_second_gateway_answers_for_a_stopped_one(folder: Path) -> None:
         before = swarm.kill("gateway", signal.SIGSTOP)
 
         assert base_url(None, None) == f"http://{second.http}"
-        target = grpc_target(None, None, None)
-        assert (target.address, target.gateway) == (second.grpc, "gateway2")
+        target = admin_target(None, None, None)
+        assert (target.address, target.gateway) == (second.admin, "gateway2")
         text = answer(swarm, f"http://{second.http}")
         swarm.kill("gateway")
 
@@ -167,7 +176,7 @@ def refused(*arguments: str) -> str:
 @pytest.mark.full
 def test_a_port_in_use_is_named_before_anything_starts(folder: Path, tmp_path: Path) -> None:
     document = write_document(tmp_path / "swarm.yaml", folder)
-    for flag in ("--http", "--grpc", "--metrics"):
+    for flag in ("--http", "--grpc", "--metrics", "--admin"):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             error = refused("up", str(document), *ANY_PORTS, flag, address)

@@ -136,7 +136,7 @@ def test_grpc_clients_learn_of_the_stop_before_the_exit(swarm: HashSwarm) -> Non
 
 def test_too_many_swarm_watchers_are_refused(swarm: HashSwarm) -> None:
     endpoints = swarm.gateway()
-    with grpc.insecure_channel(endpoints.grpc) as channel:
+    with grpc.insecure_channel(endpoints.admin) as channel:
         stub = api_pb2_grpc.SwarmStub(channel)
         watching = [stub.Watch(api_pb2.WatchRequest(), timeout=30) for _ in range(64)]
         for each in watching:

@@ -80,7 +80,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
 def test_process_ends_with_its_parent(tmp_path: Path) -> None:
     read, write = os.pipe()
     command = [sys.executable, "-m", "modelswarm_gateway", "--discovery-dir", str(tmp_path)]
-    for flag in ("--http", "--grpc", "--metrics"):
+    for flag in ("--http", "--grpc", "--metrics", "--admin"):
         command += [flag, "127.0.0.1:0"]
     command += ["--parent-fd", str(read), "--run-file", str(tmp_path / "gateway.json")]
     process = subprocess.Popen(command, pass_fds=[read], stderr=subprocess.DEVNULL)
@@ -95,9 +95,9 @@ def test_process_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("flag", ["http", "grpc", "metrics"])
+@pytest.mark.parametrize("flag", ["http", "grpc", "metrics", "admin"])
 def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, flag: str) -> None:
-    ports = {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "metrics": "127.0.0.1:0"}
+    ports = dict.fromkeys(("http", "grpc", "metrics", "admin"), "127.0.0.1:0")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports[flag] = f"127.0.0.1:{taken.getsockname()[1]}"
         flags = [part for name, target in ports.items() for part in (f"--{name}", target)]

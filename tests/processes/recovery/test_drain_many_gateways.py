@@ -37,13 +37,13 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
 
 def server(endpoints: Endpoints, name: str) -> api_pb2.Server:
     """As that gateway sees it."""
-    with SwarmClient(endpoints.grpc) as client:
+    with SwarmClient(endpoints.admin) as client:
         [found] = [each for each in client.fetch_snapshot().servers if name_of(each.peer) == name]
         return found
 
 
 def drained(endpoints: Endpoints, *flags: str) -> Result:
-    return CliRunner().invoke(drain, ["s1", "--grpc", endpoints.grpc, "--timeout", "60", *flags])
+    return CliRunner().invoke(drain, ["s1", "--admin", endpoints.admin, "--timeout", "60", *flags])
 
 
 def wait_linked(endpoints: Endpoints) -> None:

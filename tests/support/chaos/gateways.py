@@ -76,6 +76,7 @@ class MoreGateways:
                 "--http": known.http if known else ANYWHERE,
                 "--grpc": known.grpc if known else ANYWHERE,
                 "--metrics": known.metrics if known else ANYWHERE,
+                "--admin": known.admin if known else ANYWHERE,
                 "--name": name,
                 "--run-file": str(announce),
                 "--parent-fd": str(lifeline),

@@ -69,7 +69,7 @@ class Running:
 
     def __init__(self, local: LocalSwarm) -> None:
         self.local = local
-        self.view = SwarmClient(local.grpc)
+        self.view = SwarmClient(local.admin)
         self._channel = grpc.insecure_channel(local.grpc)
         self._stub = api_pb2_grpc.InferenceStub(self._channel)
         self._calm: dict[Request, Answer] = {}
@@ -278,6 +278,7 @@ class Endpoints:
     http: str
     grpc: str
     metrics: str
+    admin: str
     pid: int
 
     @property
@@ -352,13 +353,13 @@ class HashSwarm:
             flags = (*PATIENT, *flags)
         (self.root / f"{name}.json").unlink(missing_ok=True)  # of one that was killed
         announced = self.root / f"{name}.json"
-        ports = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+        flag_names = ("--http", "--grpc", "--metrics", "--admin")
+        ports = [part for flag in flag_names for part in (flag, "127.0.0.1:0")]
         self.start(name, "modelswarm_gateway", *ports, "--run-file", str(announced), *flags)
         eventually("the gateway is up", announced.exists)
         announcement = json.loads(announced.read_text())
-        endpoints = Endpoints(
-            announcement["http"], announcement["grpc"], announcement["metrics"], announcement["pid"]
-        )
+        addresses = {name: announcement[name] for name in ("http", "grpc", "metrics", "admin")}
+        endpoints = Endpoints(**addresses, pid=announcement["pid"])
         if ready:
             eventually("the gateway is ready", lambda: self.is_ready(endpoints))
         return endpoints

@@ -17,7 +17,7 @@ from modelswarm.cli.facts.printing import print_json
 from modelswarm.cli.facts.start import process_facts, start_facts
 from modelswarm.cli.facts.status import status_facts
 from modelswarm.cli.facts.up import print_change, print_event, print_progress
-from modelswarm.cli.options.target import GrpcTarget
+from modelswarm.cli.options.target import AdminTarget
 from modelswarm.local.run_folder import GatewayAddresses, RunFolder, RunInfo, StartInfo
 from modelswarm.local.start_state import IMPORTING, ProcessStart
 from modelswarm.local.supervisor import JobChange, JobState, JobStatus
@@ -28,8 +28,12 @@ from modelswarm.protocol.wire import api_pb2
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
 EXAMPLE = ROOT / "examples" / "counting.yaml"
-SECOND = GatewayAddresses("gateway2", "127.0.0.1:9010", "127.0.0.1:9011", "127.0.0.1:9012")
-INFO = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002", (SECOND,))
+SECOND = GatewayAddresses(
+    "gateway2", "127.0.0.1:9010", "127.0.0.1:9011", "127.0.0.1:9012", "127.0.0.1:9013"
+)
+INFO = RunInfo(
+    "one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003", (SECOND,)
+)
 SESSION = session_wire_name("m", "mine")
 STARTING = ProcessStart("one-s0-r0", "0:4", 0, IMPORTING)
 HOP = api_pb2.Hop(peer="s/1/x", first=0, last=4)
@@ -67,7 +71,7 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 
 def test_status_has_every_field_even_if_it_is_zero() -> None:
-    facts = status_facts(SNAPSHOT, GrpcTarget("host:1"))
+    facts = status_facts(SNAPSHOT, AdminTarget("host:1"))
 
     [server] = facts["servers"]
     assert (server["first"], server["sessions"], server["score"]) == (0, 0, 0.0)
@@ -101,7 +105,7 @@ def test_status_of_this_machine_has_pids_and_ports(
         (folder.members / "s.json").write_text(json.dumps(member))
         folder.gateway_file("gateway").write_text(json.dumps({"pid": 43}))
 
-        facts = status_facts(SNAPSHOT, GrpcTarget(INFO.grpc, INFO, "gateway"))
+        facts = status_facts(SNAPSHOT, AdminTarget(INFO.admin, INFO, "gateway"))
     finally:
         folder.release()
 
@@ -118,7 +122,7 @@ def test_status_of_this_machine_has_pids_and_ports(
 
 
 def test_status_of_another_machine_has_null_instead() -> None:
-    facts = status_facts(SNAPSHOT, GrpcTarget("host:1"))
+    facts = status_facts(SNAPSHOT, AdminTarget("host:1"))
 
     assert facts["swarm"] is None
     assert facts["servers"][0]["pid"] is None

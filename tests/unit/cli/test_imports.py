@@ -67,9 +67,9 @@ def test_commands_without_a_swarm_import_no_library(tmp_path: Path) -> None:
     [
         (["plan", EXAMPLE, "--json"], {"pydantic", "yaml"}),
         (["plan", EXAMPLE], {"pydantic", "yaml", "rich"}),
-        (["status", "--grpc", "127.0.0.1:1", "--json"], {"grpc", "google.protobuf"}),
-        (["routes", "--grpc", "127.0.0.1:1", "--json"], {"grpc", "google.protobuf"}),
-        (["drain", "x", "--grpc", "127.0.0.1:1"], {"grpc", "google.protobuf"}),
+        (["status", "--admin", "127.0.0.1:1", "--json"], {"grpc", "google.protobuf"}),
+        (["routes", "--admin", "127.0.0.1:1", "--json"], {"grpc", "google.protobuf"}),
+        (["drain", "x", "--admin", "127.0.0.1:1"], {"grpc", "google.protobuf"}),
         (["generate", "x", "--url", "http://127.0.0.1:1", "--json"], {"httpx"}),
     ],
     ids=lambda value: " ".join(value[:1]) if isinstance(value, list) else "",

@@ -93,7 +93,7 @@ def test_right_port_and_no_port_need_no_explanation() -> None:
 def test_port_of_a_local_swarm_names_the_right_address() -> None:
     with metrics_port() as port:
         metrics = f"127.0.0.1:{port}"
-        info = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", metrics)
+        info = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", metrics, "127.0.0.1:9003")
         folder = RunFolder.claim("one")
         try:
             folder.publish(info)
@@ -107,8 +107,8 @@ def test_port_of_a_local_swarm_names_the_right_address() -> None:
     assert for_http == (
         f"http://{metrics} is a metrics port; allowed: the gateway's HTTP port, http://127.0.0.1:9000"
     )
-    assert for_grpc is not None and "gRPC port, 127.0.0.1:9001 (--grpc)" in for_grpc
-    assert elsewhere is not None and "by default port 8001" in elsewhere
+    assert for_grpc is not None and "admin port, 127.0.0.1:9003 (--admin)" in for_grpc
+    assert elsewhere is not None and "by default port 8003" in elsewhere
 
 
 @pytest.mark.parametrize("flags", [(), ("--json",)])
@@ -128,7 +128,7 @@ def test_grpc_command_with_a_wrong_port_is_one_sentence(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with http_port(GatewayHandler) as port:
-        assert run([*command, "--grpc", f"127.0.0.1:{port}"]) == 1
+        assert run([*command, "--admin", f"127.0.0.1:{port}"]) == 1
 
     told = capsys.readouterr().err
     assert told.startswith(f"Error: 127.0.0.1:{port} is the HTTP port of a gateway; allowed: ")

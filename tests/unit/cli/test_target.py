@@ -1,4 +1,4 @@
-"""The options that name a gateway: `--name`, `--url` and `--grpc`, and the completion of names."""
+"""The options that name a gateway: `--name`, `--url` and `--admin`, and the completion of names."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from typing_extensions import override
 from modelswarm.cli import run
 from modelswarm.cli.commands import commands
 from modelswarm.cli.options.document import read_document
-from modelswarm.cli.options.target import GrpcTarget, base_url, grpc_target
+from modelswarm.cli.options.target import AdminTarget, admin_target, base_url
 from modelswarm.errors import ModelSwarmError, UnreachableError, UserError
 from modelswarm.local.run_folder import GatewayAddresses, NoSwarmError, RunFolder, RunInfo
 
-INFO = RunInfo("one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002")
+INFO = RunInfo(
+    "one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"
+)
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
 
 
@@ -47,19 +49,19 @@ def running(*names: str) -> Iterator[None]:
 def test_only_swarm_of_the_machine_needs_no_name() -> None:
     with running("one"):
         assert base_url(None, None) == "http://127.0.0.1:9000"
-        assert grpc_target(None, None, None) == GrpcTarget("127.0.0.1:9001", INFO, "gateway")
+        assert admin_target(None, None, None) == AdminTarget("127.0.0.1:9003", INFO, "gateway")
 
 
 def test_several_swarms_are_listed_by_the_error() -> None:
     with running("one", "two"):
         with pytest.raises(UserError, match=r"--name: several swarms run here.*one, two"):
             base_url(None, None)
-        assert grpc_target("two", None, None).run == replace(INFO, name="two")
+        assert admin_target("two", None, None).run == replace(INFO, name="two")
 
 
 def test_no_swarm_tells_how_to_start_one() -> None:
     with pytest.raises(NoSwarmError, match="start one with `modelswarm up FILE`"):
-        grpc_target(None, None, None)
+        admin_target(None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -77,9 +79,9 @@ def test_url_is_taken_with_and_without_v1(url: str, base: str) -> None:
 
 
 class Announcing(BaseHTTPRequestHandler):
-    """Announces a gRPC port at /version, as a gateway does."""
+    """Announces an admin port at /version, as a gateway does."""
 
-    answer = b'{"version": "1", "grpc_port": 9011}'
+    answer = b'{"version": "1", "grpc_port": 9010, "admin_port": 9011}'
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path in ("/version", "/swarm/version") else 404)
@@ -95,30 +97,34 @@ class Foreign(Announcing):
     answer = b"<html>\xff</html>"
 
 
-def test_url_tells_the_grpc_port_of_its_gateway() -> None:
+def test_url_tells_the_admin_port_of_its_gateway() -> None:
     with http_port(Announcing) as port:
         for path in ("", "/v1", "/swarm", "/swarm/v1/"):
-            found = grpc_target(None, f"http://127.0.0.1:{port}{path}", None)
-            assert found == GrpcTarget("127.0.0.1:9011")
+            found = admin_target(None, f"http://127.0.0.1:{port}{path}", None)
+            assert found == AdminTarget("127.0.0.1:9011")
     with http_port(Foreign) as port, pytest.raises(UnreachableError, match="not the address of a"):
-        grpc_target(None, f"http://127.0.0.1:{port}", None)
+        admin_target(None, f"http://127.0.0.1:{port}", None)
     with pytest.raises(UnreachableError, match=r"no gateway answers at http://127\.0\.0\.1:"):
-        grpc_target(None, f"http://127.0.0.1:{free_port()}", None)
+        admin_target(None, f"http://127.0.0.1:{free_port()}", None)
 
 
 def test_first_gateway_that_answers_is_taken() -> None:
     with http_port(Announcing) as port, running("one"):
         folder = RunFolder.claim("two")
-        second = GatewayAddresses("gateway2", f"127.0.0.1:{port}", "127.0.0.1:9011", "127.0.0.1:1")
+        second = GatewayAddresses(
+            "gateway2", f"127.0.0.1:{port}", "127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:9011"
+        )
         lost = replace(INFO, name="two", http=f"127.0.0.1:{free_port()}", other_gateways=(second,))
         folder.publish(lost)
         try:
             assert base_url("two", None) == f"http://127.0.0.1:{port}"
-            assert grpc_target("two", None, None) == GrpcTarget("127.0.0.1:9011", lost, "gateway2")
+            assert admin_target("two", None, None) == AdminTarget(
+                "127.0.0.1:9011", lost, "gateway2"
+            )
             folder.publish(replace(lost, http=second.http))
-            assert grpc_target("two", None, None).gateway == "gateway"
+            assert admin_target("two", None, None).gateway == "gateway"
             folder.publish(replace(lost, other_gateways=(replace(second, http=lost.http),)))
-            assert grpc_target("two", None, None).gateway == "gateway"
+            assert admin_target("two", None, None).gateway == "gateway"
         finally:
             folder.release()
 
@@ -138,34 +144,34 @@ def test_first_gateway_that_answers_is_taken() -> None:
     ],
 )
 def test_url_of_another_form_is_refused(url: str) -> None:
-    for call in (lambda: base_url(None, url), lambda: grpc_target(None, url, None)):
+    for call in (lambda: base_url(None, url), lambda: admin_target(None, url, None)):
         with pytest.raises(UserError, match=r"--url: .*allowed: the gateway's HTTP address"):
             call()
 
 
-def test_grpc_address_wins_over_the_default_port() -> None:
-    assert grpc_target(None, "http://host", "other:7") == GrpcTarget("other:7")
-    assert grpc_target(None, "https://host", "other:7") == GrpcTarget("other:7")
-    assert grpc_target(None, None, "other:7") == GrpcTarget("other:7")
+def test_admin_address_wins_over_the_default_port() -> None:
+    assert admin_target(None, "http://host", "other:7") == AdminTarget("other:7")
+    assert admin_target(None, "https://host", "other:7") == AdminTarget("other:7")
+    assert admin_target(None, None, "other:7") == AdminTarget("other:7")
 
 
-def test_https_needs_a_grpc_address() -> None:
+def test_https_needs_an_admin_address() -> None:
     assert base_url(None, "https://host") == "https://host"
-    with pytest.raises(UserError, match="--grpc: needed with an https:// address"):
-        grpc_target(None, "https://host", None)
+    with pytest.raises(UserError, match="--admin: needed with an https:// address"):
+        admin_target(None, "https://host", None)
 
 
-@pytest.mark.parametrize("grpc", ["http://host:8001", "host", "host:x", ":1"])
-def test_grpc_address_of_another_form_is_refused(grpc: str) -> None:
-    with pytest.raises(UserError, match="--grpc: "):
-        grpc_target(None, None, grpc)
+@pytest.mark.parametrize("admin", ["http://host:8001", "host", "host:x", ":1"])
+def test_admin_address_of_another_form_is_refused(admin: str) -> None:
+    with pytest.raises(UserError, match="--admin: "):
+        admin_target(None, None, admin)
 
 
 def test_name_beside_an_address_is_refused() -> None:
     with pytest.raises(UserError, match="either --name or --url"):
         base_url("one", "http://host")
-    with pytest.raises(UserError, match="either --name or --grpc"):
-        grpc_target("one", None, "host:1")
+    with pytest.raises(UserError, match="either --name or --admin"):
+        admin_target("one", None, "host:1")
 
 
 def completions(*arguments: str, incomplete: str = "") -> list[str]:

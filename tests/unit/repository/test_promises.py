@@ -136,11 +136,16 @@ PORTS: Promises = {
     ),
     "8001": (
         f"{API}/test_grpc.py::test_one_answer_has_text_tokens_position_and_usage",
+        f"{API}/test_grpc.py::test_health_is_per_service",
+        f"{API}/test_grpc.py::test_reflection_names_the_services",
+        f"{API}/test_grpc.py::test_clients_port_has_no_admin_calls",
+    ),
+    "8002": (f"{API}/test_http.py::test_the_metrics_count_what_happened",),
+    "8003": (
         f"{API}/test_grpc.py::test_the_swarm_lists_servers_and_sessions",
         f"{API}/test_grpc.py::test_health_is_per_service",
         f"{API}/test_grpc.py::test_reflection_names_the_services",
     ),
-    "8002": (f"{API}/test_http.py::test_the_metrics_count_what_happened",),
 }
 INVARIANTS: Promises = {
     "I1 Truth": (

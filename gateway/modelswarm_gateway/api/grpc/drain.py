@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator, Callable
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.errors import gateway_stopping
+from modelswarm_gateway.errors import gateway_stopping, invalid_request
 from modelswarm_gateway.runtime.drains import Drains, blocks_uncovered, drain_cancelled
 
+# Seconds between two looks at a drained server.
 POLL_SECONDS = 0.1
+# Longest wait for other servers of the same blocks, in seconds: a day.
+MAX_WAIT_SECONDS = 86400
 # Further polls that must find the server empty: sessions sent before the drain was known may still arrive.
 EMPTY_POLLS = 3
 
@@ -23,8 +26,11 @@ async def run_drain(
 ) -> AsyncIterator[api_pb2.DrainProgress]:
     """Yield the drain's state at each change, up to the last one.
 
-    Raise ApiError: no such server, blocks that no other server holds in time, or the drain was undone.
+    Raise ApiError: a wait out of range, no such server, blocks that no other server holds in time, or an undone drain.
     """
+    if not 0 <= request.wait_seconds <= MAX_WAIT_SECONDS:  # NaN neither
+        detail = f"wait_seconds: must be from 0 to {MAX_WAIT_SECONDS}, not {request.wait_seconds:g}"
+        raise invalid_request("wait_seconds", detail)
     peer = drains.find_server(request.server)
     if request.undo:
         drains.undrain_server(peer)

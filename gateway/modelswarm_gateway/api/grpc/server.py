@@ -1,12 +1,15 @@
-"""The gRPC server: modelswarm.v1 (api.proto), grpc.health.v1 and reflection.
+"""The gRPC servers: one for clients (Inference of api.proto), one for admins (Swarm), each with health and reflection.
 
-`app.py` starts it. Failures become status codes by the table in `errors.py`; the codes that HTTP gives travel in the
+`app.py` starts both. Swarm tells of all sessions and servers, so it is not on the port of the clients.
+Failures become status codes by the table in `errors.py`; the codes that HTTP gives travel in the
 trailing metadata.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -34,12 +37,34 @@ MAX_MESSAGE_BYTES = 16 << 20
 # Seconds that running calls get when the server stops at once.
 GRACE_SECONDS = 1.0
 INFERENCE = "modelswarm.v1.Inference"
-SERVICES = (INFERENCE, "modelswarm.v1.Swarm")
+SWARM = "modelswarm.v1.Swarm"
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcApi:
+    """The service of one port, beside health and reflection."""
+
+    name: str
+    add_to: Callable[[aio.Server], None]
+
+
+def client_api(service: GenerationService) -> GrpcApi:
+    """Return the API of the clients."""
+    servicer = Inference(service)
+    return GrpcApi(
+        INFERENCE, lambda server: api_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+    )
+
+
+def admin_api(service: GenerationService, drains: Drains) -> GrpcApi:
+    """Return the API that shows all sessions and servers, and drains servers."""
+    servicer = Swarm(service, drains)
+    return GrpcApi(SWARM, lambda server: api_pb2_grpc.add_SwarmServicer_to_server(servicer, server))
 
 
 class GrpcServer:
-    def __init__(self, service: GenerationService, drains: Drains) -> None:
-        self._service, self._drains = service, drains
+    def __init__(self, service: GenerationService, api: GrpcApi) -> None:
+        self._service, self._api = service, api
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = aio.server(
             interceptors=(MalformedRequestInterceptor(self._count_malformed),),
@@ -49,10 +74,9 @@ class GrpcServer:
 
     async def start(self, field: str, target: str) -> str:
         """Bind the port, serve, and return the bound target. Raise UserError if the port cannot be bound."""
-        api_pb2_grpc.add_InferenceServicer_to_server(Inference(self._service), self._server)
-        api_pb2_grpc.add_SwarmServicer_to_server(Swarm(self._service, self._drains), self._server)
+        self._api.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        add_reflection((*SERVICES, health.SERVICE_NAME), self._server)
+        add_reflection((self._api.name, health.SERVICE_NAME), self._server)
         bind_socket(field, target).close()  # raises one clear sentence; gRPC itself prints pages
         try:
             port = self._server.add_insecure_port(target)
@@ -88,8 +112,7 @@ class GrpcServer:
             good = self._service.accepting and any(
                 c.ready for c in self._service.backend.model_cards()
             )
-            for name in SERVICES:
-                await self._health.set(name, status.SERVING if good else status.NOT_SERVING)
+            await self._health.set(self._api.name, status.SERVING if good else status.NOT_SERVING)
             await asyncio.sleep(HEALTH_SECONDS)
 
 

@@ -21,12 +21,16 @@ from modelswarm_gateway.runtime.drains import Drains
 MIN_SNAPSHOT_SECONDS = 0.5
 # Watch calls that run at a time.
 MAX_WATCHERS = 64
+# Drain calls that run at a time, without undos. A drain continues when its call ends.
+MAX_DRAINS = 16
+# Seconds after which a refused call may be repeated.
+RETRY_SECONDS = 1.0
 
 
 class Swarm(api_pb2_grpc.SwarmServicer):
     def __init__(self, service: GenerationService, drains: Drains) -> None:
         self._service, self._drains = service, drains
-        self._watchers = 0
+        self._watchers = self._draining = 0
 
     async def List(self, request: api_pb2.ListRequest, context: Context) -> api_pb2.Snapshot:
         await self._check_model(request.model, context)
@@ -37,10 +41,7 @@ class Swarm(api_pb2_grpc.SwarmServicer):
     ) -> AsyncIterator[api_pb2.Snapshot]:
         await self._check_model(request.model, context)
         if self._watchers >= MAX_WATCHERS:
-            detail = f"{MAX_WATCHERS} Watch calls are running already; try again later"
-            await abort_call(
-                context, ApiError(Code.NO_CAPACITY, detail, retry_after=MIN_SNAPSHOT_SECONDS)
-            )
+            await abort_call(context, _too_many(MAX_WATCHERS, "Watch"))
         self._watchers += 1
         try:
             async for now in self._snapshots(request):
@@ -58,11 +59,16 @@ class Swarm(api_pb2_grpc.SwarmServicer):
     async def Drain(
         self, request: api_pb2.DrainRequest, context: Context
     ) -> AsyncIterator[api_pb2.DrainProgress]:
+        if self._draining >= MAX_DRAINS and not request.undo:
+            await abort_call(context, _too_many(MAX_DRAINS, "Drain"))
+        self._draining += 1
         try:
             async for state in run_drain(self._drains, request, lambda: self._service.accepting):
                 yield state
         except ApiError as error:
             await abort_call(context, error)
+        finally:
+            self._draining -= 1
 
     async def _check_model(self, model: str, context: Context) -> None:
         """End the call unless `model` is known; a model that leaves later leaves empty snapshots."""
@@ -80,3 +86,8 @@ class Swarm(api_pb2_grpc.SwarmServicer):
                 yield now
                 last = now
             await asyncio.sleep(interval)
+
+
+def _too_many(limit: int, method: str) -> ApiError:
+    detail = f"{limit} {method} calls are running already; try again later"
+    return ApiError(Code.NO_CAPACITY, detail, retry_after=RETRY_SECONDS)

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -61,11 +61,11 @@ def build_http_app(
     service: GenerationService,
     unready: Callable[[], str | None] | None = None,
     cors_origins: Sequence[str] = (),
-    grpc_port: int | None = None,
+    ports: Mapping[str, int] | None = None,
 ) -> ASGIApp:
     """Return the app. `unready` returns why the gateway is not ready; by default it is ready once a model is.
 
-    `grpc_port` is announced to clients.
+    `ports` are announced to clients, as `grpc_port` and the like.
     """
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
     forwarder = Forwarder()
@@ -73,7 +73,7 @@ def build_http_app(
     _model_routes(app, service)
     add_session_routes(app, service, forwarder)
     _state_routes(app, service, unready or (lambda: _unready_reason(service.backend)))
-    _version_route(app, grpc_port)
+    _version_route(app, ports or {})
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
@@ -181,12 +181,13 @@ def _state_routes(
         )
 
 
-def _version_route(app: FastAPI, grpc_port: int | None) -> None:
+def _version_route(app: FastAPI, ports: Mapping[str, int]) -> None:
     protocol = ".".join(map(str, PROTOCOL_VERSION))
 
     @app.api_route("/version", methods=READ_METHODS)
     async def version() -> Response:
-        return JSONResponse({"version": __version__, "protocol": protocol, "grpc_port": grpc_port})
+        announced = {"grpc_port": ports.get("grpc"), "admin_port": ports.get("admin")}
+        return JSONResponse({"version": __version__, "protocol": protocol, **announced})
 
 
 def _model_readiness(card: ModelCard) -> dict[str, Any]:

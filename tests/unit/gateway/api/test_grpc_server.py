@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -18,7 +19,8 @@ from support.gateway_service import make_service_with_model
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.api.grpc.requests import parse_generate_request
-from modelswarm_gateway.api.grpc.server import GrpcServer
+from modelswarm_gateway.api.grpc.server import GrpcApi, GrpcServer, admin_api, client_api
+from modelswarm_gateway.api.grpc.swarm import MAX_DRAINS
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.runtime.node import Node
@@ -33,14 +35,26 @@ async def gateway() -> tuple[GenerationService, Node]:
     return make_service_with_model()
 
 
-@pytest.fixture
-async def channel(gateway: tuple[GenerationService, Node]) -> AsyncIterator[aio.Channel]:
-    service, node = gateway
-    server = GrpcServer(service, node.drains)
+@asynccontextmanager
+async def served(service: GenerationService, api: GrpcApi) -> AsyncIterator[aio.Channel]:
+    """Serve the API and return a channel to it."""
+    server = GrpcServer(service, api)
     target = await server.start("--grpc", "127.0.0.1:0")
     async with aio.insecure_channel(target) as made:
         yield made
     await server.stop(0.0)
+
+
+@pytest.fixture
+async def client(gateway: tuple[GenerationService, Node]) -> AsyncIterator[aio.Channel]:
+    async with served(gateway[0], client_api(gateway[0])) as made:
+        yield made
+
+
+@pytest.fixture
+async def admin(gateway: tuple[GenerationService, Node]) -> AsyncIterator[aio.Channel]:
+    async with served(gateway[0], admin_api(gateway[0], gateway[1].drains)) as made:
+        yield made
 
 
 async def collect(call: Any) -> list[Any]:
@@ -78,9 +92,14 @@ async def reflect(channel: aio.Channel, package: str, **request: Any) -> Any:
     ],
 )
 async def test_bytes_that_are_no_message_are_invalid_argument(
-    channel: aio.Channel, caplog: pytest.LogCaptureFixture, kind: str, method: str
+    client: aio.Channel,
+    admin: aio.Channel,
+    caplog: pytest.LogCaptureFixture,
+    kind: str,
+    method: str,
 ) -> None:
     caplog.set_level(logging.INFO)
+    channel = admin if "Swarm" in method else client
     with pytest.raises(aio.AioRpcError) as refused:
         if kind == "unary_unary":
             await call_bytes(channel, f"/{method}", NO_MESSAGE)
@@ -93,9 +112,9 @@ async def test_bytes_that_are_no_message_are_invalid_argument(
 
 
 async def test_malformed_requests_are_counted_once(
-    channel: aio.Channel, gateway: tuple[GenerationService, Node]
+    client: aio.Channel, admin: aio.Channel, gateway: tuple[GenerationService, Node]
 ) -> None:
-    for method in ("Inference/Generate", "Swarm/List"):
+    for channel, method in ((client, "Inference/Generate"), (admin, "Swarm/List")):
         with pytest.raises(aio.AioRpcError):
             await call_bytes(channel, f"/modelswarm.v1.{method}", NO_MESSAGE)
     labels = {"model": "other", "code": "400"}
@@ -103,8 +122,8 @@ async def test_malformed_requests_are_counted_once(
     assert gateway[0].metrics.registry.get_sample_value(name, labels) == 1
 
 
-async def test_guarded_methods_still_answer(channel: aio.Channel) -> None:
-    stub: Any = health_pb2_grpc.HealthStub(channel)
+async def test_guarded_methods_still_answer(client: aio.Channel) -> None:
+    stub: Any = health_pb2_grpc.HealthStub(client)
     request = health_pb2.HealthCheckRequest()
     answer = await stub.Check(request, timeout=SECONDS)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -112,18 +131,21 @@ async def test_guarded_methods_still_answer(channel: aio.Channel) -> None:
     assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVING
     watch.cancel()
     with pytest.raises(aio.AioRpcError) as unknown:
-        await call_bytes(channel, "/modelswarm.v1.Swarm/Nothing", b"")
+        await call_bytes(client, "/modelswarm.v1.Inference/Nothing", b"")
     assert unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("package", REFLECTION)
-async def test_reflection_answers_under_both_names(channel: aio.Channel, package: str) -> None:
+@pytest.mark.parametrize("api", ["Inference", "Swarm"])
+async def test_reflection_names_the_services_of_its_port(
+    client: aio.Channel, admin: aio.Channel, api: str, package: str
+) -> None:
+    channel = admin if api == "Swarm" else client
     listed = await reflect(channel, package, list_services="")
     names = {service.name for service in listed.list_services_response.service}
     assert names == {
         "grpc.health.v1.Health",
-        "modelswarm.v1.Inference",
-        "modelswarm.v1.Swarm",
+        f"modelswarm.v1.{api}",
         *(f"{each}.ServerReflection" for each in REFLECTION),
     }
     for name in names:
@@ -133,8 +155,8 @@ async def test_reflection_answers_under_both_names(channel: aio.Channel, package
         assert name in {f"{file.package}.{service.name}" for service in file.service}
 
 
-async def test_unknown_model_is_not_found(channel: aio.Channel) -> None:
-    stub: Any = api_pb2_grpc.SwarmStub(channel)
+async def test_unknown_model_is_not_found(admin: aio.Channel) -> None:
+    stub: Any = api_pb2_grpc.SwarmStub(admin)
     for call in (
         stub.List(api_pb2.ListRequest(model="other"), timeout=SECONDS),
         stub.Watch(api_pb2.WatchRequest(model="other"), timeout=SECONDS).read(),
@@ -146,8 +168,8 @@ async def test_unknown_model_is_not_found(channel: aio.Channel) -> None:
         assert refused.value.details() == f"'other' is not served here; known are: {MODEL}"
 
 
-async def test_known_model_and_no_model_list_servers(channel: aio.Channel) -> None:
-    stub: Any = api_pb2_grpc.SwarmStub(channel)
+async def test_known_model_and_no_model_list_servers(admin: aio.Channel) -> None:
+    stub: Any = api_pb2_grpc.SwarmStub(admin)
     for model in (MODEL, ""):
         listed = await stub.List(api_pb2.ListRequest(model=model), timeout=SECONDS)
         assert len(listed.servers) == 1
@@ -156,14 +178,54 @@ async def test_known_model_and_no_model_list_servers(channel: aio.Channel) -> No
         watch.cancel()
 
 
+async def test_admin_calls_are_not_on_the_port_of_clients(client: aio.Channel) -> None:
+    for method in ("List", "Watch", "Routes", "Drain"):
+        with pytest.raises(aio.AioRpcError) as refused:
+            await call_bytes(client, f"/modelswarm.v1.Swarm/{method}", b"")
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_too_many_drains_are_refused(admin: aio.Channel) -> None:
+    """The server holds all blocks alone, so each drain waits for another server."""
+    stub: Any = api_pb2_grpc.SwarmStub(admin)
+    request = api_pb2.DrainRequest(server="s0", wait_seconds=3600)
+    running = [stub.Drain(request) for _ in range(MAX_DRAINS)]
+    for call in running:
+        assert (await call.read()).uncovered_blocks
+    with pytest.raises(aio.AioRpcError) as refused:
+        await collect(stub.Drain(request))
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    undo = api_pb2.DrainRequest(server="s0", undo=True)
+    assert len(await collect(stub.Drain(undo))) == 1, "an undo is always possible"
+    for call in running:
+        call.cancel()
+    at_once = api_pb2.DrainRequest(server="s0")
+    async with asyncio.timeout(SECONDS):
+        while await refusal_of(stub.Drain(at_once)) is refused.value.code():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def refusal_of(call: Any) -> grpc.StatusCode:
+    with pytest.raises(aio.AioRpcError) as refused:
+        await collect(call)
+    return refused.value.code()
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, 1e6])
+async def test_drain_with_an_impossible_wait_is_refused(admin: aio.Channel, seconds: float) -> None:
+    stub: Any = api_pb2_grpc.SwarmStub(admin)
+    request = api_pb2.DrainRequest(server="s0", wait_seconds=seconds)
+    assert await refusal_of(stub.Drain(request)) is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("message", [{}, {"name": "x"}])
 async def test_message_without_content_is_refused(
-    channel: aio.Channel, message: dict[str, str]
+    client: aio.Channel, message: dict[str, str]
 ) -> None:
     chat = api_pb2.Messages(messages=[api_pb2.Message(role="user", **message)])
     request = api_pb2.GenerateRequest(model=MODEL, chat=chat)
     with pytest.raises(aio.AioRpcError) as refused:
-        await api_pb2_grpc.InferenceStub(channel).Generate(request, timeout=SECONDS)
+        await api_pb2_grpc.InferenceStub(client).Generate(request, timeout=SECONDS)
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert refused.value.details() == "chat.messages[0].content: this field is required"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -22,10 +22,10 @@ BODY = {"model": "none", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def make_client(
-    cors_origins: Sequence[str] = (), grpc_port: int | None = None
+    cors_origins: Sequence[str] = (), ports: Mapping[str, int] | None = None
 ) -> httpx.AsyncClient:
     service, _ = make_service_with_model()
-    app = build_http_app(service, None, cors_origins, grpc_port)
+    app = build_http_app(service, None, cors_origins, ports)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
 
 
@@ -55,9 +55,14 @@ async def test_head_is_allowed_where_get_is(path: str, status: int) -> None:
     assert "allowed: GET, HEAD" in error_of(refused)["message"]
 
 
-async def test_version_names_protocol_and_grpc_port() -> None:
-    answer = await make_client(grpc_port=8123).get("/version")
-    assert answer.json() == {"version": __version__, "protocol": "1.0", "grpc_port": 8123}
+async def test_version_names_protocol_and_grpc_ports() -> None:
+    answer = await make_client(ports={"grpc": 8123, "admin": 8125}).get("/version")
+    assert answer.json() == {
+        "version": __version__,
+        "protocol": "1.0",
+        "grpc_port": 8123,
+        "admin_port": 8125,
+    }
 
 
 async def test_ready_says_what_a_model_waits_for() -> None:
