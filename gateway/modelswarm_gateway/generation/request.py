@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
 from modelswarm_gateway.models.chat_template import TemplateError
+from modelswarm_gateway.models.encode_pool import TooManyTexts
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.tokenizer import ModelTokenizer, TextTooLong
 
@@ -62,6 +63,10 @@ async def encode_prompt(
         tokens = await _encode(request, text, limit)
     except TextTooLong as error:
         raise ApiError(Code.CONTEXT_LENGTH, str(error), param=request.prompt_field) from error
+    except TooManyTexts as error:
+        raise ApiError(
+            Code.NO_CAPACITY, str(error), param=request.prompt_field, retry_after=1.0
+        ) from error
     if not tokens:
         raise invalid_request(
             request.prompt_field,

@@ -16,6 +16,7 @@ from modelswarm.process.start_progress import StartPhase
 from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import Hello, Lane, ModelFileChunk, ModelFileRequest, Send
 from modelswarm.protocol.messages import reply_address as reply
+from modelswarm_gateway.models.encode_pool import EncodePool
 from modelswarm_gateway.models.tokenizer import (
     OPTIONAL_FILES,
     REQUIRED_FILES,
@@ -104,6 +105,7 @@ class ModelRegistry:
         self._entries: dict[str, ModelEntry] = {}
         self._expected: frozenset[str] | None = None
         self._building: set[asyncio.Task[None]] = set()
+        self._encode_pool = EncodePool()  # shared by all models
 
     def entries(self) -> list[ModelEntry]:
         return list(self._entries.values())
@@ -230,7 +232,9 @@ class ModelRegistry:
             loop.call_soon_threadsafe(self._enter_phase, entry, phase)
 
         try:
-            tokenizer = await asyncio.to_thread(ModelTokenizer, fetch.files, enter_phase)
+            tokenizer = await asyncio.to_thread(
+                ModelTokenizer, fetch.files, self._encode_pool, enter_phase
+            )
         except ModelFilesError as error:
             if entry.fetch is fetch:
                 self._reject_files(entry, str(error))

@@ -6,9 +6,9 @@ no hub.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -17,6 +17,7 @@ from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template
 from modelswarm.process.start_progress import StartPhase
 from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
 from modelswarm_gateway.models.detokenizer import Detokenizer
+from modelswarm_gateway.models.encode_pool import EncodePool
 from modelswarm_gateway.models.sampling_defaults import SamplingDefaults, read_defaults
 
 REQUIRED_FILES = ("tokenizer.json",)
@@ -38,8 +39,16 @@ SPECIAL_TOKENS = (
 )
 # Characters; longer texts are tokenized in a thread.
 LONG_TEXT = 8_000
-# Long texts tokenized at a time: a tokenizer needs some 200 bytes for each character.
-MAX_LONG_ENCODES = 2
+# Most characters of a text: so many for each token of the context, and `MORE_CHARACTERS`. Usual are 3 to 5.
+CHARACTERS_PER_TOKEN, MORE_CHARACTERS = 16, 64 << 10
+# Characters for each token of the context; above, tokens are counted in pieces first.
+USUAL_CHARACTERS_PER_TOKEN = 8
+# Characters of a piece: it needs about 15 MiB.
+PIECE_CHARACTERS = 64 << 10
+# Tokens that a cut between two pieces may add.
+TOKENS_PER_CUT = 128
+# Tokens of the context while no server has told.
+UNKNOWN_LIMIT = 128 << 10
 
 
 class ModelFilesError(Exception):
@@ -47,7 +56,7 @@ class ModelFilesError(Exception):
 
 
 class TextTooLong(Exception):
-    """The text has more characters than the context's tokens can spell; `str()` gives the numbers."""
+    """The text has more characters or tokens than the context can hold; `str()` gives the numbers."""
 
 
 class ModelTokenizer:
@@ -56,9 +65,14 @@ class ModelTokenizer:
     def __init__(
         self,
         files: Mapping[str, bytes],
+        pool: EncodePool | None = None,
         enter_phase: Callable[[StartPhase], None] = lambda phase: None,
     ) -> None:
-        """`enter_phase` is called when the chat template is compiled, which may take long."""
+        """Read the files.
+
+        `pool`: threads for long texts; by default of its own. `enter_phase` is called when the chat template is
+        compiled, which may take long.
+        """
         self._tokenizer = _tokenizer(files)
         settings, config = _json(files, "tokenizer_config.json"), _json(files, "config.json")
         special = _special_tokens(settings, _json(files, "special_tokens_map.json"))
@@ -75,7 +89,7 @@ class ModelTokenizer:
         )
         self.vocabulary = _vocabulary(config, self._tokenizer)
         self._longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
-        self._long_encodes = asyncio.Semaphore(MAX_LONG_ENCODES)
+        self._pool = pool or EncodePool()
 
     @property
     def can_chat(self) -> bool:
@@ -84,20 +98,37 @@ class ModelTokenizer:
     async def encode(self, text: str, *, special: bool, limit: int = 0) -> list[int]:
         """Return the token ids of `text`; `special` adds the tokenizer's special tokens (its bos, usually).
 
-        `limit`: positions of the context, 0 if unknown. Raise TextTooLong.
+        `limit`: positions of the context, 0 if unknown. Raise TextTooLong or TooManyTexts.
         """
         if len(text) <= LONG_TEXT:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
-        if 0 < limit * self._longest_token < len(text):
-            detail = f"{len(text)} characters are more than {limit} tokens can hold"
-            raise TextTooLong(f"the prompt is too long for this model's context: {detail}")
-        async with self._long_encodes:
-            return await asyncio.to_thread(self._encode_long, text, special)
+        limit = limit or UNKNOWN_LIMIT
+        usual = CHARACTERS_PER_TOKEN * limit + MORE_CHARACTERS
+        if min(limit * self._longest_token, usual) < len(text):
+            raise _too_long(f"{len(text)} characters are more than {limit} tokens can hold")
+        return await self._pool.run(partial(self._encode_long, text, special, limit), len(text))
 
-    def _encode_long(self, text: str, special: bool) -> list[int]:
+    def _encode_long(self, text: str, special: bool, limit: int) -> list[int]:
+        if len(text) > USUAL_CHARACTERS_PER_TOKEN * limit:
+            self._check_token_count(text, limit)
+        return self._encode_outside_lock(text, special)
+
+    def _encode_outside_lock(self, text: str, special: bool) -> list[int]:
         # encode() keeps the interpreter lock for seconds on a long text; encode_batch() does not.
         [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=special)
         return list(encoding.ids)
+
+    def _check_token_count(self, text: str, limit: int) -> None:
+        """Raise TextTooLong if the text has clearly more than `limit` tokens, without tokenizing it as a whole."""
+        start = count = 0
+        while start < len(text):
+            end = start + PIECE_CHARACTERS
+            blank = text.rfind(" ", start + 1, end) if end < len(text) else -1
+            end = blank if blank > start else end
+            count += len(self._encode_outside_lock(text[start:end], special=False)) - TOKENS_PER_CUT
+            start = end
+            if count > limit:
+                raise _too_long(f"it has more than {limit} tokens")
 
     async def encode_chat(
         self,
@@ -107,7 +138,7 @@ class ModelTokenizer:
     ) -> list[int]:
         """Return the token ids of the rendered messages. Templates write bos themselves.
 
-        Raise TemplateError or TextTooLong.
+        Raise TemplateError, TextTooLong or TooManyTexts.
         """
         if self._template is None:
             raise TemplateError(self.template_fault)
@@ -119,6 +150,10 @@ class ModelTokenizer:
 
     def detokenizer(self, before: Sequence[int]) -> Detokenizer:
         return Detokenizer(self, before)
+
+
+def _too_long(detail: str) -> TextTooLong:
+    return TextTooLong(f"the prompt is too long for this model's context: {detail}")
 
 
 def _tokenizer(files: Mapping[str, bytes]) -> Tokenizer:

@@ -1,0 +1,134 @@
+"""Long texts are tokenized a few at a time, also when their clients leave, and only so many wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+from support.eventually import SECONDS
+from support.models.tokenizers import byte_level, model_files
+from tokenizers import AddedToken
+
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt, encode_prompt
+from modelswarm_gateway.models.encode_pool import (
+    MAX_CHARACTERS,
+    MAX_LONG_ENCODES,
+    MAX_WAITING_TEXTS,
+    EncodePool,
+    TooManyTexts,
+)
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.models.tokenizer import LONG_TEXT, ModelTokenizer, TextTooLong
+
+BLANKS = 128  # of the longest token, as in Llama 3
+
+
+class Gate:
+    """Work that ends when it is opened."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self._lock, self._opened = threading.Lock(), threading.Event()
+
+    def work(self) -> int:
+        with self._lock:
+            self.running += 1
+        assert self._opened.wait(SECONDS)
+        return self.running
+
+    def open(self) -> None:
+        self._opened.set()
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.open()
+
+
+async def start_running(pool: EncodePool, gate: Gate) -> list[asyncio.Task[int]]:
+    """Take all places of the pool."""
+    tasks = [asyncio.create_task(pool.run(gate.work, 1)) for _ in range(MAX_LONG_ENCODES)]
+    async with asyncio.timeout(SECONDS):
+        while gate.running < MAX_LONG_ENCODES:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    return tasks
+
+
+async def test_place_is_held_until_the_thread_has_ended(gate: Gate) -> None:
+    pool = EncodePool()
+    for task in await start_running(pool, gate):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    waiting = asyncio.create_task(pool.run(lambda: gate.running, 1))
+    done, _ = await asyncio.wait({waiting}, timeout=0.1)
+    assert not done, "both threads still run, although their clients have left"
+    gate.open()
+    async with asyncio.timeout(SECONDS):
+        assert await waiting == MAX_LONG_ENCODES
+
+
+async def test_only_so_many_texts_wait(gate: Gate) -> None:
+    pool = EncodePool()
+    await start_running(pool, gate)
+    waiting = [asyncio.create_task(pool.run(gate.work, 1)) for _ in range(MAX_WAITING_TEXTS)]
+    await asyncio.sleep(0)
+    with pytest.raises(TooManyTexts):
+        await pool.run(gate.work, 1)
+    waiting[0].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting[0]
+    again = asyncio.create_task(pool.run(gate.work, 1))
+    gate.open()
+    async with asyncio.timeout(SECONDS):
+        await asyncio.gather(*waiting[1:], again)
+
+
+async def test_characters_of_all_texts_are_bounded(gate: Gate) -> None:
+    pool = EncodePool()
+    await start_running(pool, gate)
+    with pytest.raises(TooManyTexts):
+        await pool.run(gate.work, MAX_CHARACTERS)
+
+
+async def test_prompt_beyond_the_waiting_texts_gets_429(gate: Gate) -> None:
+    pool = EncodePool()
+    await start_running(pool, gate)
+    waiting = [asyncio.create_task(pool.run(gate.work, 1)) for _ in range(MAX_WAITING_TEXTS)]
+    await asyncio.sleep(0)
+    tokenizer = ModelTokenizer(model_files(), pool)
+    prompt = TextPrompt("a" * (LONG_TEXT + 1))
+    request = GenerationRequest("m", prompt, "prompt", SamplingOptions())
+    with pytest.raises(ApiError) as refused:
+        await encode_prompt(request, tokenizer, 1 << 20)
+    assert (refused.value.code, refused.value.retry_after) == (Code.NO_CAPACITY, 1.0)
+    for task in waiting:
+        task.cancel()
+
+
+def with_blanks() -> dict[str, bytes]:
+    """Return model files whose tokenizer has a token of many blanks."""
+    tokenizer = byte_level()
+    tokenizer.add_tokens([AddedToken(" " * BLANKS, normalized=False)])
+    return model_files() | {"tokenizer.json": tokenizer.to_str().encode()}
+
+
+async def test_long_tokens_do_not_lift_the_bound_on_characters() -> None:
+    """A token of 128 blanks makes room for 128 characters per token, which no text uses."""
+    tokenizer, limit = ModelTokenizer(with_blanks()), 10_000
+    with pytest.raises(TextTooLong, match="characters are more than"):
+        await tokenizer.encode("a " * (limit * BLANKS // 4), special=False, limit=limit)
+
+
+async def test_dense_text_is_refused_by_its_tokens_in_pieces() -> None:
+    tokenizer, limit = ModelTokenizer(with_blanks()), 10_000
+    with pytest.raises(TextTooLong, match="more than 10000 tokens"):
+        await tokenizer.encode("a " * (5 * limit), special=False, limit=limit)
+    sparse = (" " * BLANKS) * (12 * limit // BLANKS)
+    ids = await tokenizer.encode(sparse, special=False, limit=limit)
+    assert len(ids) == 12 * limit // BLANKS
