@@ -12,11 +12,13 @@ from modelswarm.checkpoint.json_files import read_json
 from modelswarm.errors import ModelSourceError
 
 TOKENIZER_FILE = "tokenizer.json"
+# Largest tokenizer.json and largest other file that a gateway takes from a server, in bytes.
+MAX_TOKENIZER_BYTES, MAX_SETTINGS_BYTES = 64 << 20, 4 << 20
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
 
 
 def check_tokenizer(folder: Path, vocab: int) -> None:
-    """Raise ModelSourceError if the tokenizer is missing, unreadable or has an id of `vocab` or more."""
+    """Raise ModelSourceError if the tokenizer is missing, too large, unreadable or has an id of `vocab` or more."""
     from tokenizers import Tokenizer
 
     path = folder / TOKENIZER_FILE
@@ -24,12 +26,14 @@ def check_tokenizer(folder: Path, vocab: int) -> None:
         raise ModelSourceError(
             "model", f"{folder} has no {TOKENIZER_FILE}; a fast tokenizer is needed"
         )
+    _check_size(path, MAX_TOKENIZER_BYTES)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every fault of the file
         raise ModelSourceError("model", f"{path} is not a tokenizer: {error}") from error
     for name in SETTINGS_FILES:
         if (folder / name).exists():
+            _check_size(folder / name, MAX_SETTINGS_BYTES)
             read_json(folder / name)
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= vocab:
@@ -38,3 +42,9 @@ def check_tokenizer(folder: Path, vocab: int) -> None:
             f"vocab_size in config.json is {vocab}, but {path} has ids up to {largest}; "
             f"allowed is a vocab_size of at least {largest + 1}",
         )
+
+
+def _check_size(path: Path, most: int) -> None:
+    size = path.stat().st_size
+    if size > most:
+        raise ModelSourceError("model", f"{path} has {size} bytes; allowed: at most {most}")

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from modelswarm.checkpoint.tokenizer import MAX_SETTINGS_BYTES, MAX_TOKENIZER_BYTES
 from modelswarm.process.start_progress import StartPhase
 from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import Hello, Lane, ModelFileChunk, ModelFileRequest, Send
@@ -27,9 +28,10 @@ from modelswarm_gateway.models.tokenizer import (
 log = logging.getLogger(__name__)
 
 FILES = (*REQUIRED_FILES, *OPTIONAL_FILES)
-MAX_FILE_BYTES = 256 << 20
 # Time for all files of a model, in seconds; then another server is asked.
 FETCH_SECONDS = 60.0
+# Time without a chunk after which another model's files are requested, in seconds.
+STALL_SECONDS = 10.0
 # Pause after files that cannot be used, in seconds.
 RETRY_SECONDS = 5.0
 # Time after which a model without servers and pods is forgotten, in seconds.
@@ -44,6 +46,8 @@ class _Fetch:
     peer: PeerId
     revision: str
     deadline: float
+    stalls_at: float
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes, as its first chunk said
     parts: dict[str, bytearray] = field(default_factory=dict)
     done: dict[str, bytes | None] = field(default_factory=dict)  # None: the model has no such file
 
@@ -68,6 +72,7 @@ class ModelEntry:
     servers: dict[PeerId, Hello] = field(default_factory=dict)
     fetch: _Fetch | None = None
     retry_at: float = 0.0
+    asked_at: float = float("-inf")  # time of the last request for its files
     unused_since: float | None = None  # time since which it has neither servers nor pods
     phase: StartPhase = StartPhase.TOKENIZER  # what is made of its files
     files_problem: str = ""  # why its files cannot be used
@@ -159,15 +164,17 @@ class ModelRegistry:
         now = self._clock()
         self._forget_unused(now)
         for entry in self._entries.values():
-            if entry.fetch is not None and now >= entry.fetch.deadline:
-                late = entry.fetch.peer
-                log.warning(
-                    "files of %s did not arrive from %s in %g s", entry.name, late, FETCH_SECONDS
-                )
+            fetch = entry.fetch
+            if fetch is not None and (
+                now >= fetch.deadline or (now >= fetch.stalls_at and not fetch.is_complete)
+            ):
+                late, seconds = fetch.peer, now - entry.asked_at
+                log.warning("files of %s did not arrive from %s in %g s", entry.name, late, seconds)
                 entry.fetch = None
-                wait = f"in {FETCH_SECONDS:g} s"
-                entry.files_problem = f"they did not arrive from {name_of(late)} {wait}"
+                entry.files_problem = f"they did not arrive from {name_of(late)} in {seconds:g} s"
                 self._on_change()
+        # The one that was asked longest ago is next: a server that sends nothing delays others once.
+        for entry in sorted(self._entries.values(), key=lambda entry: entry.asked_at):
             self._request_files(entry)
 
     def _forget_unused(self, now: float) -> None:
@@ -197,10 +204,11 @@ class ModelRegistry:
     def _request_files(self, entry: ModelEntry) -> None:
         now = self._clock()
         hello = entry.server_to_ask(self._active_revision(entry.name))
-        if entry.fetch is not None or hello is None or now < entry.retry_at:
-            return
-        peer = hello.peer
-        entry.fetch = _Fetch(peer, hello.revision, now + FETCH_SECONDS)
+        is_fetching = any(other.fetch is not None for other in self._entries.values())
+        if is_fetching or hello is None or now < entry.retry_at:
+            return  # one model at a time: the files of many would fill the memory
+        peer, entry.asked_at = hello.peer, now
+        entry.fetch = _Fetch(peer, hello.revision, now + FETCH_SECONDS, now + STALL_SECONDS)
         self._enter_phase(entry, StartPhase.TOKENIZER)
         requests = [Send(reply(peer), Lane.LIVE, ModelFileRequest(name)) for name in FILES]
         self._send(requests)
@@ -212,11 +220,13 @@ class ModelRegistry:
             fetch.done[chunk.name] = None
         else:
             part = fetch.parts.setdefault(chunk.name, bytearray())
-            if chunk.offset != len(part) or chunk.total > MAX_FILE_BYTES:
-                self._reject_files(entry, f"{chunk.name}: a chunk is out of order or too large")
+            size = fetch.sizes.setdefault(chunk.name, chunk.total)
+            if fault := _chunk_fault(chunk, len(part), size):
+                self._reject_files(entry, f"{chunk.name}: {fault}")
                 return
             part += chunk.data
-            if len(part) >= chunk.total:
+            fetch.stalls_at = self._clock() + STALL_SECONDS
+            if len(part) >= size:
                 fetch.done[chunk.name] = bytes(part)
                 del fetch.parts[chunk.name]
         self._on_change()
@@ -263,3 +273,15 @@ class ModelRegistry:
         entry.retry_at = self._clock() + RETRY_SECONDS
         entry.files_problem = reason
         self._on_change()
+
+
+def _chunk_fault(chunk: ModelFileChunk, received: int, size: int) -> str:
+    """Return why the chunk cannot be used; empty if it can. `size`: bytes of the file, as its first chunk said."""
+    most = MAX_TOKENIZER_BYTES if chunk.name in REQUIRED_FILES else MAX_SETTINGS_BYTES
+    if size > most:
+        return f"{size} bytes are more than {most}"
+    if chunk.total != size:
+        return f"its size changed from {size} to {chunk.total} bytes"
+    if chunk.offset != received or received + len(chunk.data) > size:
+        return f"a chunk at {chunk.offset} does not follow {received} bytes of {size}"
+    return ""

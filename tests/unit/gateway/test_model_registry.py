@@ -6,8 +6,10 @@ import asyncio
 import time
 from dataclasses import replace
 
+import pytest
 from support.models.tokenizers import END, model_files
 
+from modelswarm.checkpoint.tokenizer import MAX_SETTINGS_BYTES, MAX_TOKENIZER_BYTES
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
     Hello,
@@ -22,6 +24,7 @@ from modelswarm_gateway.models.registry import (
     FILES,
     FORGET_SECONDS,
     RETRY_SECONDS,
+    STALL_SECONDS,
     ModelRegistry,
 )
 
@@ -153,6 +156,62 @@ async def test_next_server_is_asked_after_loss_or_timeout() -> None:
     )
     harness.send_files("s2/1/c", model_files())
     assert await harness.wait_until_loaded()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (ModelFileChunk("tokenizer.json", 0, MAX_TOKENIZER_BYTES + 1, b"{"), None),
+        (ModelFileChunk("config.json", 0, MAX_SETTINGS_BYTES + 1, b"{"), None),
+        (ModelFileChunk("config.json", 0, 1, b"{}"), None),
+        (
+            ModelFileChunk("config.json", 0, 2, b"{"),
+            ModelFileChunk("config.json", 1, 1000, b"}"),
+        ),
+    ],
+    ids=["large tokenizer", "large file", "more than its size", "another size"],
+)
+async def test_file_of_a_wrong_size_is_rejected(
+    first: ModelFileChunk, second: ModelFileChunk | None
+) -> None:
+    harness = RegistryHarness()
+    harness.registry.on_peer_connected(HELLO)
+    harness.registry.on_file_chunk("s0/1/a", first)
+    [entry] = harness.registry.entries()
+    if second is not None:
+        assert entry.fetch is not None
+        harness.registry.on_file_chunk("s0/1/a", second)
+    assert entry.fetch is None
+    assert entry.retry_at == RETRY_SECONDS
+
+
+async def test_files_of_one_model_are_fetched_at_a_time() -> None:
+    harness = RegistryHarness()
+    for number in range(3):
+        harness.registry.on_peer_connected(
+            replace(HELLO, peer=f"s{number}/1/a", model=f"m{number}")
+        )
+    harness.registry.tick()
+    assert harness.take_asked_peers() == ["s0/1/a"]
+    harness.send_files("s0/1/a", model_files())
+    await harness.wait_until_idle()
+    harness.now = 1.0
+    harness.registry.tick()
+    assert harness.take_asked_peers() == ["s1/1/a"]
+
+
+async def test_stalled_server_lets_every_other_model_go_first() -> None:
+    harness = RegistryHarness()
+    for number in range(3):
+        harness.registry.on_peer_connected(
+            replace(HELLO, peer=f"s{number}/1/a", model=f"m{number}")
+        )
+    asked = []
+    for _ in range(4):
+        harness.now += STALL_SECONDS
+        harness.registry.tick()
+        asked += harness.take_asked_peers()
+    assert asked == ["s0/1/a", "s1/1/a", "s2/1/a", "s0/1/a", "s1/1/a"]
 
 
 async def test_unusable_files_are_requested_again_after_a_pause() -> None:

@@ -14,7 +14,11 @@ from support.models.tiny_models import FAMILIES, VOCAB, load_whole, make_model, 
 from transformers import AutoConfig
 
 from modelswarm.checkpoint.facts import read_config, read_facts
-from modelswarm.checkpoint.tokenizer import check_tokenizer
+from modelswarm.checkpoint.tokenizer import (
+    MAX_SETTINGS_BYTES,
+    MAX_TOKENIZER_BYTES,
+    check_tokenizer,
+)
 from modelswarm.errors import ModelSourceError, UserError
 
 
@@ -136,6 +140,19 @@ def test_missing_or_invalid_tokenizer_is_refused(copy: Path) -> None:
         check_tokenizer(copy, VOCAB)
     (copy / "tokenizer.json").unlink()
     with pytest.raises(ModelSourceError, match=r"has no tokenizer.json"):
+        check_tokenizer(copy, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("tokenizer.json", MAX_TOKENIZER_BYTES), ("tokenizer_config.json", MAX_SETTINGS_BYTES)],
+)
+def test_tokenizer_file_no_gateway_takes_is_refused(copy: Path, name: str, most: int) -> None:
+    with (copy / name).open("ab") as file:
+        file.truncate(most + 1)
+    with pytest.raises(
+        ModelSourceError, match=rf"{name} has {most + 1} bytes; allowed: at most {most}"
+    ):
         check_tokenizer(copy, VOCAB)
 
 
