@@ -24,13 +24,16 @@ from modelswarm_gateway.errors import ApiError, Code, parse_code
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.service import GenerationService
 
+# Else all calls to a gateway would share one connection, which has a bounded number of streams.
+OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+
 
 async def forward_stream(
     target: str, request: api_pb2.GenerateRequest, is_alive: AliveCheck
 ) -> AsyncIterator[api_pb2.GenerateResponse]:
     """Yield the parts of the owning gateway's answer. Raise PeerGone when it stops answering, or its ApiError."""
     has_part = finished = False
-    async with aio.insecure_channel(target) as channel:
+    async with aio.insecure_channel(target, options=OWN_CONNECTION) as channel:
         call = api_pb2_grpc.InferenceStub(channel).GenerateStream(
             request, metadata=((FORWARDED_HEADER, "1"),)
         )
@@ -74,7 +77,7 @@ async def is_alive_at(service: GenerationService, request: GenerationRequest, ta
     is_alive = await service.is_owned_by(request, target)
     if is_alive is not None:
         return is_alive
-    async with aio.insecure_channel(target) as channel:
+    async with aio.insecure_channel(target, options=OWN_CONNECTION) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:
             await check(health_pb2.HealthCheckRequest(), timeout=CONNECT_SECONDS)

@@ -26,8 +26,14 @@ from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import OTHER_MODEL
 from modelswarm_gateway.runtime.drains import Drains
 
-# Seconds between pings that a client may send, also while no call is active.
-PING_INTERVAL = 1.0
+# Shortest time between two pings of a client, also while no call is active, in seconds: half of what docs/api.md allows.
+PING_INTERVAL = 0.5
+# Pings that may come earlier; after the next one the connection is closed.
+MAX_PING_STRIKES = 2
+# Calls that one connection may have at a time; further ones wait at the client.
+MAX_STREAMS = 128
+# Calls that a port has at a time; further ones get RESOURCE_EXHAUSTED.
+MAX_CALLS = 4096
 # Seconds that a client has to answer a ping.
 PING_TIMEOUT = 20.0
 # Seconds between updates of the health service.
@@ -69,6 +75,7 @@ class GrpcServer:
         self._server = aio.server(
             interceptors=(MalformedRequestInterceptor(self._count_malformed),),
             options=_options(service.settings.keepalive_seconds),
+            maximum_concurrent_rpcs=MAX_CALLS,
         )
         self._watcher: asyncio.Task[None] | None = None
 
@@ -124,5 +131,6 @@ def _options(keepalive: float) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", round(1000 * keepalive)),
         ("grpc.keepalive_timeout_ms", round(1000 * PING_TIMEOUT)),
         ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * PING_INTERVAL)),
-        ("grpc.http2.max_ping_strikes", 0),  # a client that pings more often keeps its connection
+        ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
     ]

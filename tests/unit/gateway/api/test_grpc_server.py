@@ -19,7 +19,14 @@ from support.gateway_service import make_service_with_model
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.api.grpc.requests import parse_generate_request
-from modelswarm_gateway.api.grpc.server import GrpcApi, GrpcServer, admin_api, client_api
+from modelswarm_gateway.api.grpc.server import (
+    MAX_PING_STRIKES,
+    MAX_STREAMS,
+    GrpcApi,
+    GrpcServer,
+    admin_api,
+    client_api,
+)
 from modelswarm_gateway.api.grpc.swarm import MAX_DRAINS
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.service import GenerationService
@@ -244,3 +251,52 @@ def test_sampling_out_of_range_says_what_is_allowed(fields: dict[str, Any], mess
     with pytest.raises(ApiError) as refused:
         parse_generate_request(request)
     assert refused.value.message == message
+
+
+async def watch_health(channel: aio.Channel) -> Any:
+    """Start a call that lasts; return it once it has begun."""
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    call = stub.Watch(health_pb2.HealthCheckRequest())
+    async with asyncio.timeout(SECONDS):
+        await call.read()
+    return call
+
+
+async def test_streams_of_one_connection_are_bounded(client: aio.Channel) -> None:
+    running = [await watch_health(client) for _ in range(MAX_STREAMS)]
+    one_more = asyncio.create_task(watch_health(client))
+    done, _ = await asyncio.wait({one_more}, timeout=0.2)
+    assert not done, "it waits at the client"
+    running.pop().cancel()
+    running.append(await one_more)
+    for call in running:
+        call.cancel()
+
+
+async def test_calls_of_all_connections_are_bounded(
+    gateway: tuple[GenerationService, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelswarm_gateway.api.grpc.server.MAX_CALLS", 2)
+    async with served(gateway[0], client_api(gateway[0])) as channel:
+        running = [await watch_health(channel) for _ in range(2)]
+        with pytest.raises(aio.AioRpcError) as refused:
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())  # type: ignore[misc]
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for call in running:
+            call.cancel()
+
+
+async def test_connection_that_pings_too_often_is_closed(
+    gateway: tuple[GenerationService, Node],
+) -> None:
+    server = GrpcServer(gateway[0], client_api(gateway[0]))
+    host, _, port = (await server.start("--grpc", "127.0.0.1:0")).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+    ping = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + bytes(8)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings + ping * (MAX_PING_STRIKES + 2))
+    async with asyncio.timeout(SECONDS):
+        answer = await reader.read()
+    assert b"too_many_pings" in answer
+    writer.close()
+    await server.stop(0.0)
