@@ -19,18 +19,23 @@ class StopMatcher:
     """The match that is complete first wins; of matches that end together, the longest."""
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+        self._searches = [_StopSearch(stop) for stop in stops]
         self._held = ""
 
     def feed(self, piece: str) -> StopMatch:
-        if not self._stops:
+        if not self._searches:
             return StopMatch(piece, False)
         text = self._held + piece
-        ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
-        if ends:
-            self._held = ""
-            return StopMatch(text[: min(ends)[1]], True)
-        keep = max(_partial_match_length(text, stop) for stop in self._stops)
+        found = [
+            (end, -len(search.stop))
+            for search in self._searches
+            if (end := search.find_end(piece)) > 0
+        ]
+        if found:
+            end, negative_length = min(found)
+            start, self._held = len(self._held) + end + negative_length, ""
+            return StopMatch(text[:start], True)
+        keep = max(search.matched for search in self._searches)
         self._held = text[len(text) - keep :]
         return StopMatch(text[: len(text) - keep], False)
 
@@ -40,9 +45,30 @@ class StopMatcher:
         return held
 
 
-def _partial_match_length(text: str, stop: str) -> int:
-    """Return the length of the longest end of `text` that `stop` begins with, shorter than `stop`."""
-    for size in range(min(len(stop) - 1, len(text)), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+class _StopSearch:
+    """Search for one stop string by Knuth, Morris and Pratt: constant time per character, on average."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.matched = 0  # characters of `stop` that the text so far ends with
+        # For each number of matched characters the next shorter beginning of `stop` with which they end.
+        self._shorter = [0] * (len(stop) + 1)
+        length = 0
+        for index in range(1, len(stop)):
+            length = self._extend(length, stop[index])
+            self._shorter[index + 1] = length
+
+    def find_end(self, piece: str) -> int:
+        """Return the number of characters of `piece` up to the end of the first match; 0 without one."""
+        matched = self.matched
+        for count, character in enumerate(piece, 1):
+            matched = self._extend(matched, character)
+            if matched == len(self.stop):
+                return count
+        self.matched = matched
+        return 0
+
+    def _extend(self, matched: int, character: str) -> int:
+        while matched and self.stop[matched] != character:
+            matched = self._shorter[matched]
+        return matched + (self.stop[matched] == character)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import pytest
+from typing_extensions import override
 
 from modelswarm_gateway.generation.stop_strings import StopMatcher
 
@@ -54,3 +56,35 @@ def test_stop_matching_is_independent_of_the_chunks(seed: int) -> None:
     assert ("".join(by_piece[0]), by_piece[1]) == ("".join(by_character[0]), by_character[1])
     if not by_character[1]:
         assert "".join(by_character[0]) == text
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_match_is_the_first_that_a_search_from_the_start_finds(seed: int) -> None:
+    rng = random.Random(seed)
+    text = "".join(rng.choice("ab") for _ in range(40))
+    stops = ["".join(rng.choice("ab") for _ in range(rng.randint(2, 6))) for _ in range(3)]
+    ends = [(at + len(stop), at) for stop in stops if (at := text.find(stop)) >= 0]
+    shown, matched = feed_chunks(stops, list(text))
+    assert ("".join(shown), matched) == (text[: min(ends)[1]] if ends else text, bool(ends))
+
+
+class CountedText(str):
+    """A stop string that counts how often its characters are read."""
+
+    reads = 0
+
+    @override
+    def __getitem__(self, place: SupportsIndex | slice) -> str:
+        CountedText.reads += 1
+        return super().__getitem__(place)
+
+
+def test_long_stops_with_common_beginnings_cost_no_more_per_token() -> None:
+    """Sixteen stops of 1000 characters that the text keeps half matched: a few comparisons per character."""
+    stops = [CountedText("ab" * 480 + chr(ord("c") + number) * 40) for number in range(16)]
+    matcher = StopMatcher(stops)
+    CountedText.reads = 0
+    tokens = 2000
+    for _ in range(tokens):
+        assert not matcher.feed("ab" * 2).matched
+    assert CountedText.reads <= 3 * len(stops) * 4 * tokens

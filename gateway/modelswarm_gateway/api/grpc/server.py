@@ -26,7 +26,7 @@ from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import OTHER_MODEL
 from modelswarm_gateway.runtime.drains import Drains
 
-# Shortest time between two pings of a client, also while no call is active, in seconds: half of what docs/api.md allows.
+# Shortest time between two pings of a client, also without a call, in seconds: half of what docs/api.md allows.
 PING_INTERVAL = 0.5
 # Pings that may come earlier; after the next one the connection is closed.
 MAX_PING_STRIKES = 2
