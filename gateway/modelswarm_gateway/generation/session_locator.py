@@ -23,6 +23,8 @@ from modelswarm_gateway.generation.request import GenerationRequest
 WAIT_SECONDS = 60.0
 # Longest age of an answer that counts, and longest pause while a lease ends, in seconds.
 POLL_SECONDS = 1.0
+# Names that are searched for at a time: each search asks all servers of a model, and may wait for a lease.
+MAX_SEARCHES = 256
 # Seconds for which servers that do not answer are asked again.
 UNREACHED_SECONDS = 3.0
 
@@ -57,6 +59,9 @@ class SessionLocator:
             return 0
         if key in self._in_progress:
             raise self._named_sessions.busy_error(key)
+        if len(self._in_progress) >= MAX_SEARCHES:
+            detail = f"{MAX_SEARCHES} named sessions are being searched for already; retry in 1 s"
+            raise ApiError(Code.NO_CAPACITY, detail, param="session_id", retry_after=1.0)
         self._in_progress.add(key)
         try:
             return (

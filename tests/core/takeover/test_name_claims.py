@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners, swarm
 from support.core.gateway import LEASE, Gateway, add_gateway
@@ -10,7 +12,10 @@ from support.core.network import Network
 from support.core.server import MODEL
 
 from modelswarm_gateway.core.interface.session_search import SessionLocation
-from modelswarm_gateway.generation.session_locator import OwnedElsewhere
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
+from modelswarm_gateway.generation.session_locator import MAX_SEARCHES, OwnedElsewhere
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_serving.core.session_lookup import CLAIM_SECONDS
 
 
@@ -173,3 +178,29 @@ def test_server_stall_does_not_expire_a_claim() -> None:
         made.deliver_all(server.peer, y.peer)
     where = whereabouts(y)
     assert where.is_owner_alive or where.claimant, where
+
+
+async def test_searches_for_names_at_a_time_are_bounded() -> None:
+    """No server answers while the network's clock stands still."""
+    desk = Desk(add_gateway(wide(), 1))
+
+    def search(number: int) -> asyncio.Task[int]:
+        request = GenerationRequest(
+            MODEL, TokenPrompt((1,)), "prompt", SamplingOptions(), session_id=f"s{number}"
+        )
+        key = (MODEL, f"s{number}")
+        return asyncio.create_task(desk.finder.acquire(request, key, lambda _: None))
+
+    running = [search(number) for number in range(MAX_SEARCHES)]
+    with pytest.raises(ApiError) as refused:
+        await search(MAX_SEARCHES)
+    assert refused.value.code is Code.NO_CAPACITY
+    running[0].cancel()
+    done, _ = await asyncio.wait({running[0]})
+    assert running[0] in done
+    again = search(MAX_SEARCHES)
+    await asyncio.sleep(0)
+    assert not again.done(), "there is a place again"
+    for task in (*running, again):
+        task.cancel()
+    await asyncio.gather(*running, again, return_exceptions=True)
