@@ -20,6 +20,7 @@ from modelswarm.placement.memory import TOKEN_BUDGET
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.process.command_line import Seconds, read_flags, split_target
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
+from modelswarm.protocol.link.hello_checks import MODEL, ZONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,12 @@ def _settings(
         raise UserError("--model", "is needed, as demo://NAME, file://FOLDER or hf://ORG/NAME")
     if values["pages"] is not None and memory is not None:
         raise UserError("--pages", "give either --pages or --memory, not both")
+    served = served_name or (values["model"] or "hash").rstrip("/").rsplit("/", 1)[-1]
+    if not MODEL.fullmatch(served):
+        allowed = "letters, digits and . _ / : - @, a letter or digit first, at most 128"
+        raise UserError("--served-name", f"{served!r} is not a served name; allowed: {allowed}")
+    if not ZONE.fullmatch(values["zone"]):
+        raise UserError("--zone", "allowed are at most 63 letters, digits, '.', '_' and '-'")
     for name in ("listen", "metrics"):
         if values[name] is not None:
             split_target(f"--{name}", values[name], example="127.0.0.1:8100")
@@ -154,7 +161,7 @@ def _settings(
         advertise=_advertised(values["listen"], advertise),
         memory=None if memory is None else bytes_of(memory, "--memory"),
         replay_memory=_replay_memory(replay_memory),
-        served_name=served_name or (values["model"] or "hash").rstrip("/").rsplit("/", 1)[-1],
+        served_name=served,
         **values,
     )
 

@@ -17,14 +17,18 @@ import grpc
 import grpc.aio
 
 from modelswarm.protocol.messages import Lane
+from modelswarm.protocol.wire.frames import MAX_FRAME
 
 _SERVICE = "modelswarm.link.v1.Link"
 _LANES_BY_METHOD = {f"/{_SERVICE}/{lane.value.title()}": lane for lane in Lane}
 _METHODS_BY_LANE = {lane: path for path, lane in _LANES_BY_METHOD.items()}
 
+# Lanes that one connection may open; a link's two lanes have a connection each.
+MAX_STREAMS = 64
+
 _COMMON_OPTIONS = [
-    # `frames` refuses anything above MAX_FRAME; this limit bounds what gRPC buffers before that.
-    ("grpc.max_receive_message_length", 64 << 20),
+    # gRPC refuses a larger message by the length that precedes it. 64 KiB are more than any overhead.
+    ("grpc.max_receive_message_length", MAX_FRAME + (64 << 10)),
     ("grpc.max_send_message_length", -1),
     # A dead process is detected by its closed socket; keepalive detects dead machines and network partitions. The
     # timeout also sets TCP_USER_TIMEOUT: two seconds after the first unacknowledged data, the link is closed.
@@ -44,6 +48,7 @@ _CLIENT_OPTIONS = [
 _SERVER_OPTIONS = [
     *_COMMON_OPTIONS,
     ("grpc.so_reuseport", 0),  # a port in use is an error
+    ("grpc.max_concurrent_streams", MAX_STREAMS),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
 ]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, counted_lease
 from modelswarm.protocol.identity import Address, is_dialled_peer
 from modelswarm.protocol.link.grpc_stream import Stream, StreamBroken
+from modelswarm.protocol.link.hello_checks import hello_fault
 from modelswarm.protocol.messages import Hello, Lane, Role
 from modelswarm.protocol.wire.codec import FrameError
 from modelswarm.protocol.wire.frames import pack, unpack
@@ -22,6 +23,7 @@ async def exchange_hello(stream: Stream, hello: Hello, address: Address) -> Hell
     """Send Hello on a dialled lane, and return the acceptor's. StreamBroken if it is not the dialled peer."""
     await _send_hello(stream, hello)
     answer = await _receive_hello(stream)
+    _check_fields(answer)
     _check_version(hello, answer)
     if not is_dialled_peer(answer.peer, address.peer):
         raise StreamBroken(f"other identity: {answer.peer} answers at {address.target}")
@@ -41,15 +43,23 @@ class LanePair:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+# Accepted lanes without a complete handshake at a time: strangers may hold each for the handshake's time.
+MAX_HANDSHAKES = 256
+
+
 class LinkAcceptor:
     """Answers the Hello of accepted lanes and pairs the lanes of a link."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._incomplete: dict[tuple[str, str], LanePair] = {}
+        self._handshakes = 0
 
     async def accept_lane(self, own: Hello, lane: Lane, stream: Stream) -> LanePair:
         """Answer a lane's Hello and wait for the link's other lane. Both lanes get the same LanePair."""
+        if self._handshakes >= MAX_HANDSHAKES:
+            raise StreamBroken(f"{MAX_HANDSHAKES} handshakes are going on already; try again")
+        self._handshakes += 1
         try:
             async with asyncio.timeout(self._timeout):
                 theirs = await _receive_hello(stream)
@@ -58,6 +68,8 @@ class LinkAcceptor:
                 return await self._pair_lanes(theirs, stream)
         except TimeoutError:
             raise StreamBroken("a Hello on both lanes of the link did not arrive in time") from None
+        finally:
+            self._handshakes -= 1
 
     async def _pair_lanes(self, hello: Hello, stream: Stream) -> LanePair:
         key = (hello.peer, hello.link)
@@ -92,12 +104,19 @@ async def _receive_hello(stream: Stream) -> Hello:
 
 
 def _check_hello(own: Hello, theirs: Hello, lane: Lane) -> None:
+    _check_fields(theirs)
     _check_version(own, theirs)
     if theirs.lane != lane:
         raise StreamBroken(f"a Hello for the {theirs.lane.value} lane on the {lane.value} lane")
-    if theirs.peer in ("", own.peer):
+    if theirs.peer == own.peer:
         raise StreamBroken(f"{theirs.peer!r} cannot be the name of a peer")
     _check_lease(theirs)
+
+
+def _check_fields(theirs: Hello) -> None:
+    """Raise StreamBroken for a field with a forbidden value. The value is not repeated: it may have any length."""
+    if fault := hello_fault(theirs):
+        raise StreamBroken(f"a Hello with a {fault} that is not allowed")
 
 
 def _check_version(own: Hello, theirs: Hello) -> None:

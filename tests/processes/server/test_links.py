@@ -294,7 +294,7 @@ GARBAGE = {
     "random": os.urandom(300),
     "empty": b"",
     "oversized": bytes(MAX_FRAME + 8),
-    "beyond what gRPC takes": bytes((64 << 20) + 1),
+    "beyond what gRPC takes": bytes(MAX_FRAME + (64 << 10) + 8),
     "a frame cut short": next(iter(pack([rows(1)])))[:-8],
 }
 

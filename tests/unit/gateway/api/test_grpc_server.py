@@ -280,7 +280,7 @@ async def test_calls_of_all_connections_are_bounded(
     async with served(gateway[0], client_api(gateway[0])) as channel:
         running = [await watch_health(channel) for _ in range(2)]
         with pytest.raises(aio.AioRpcError) as refused:
-            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())  # type: ignore[misc]
+            await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         for call in running:
             call.cancel()

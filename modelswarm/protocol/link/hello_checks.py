@@ -1,0 +1,42 @@
+"""Checks of the texts and times in a peer's Hello, before they become keys, log lines and labels.
+
+Used by the handshake for both directions. The servers' settings refuse the same values at start.
+"""
+
+from __future__ import annotations
+
+import re
+
+from modelswarm.protocol.messages import Hello
+
+# Name, incarnation and boot nonce of a peer.
+PEER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}/[0-9]{1,20}/[0-9A-Za-z]{1,32}")
+# Served name of a model; empty for a gateway.
+MODEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/:@-]{0,127})?")
+# Failure domain: the value of a Kubernetes label.
+ZONE = re.compile(r"[A-Za-z0-9._-]{0,63}")
+# Longest lease of a peer, in milliseconds: a day, as `--lease` allows.
+MAX_LEASE_MS = 86_400_000
+# Most gateways that a Hello may say it replaces.
+MAX_REPLACED = 64
+
+_TEXTS = {
+    "model": MODEL,
+    "zone": ZONE,
+    "link": re.compile(r"[!-~]{0,64}"),
+    "target": re.compile(r"[!-~]{0,512}"),
+    "revision": re.compile(r"[^\x00-\x1f\x7f]{0,256}"),
+    "dtype": re.compile(r"[A-Za-z0-9_.]{0,32}"),
+}
+
+
+def hello_fault(hello: Hello) -> str:
+    """Return the field of the Hello that has a value it may not have; empty if there is none."""
+    if not PEER.fullmatch(hello.peer):
+        return "peer"
+    for name, pattern in _TEXTS.items():
+        if not pattern.fullmatch(getattr(hello, name)):
+            return name
+    if len(hello.replaces) > MAX_REPLACED or not all(map(PEER.fullmatch, hello.replaces)):
+        return "replaces"
+    return "lease_ms" if hello.lease_ms > MAX_LEASE_MS else ""
