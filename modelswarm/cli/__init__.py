@@ -6,13 +6,19 @@ subcommands, the modules beside it do their work, `entry` turns errors into one 
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Sequence
 
+# Net number of new objects that starts a garbage collection. Imports make about 200,000 that stay: with Python's 700,
+# collections take a tenth of a short command.
+GC_THRESHOLD = 100_000
+
 
 def main() -> None:
     """Entry point of the console script. After the command, Ctrl-C ends the process without a message."""
+    gc.set_threshold(GC_THRESHOLD)
     code = run(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.exit(code)

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLE = str(ROOT / "examples" / "counting.yaml")
 NEVER = {"fastapi", "huggingface_hub", "kubernetes", "numpy", "torch", "transformers", "uvicorn"}
-LIBRARIES = {"google.protobuf", "grpc", "httpx", "pydantic", "rich", "yaml"}
+LIBRARIES = {"google.protobuf", "grpc", "httpx", "jinja2", "pydantic", "rich", "tokenizers", "yaml"}
 COMMANDS = (
     "chat",
     "completion",

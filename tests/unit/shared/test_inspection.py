@@ -24,8 +24,10 @@ from modelswarm.checkpoint.inspection import (
     facts_document,
     facts_from_document,
     inspect_model,
+    template_faults,
 )
 from modelswarm.checkpoint.sources import SourceLocations, resolve, resolve_config_files
+from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError
 
@@ -191,6 +193,17 @@ def test_missing_tokenizer_is_one_line_and_exit_code_2(copy: Path, tmp_path: Pat
     assert output.read_text() == (
         f"file://{copy}: {copy} has no tokenizer.json; a fast tokenizer is needed"
     )
+
+
+def test_tokenizer_and_template_of_the_package_can_be_used() -> None:
+    found = inspect_model("demo://counting")
+
+    check_tokenizer(counting_folder(), found.facts.config.vocab)
+    assert template_faults(counting_folder()) == found.warnings == ()
+
+
+def test_other_tokenizer_of_the_demo_model_is_checked(tmp_path: Path) -> None:
+    assert "has no tokenizer.json" in refusal_message("demo://counting", str(tmp_path))
 
 
 def test_separate_tokenizer_replaces_the_models_own(
