@@ -19,18 +19,11 @@ from modelswarm_gateway.generation.request import (
     TextPrompt,
     TokenPrompt,
 )
+from modelswarm_gateway.generation.sampling_ranges import RANGES
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
 _MARK = re.compile("[0-9a-f]{8}")
-# Field of Sampling -> lowest and highest value, and both in words.
-RANGES: dict[str, tuple[float, float, str]] = {
-    "temperature": (0, 2, "from 0 to 2"),
-    "top_p": (1e-9, 1, "above 0, at most 1"),
-    "top_k": (-1, float("inf"), "at least -1 (0 and -1: off)"),
-    "min_p": (0, 1, "from 0 to 1"),
-    "repetition_penalty": (1e-9, 10, "above 0, at most 10"),
-}
 
 
 def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationRequest:
@@ -94,9 +87,9 @@ def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
 def _options(request: api_pb2.GenerateRequest) -> SamplingOptions:
     given = request.sampling
     set_fields = {name.name: value for name, value in given.ListFields()}
-    for name, (low, high, allowed) in RANGES.items():
-        if name in set_fields and not low <= set_fields[name] <= high:
+    for name, value in set_fields.items():
+        if value not in RANGES[name]:
             field = f"sampling.{name}"
-            raise invalid_request(field, f"{field}: must be {allowed}, not {set_fields[name]:g}")
+            raise invalid_request(field, f"{field}: must be {RANGES[name].words}, not {value:g}")
     max_tokens = request.max_tokens if request.HasField("max_tokens") else None
     return SamplingOptions(max_tokens=max_tokens, ignore_eos=request.ignore_eos, **set_fields)

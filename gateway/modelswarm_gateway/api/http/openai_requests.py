@@ -24,6 +24,7 @@ from modelswarm_gateway.generation.request import (
     TextPrompt,
     TokenPrompt,
 )
+from modelswarm_gateway.generation.sampling_ranges import RANGES
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
@@ -62,15 +63,20 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
+def _in_range(name: str) -> Any:
+    """Return a field that may be absent, with the limits of that sampling field."""
+    return Field(None, **RANGES[name].pydantic_limits())
+
+
 class _Request(_Strict):
     model: str = Field(min_length=1)
-    max_tokens: int | None = Field(None, ge=0)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1)
-    min_p: float | None = Field(None, ge=0, le=1)
-    repetition_penalty: float | None = Field(None, gt=0, le=10)
-    seed: int | None = Field(None, ge=-(1 << 63), lt=1 << 64)
+    max_tokens: int | None = _in_range("max_tokens")
+    temperature: float | None = _in_range("temperature")
+    top_p: float | None = _in_range("top_p")
+    top_k: int | None = _in_range("top_k")
+    min_p: float | None = _in_range("min_p")
+    repetition_penalty: float | None = _in_range("repetition_penalty")
+    seed: int | None = _in_range("seed")
     stop: StopString | Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -111,7 +117,7 @@ class _Request(_Strict):
 
 class ChatRequest(_Request):
     messages: ListOf[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=0)
+    max_completion_tokens: int | None = _in_range("max_tokens")
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

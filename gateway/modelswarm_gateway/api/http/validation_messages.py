@@ -15,23 +15,17 @@ from modelswarm_gateway.generation.request import (
     MAX_STOP_LENGTH,
     MAX_STOPS,
 )
+from modelswarm_gateway.generation.sampling_ranges import RANGES
 
 _FLAG = "true or false"
-_COUNT = "a whole number from 0"
 _TEXT = "a string"
 # Field -> what it may be; of all models of `openai_requests.py`.
 ALLOWED = {
     "model": "the name of a model, a string that is not empty",
     "messages": "a list of at least one message, each an object",
     "prompt": "a string, a list of one string, or a list of token ids (whole numbers from 0)",
-    "max_tokens": _COUNT,
-    "max_completion_tokens": _COUNT,
-    "temperature": "a number from 0 to 2",
-    "top_p": "a number above 0, at most 1",
-    "top_k": "a whole number from -1 (0 and -1: off)",
-    "min_p": "a number from 0 to 1",
-    "repetition_penalty": "a number above 0, at most 10",
-    "seed": "a whole number from -2^63 to 2^64 - 1",
+    **{name: allowed.words for name, allowed in RANGES.items()},
+    "max_completion_tokens": RANGES["max_tokens"].words,
     "stop": f"a string of 1 to {MAX_STOP_LENGTH} characters, or a list of at most {MAX_STOPS} such strings",
     "stream": _FLAG,
     "stream_options": "an object",

@@ -240,10 +240,10 @@ async def test_message_without_content_is_refused(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"temperature": 2.5}, "sampling.temperature: must be from 0 to 2, not 2.5"),
-        ({"top_p": 0.0}, "sampling.top_p: must be above 0, at most 1, not 0"),
-        ({"top_k": -2}, "sampling.top_k: must be at least -1 (0 and -1: off), not -2"),
-        ({"min_p": float("nan")}, "sampling.min_p: must be from 0 to 1, not nan"),
+        ({"temperature": 2.5}, "sampling.temperature: must be a number from 0 to 2, not 2.5"),
+        ({"top_p": 0.0}, "sampling.top_p: must be a number above 0, at most 1, not 0"),
+        ({"top_k": -2}, "sampling.top_k: must be a whole number from -1 (0 and -1: off), not -2"),
+        ({"min_p": float("nan")}, "sampling.min_p: must be a number from 0 to 1, not nan"),
     ],
 )
 def test_sampling_out_of_range_says_what_is_allowed(fields: dict[str, Any], message: str) -> None:

@@ -1,0 +1,59 @@
+"""HTTP and gRPC accept the same values of the sampling fields, and refuse the others with the same words."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.api.grpc.requests import parse_generate_request
+from modelswarm_gateway.api.http.openai_requests import parse_completion
+from modelswarm_gateway.errors import ApiError
+from modelswarm_gateway.generation.sampling_ranges import RANGES
+
+TINY = 1e-300
+VALUES: dict[str, tuple[list[float], list[float]]] = {  # allowed, refused
+    "temperature": ([0.0, TINY, 2.0], [-TINY, 2.001, math.nan, math.inf]),
+    "top_p": ([TINY, 1.0], [0.0, 1.001, math.nan]),
+    "top_k": ([-1, 0, 2**31 - 1], [-2]),
+    "min_p": ([0.0, 1.0], [-TINY, 1.001, math.nan]),
+    "repetition_penalty": ([TINY, 10.0], [0.0, 10.001]),
+    "seed": ([-(2**63), 2**63 - 1], []),
+}
+
+
+def refusal(name: str, value: float) -> tuple[str | None, str | None]:
+    """Return the messages of HTTP and gRPC for one value; None: accepted."""
+    found: list[str | None] = []
+    for parse in (
+        lambda: parse_completion({"model": "m", "prompt": "x", name: value}),
+        lambda: parse_generate_request(
+            api_pb2.GenerateRequest(
+                model="m", prompt="x", sampling=api_pb2.Sampling(**{name: value})
+            )
+        ),
+    ):
+        try:
+            parse()
+        except ApiError as error:
+            found.append(error.message)
+        else:
+            found.append(None)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_both_apis_have_the_same_sampling_ranges(name: str) -> None:
+    allowed, refused = VALUES[name]
+    for value in allowed:
+        assert refusal(name, value) == (None, None), value
+    for value in refused:
+        for message in refusal(name, value):
+            assert message is not None, value
+            assert f"{name}: must be {RANGES[name].words}, not " in message
+
+
+def test_every_sampling_field_has_a_range() -> None:
+    fields = {field.name for field in api_pb2.Sampling.DESCRIPTOR.fields}
+    assert fields == set(VALUES) == set(RANGES) - {"max_tokens"}
