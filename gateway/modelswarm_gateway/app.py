@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from modelswarm.process.run_files import remove_run_file, write_run_file
 from modelswarm.protocol.identity import peer_id
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
+from modelswarm_gateway.api.forwarding import Forwarder
 from modelswarm_gateway.api.grpc.server import GrpcServer, admin_api, client_api
 from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.api.metrics_app import build_metrics_app
@@ -65,7 +66,7 @@ class GatewayApp:
             keepalive_seconds=settings.keepalive_seconds,
         )
         service = GenerationService(node, metrics, loop.time, options)
-        grpc_server = GrpcServer(service, client_api(service))
+        forwarder, grpc_server = Forwarder(), GrpcServer(service, client_api(service))
         grpc_target = await grpc_server.start("--grpc", settings.grpc)
         admin_server = GrpcServer(service, admin_api(service, node.drains))
         admin_target = await admin_server.start("--admin", settings.admin)
@@ -76,6 +77,7 @@ class GatewayApp:
                     _readiness_check(node, cluster, loop.time),
                     settings.cors_origins,
                     {"grpc": _port(grpc_target), "admin": _port(admin_target)},
+                    forwarder,
                 ),
                 sockets[0],
             ),
@@ -111,7 +113,7 @@ class GatewayApp:
             )
             for task in tasks:
                 task.cancel()
-            await _run_all([node.shut_down()])
+            await _run_all([node.shut_down(), forwarder.close()])
 
     def _make_source(
         self, clock: Callable[[], float]

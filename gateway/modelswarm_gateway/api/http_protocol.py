@@ -10,13 +10,15 @@ import asyncio
 import json
 import sys
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import h11
 import uvicorn
+from starlette.types import Scope
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from modelswarm_gateway.api.http.request_log import REQUEST_ID, assign_request_id, make_request_id
 from modelswarm_gateway.errors import ApiError, Code
 
 # Seconds from a connection's start, or from the first byte of a later request, to the end of the request's head.
@@ -81,7 +83,11 @@ class JsonErrorProtocol(H11Protocol):
             has_request = self.conn.our_state is h11.SEND_RESPONSE
             is_head = has_request and self.scope["method"] == "HEAD"
             body = json.dumps(ApiError(Code.INVALID_REQUEST, message).envelope()).encode()
+            request_id = (
+                assign_request_id(cast("Scope", self.scope)) if has_request else make_request_id()
+            )
             headers = [
+                (REQUEST_ID.encode(), request_id),
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
                 (b"connection", b"close"),

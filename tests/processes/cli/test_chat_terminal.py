@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import signal
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,11 +117,12 @@ def test_ctrl_d_ends_the_line_and_closes_the_session(chats: Chats) -> None:
     eventually("the session is closed", lambda: chats.sessions == 0)
 
 
-def test_hangup_closes_the_session(chats: Chats) -> None:
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_hangup_and_termination_close_the_session(chats: Chats, number: signal.Signals) -> None:
     with chats.open() as terminal:
         read_answer(terminal)
-        terminal.process.terminate()
-        assert terminal.wait_end() == 128 + 15
+        terminal.process.send_signal(number)
+        assert terminal.wait_end() == 128 + number
     eventually("the session is closed", lambda: chats.sessions == 0)
 
 

@@ -62,13 +62,14 @@ def build_http_app(
     unready: Callable[[], str | None] | None = None,
     cors_origins: Sequence[str] = (),
     ports: Mapping[str, int] | None = None,
+    forwarder: Forwarder | None = None,
 ) -> ASGIApp:
     """Return the app. `unready` returns why the gateway is not ready; by default it is ready once a model is.
 
-    `ports` are announced to clients, as `grpc_port` and the like.
+    `ports` are announced to clients, as `grpc_port` and the like. `forwarder` is closed by the caller.
     """
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
-    forwarder = Forwarder()
+    forwarder = forwarder or Forwarder()
     _generation_routes(app, service, forwarder)
     _model_routes(app, service)
     add_session_routes(app, service, forwarder)

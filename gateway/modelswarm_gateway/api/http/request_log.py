@@ -40,8 +40,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = _with_request_id(scope)
-        request_id = scope["headers"][-1][1]
+        request_id = assign_request_id(scope)
+        scope = {**scope, "state": {**scope.get("state", {}), "outcome": "ok"}}
         status: int | None = None
 
         async def send_marked(message: Message) -> None:
@@ -65,19 +65,26 @@ class RequestLog:
                 )
 
 
+def make_request_id() -> bytes:
+    return f"req_{secrets.token_hex(12)}".encode()
+
+
+def assign_request_id(scope: Scope) -> bytes:
+    """Return the request's id: the client's if there is exactly one and it is valid, else a new one.
+
+    It becomes the last header of `scope`, so that every later call returns the same.
+    """
+    given = [value for name, value in scope["headers"] if name == _NAME]
+    is_valid = len(given) == 1 and _VALID.fullmatch(given[0])
+    request_id: bytes = given[0] if is_valid else make_request_id()
+    others = [header for header in scope["headers"] if header[0] != _NAME]
+    scope["headers"] = [*others, (_NAME, request_id)]
+    return request_id
+
+
 def set_outcome(scope: Scope, code: str) -> None:
     """Record the error code that a request ended with, for its log line."""
     scope["state"]["outcome"] = code
-
-
-def _with_request_id(scope: Scope) -> Scope:
-    """Return the scope with exactly one request id, as its last header, and the outcome `ok`."""
-    given = [value for name, value in scope["headers"] if name == _NAME]
-    is_valid = len(given) == 1 and _VALID.fullmatch(given[0])
-    request_id = given[0] if is_valid else f"req_{secrets.token_hex(12)}".encode()
-    others = [header for header in scope["headers"] if header[0] != _NAME]
-    state = {**scope.get("state", {}), "outcome": "ok"}
-    return {**scope, "headers": [*others, (_NAME, request_id)], "state": state}
 
 
 def _raw_path(scope: Scope) -> str:

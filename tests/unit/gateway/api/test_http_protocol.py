@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from support.eventually import SECONDS
 
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
+from modelswarm_gateway.api.http.request_log import RequestLog
 from modelswarm_gateway.api.http_protocol import HEAD_SECONDS
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: here\r\n"
@@ -29,8 +31,9 @@ async def read_body(scope: Scope, receive: Receive, send: Send) -> None:
 @asynccontextmanager
 async def connection(
     head_seconds: float = HEAD_SECONDS,
+    app: ASGIApp = read_body,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    server = AsgiServer(read_body, bind_socket("--http", "127.0.0.1:0"), head_seconds=head_seconds)
+    server = AsgiServer(app, bind_socket("--http", "127.0.0.1:0"), head_seconds=head_seconds)
     await server.start()
     host, _, port = server.target.partition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -42,9 +45,9 @@ async def connection(
         await server.stop()
 
 
-async def exchange(sent: bytes) -> bytes:
+async def exchange(sent: bytes, app: ASGIApp = read_body) -> bytes:
     """Return all bytes that the server answers until it closes the connection."""
-    async with connection() as (reader, writer):
+    async with connection(app=app) as (reader, writer):
         writer.write(sent)
         return await reader.read()
 
@@ -71,9 +74,24 @@ async def test_framing_fault_gets_the_error_envelope(
     assert b"content-type: application/json" in head.lower()
     assert b"connection: close" in head.lower()
     assert f"content-length: {len(body)}".encode() in head.lower()
+    assert re.search(rb"^x-request-id: req_[0-9a-f]{24}\r?$", head, re.MULTILINE)
     error = json.loads(body)["error"]
     assert (error["code"], error["type"]) == ("invalid_request", "invalid_request_error")
     assert message in error["message"]
+
+
+async def test_framing_fault_keeps_the_request_id_of_its_client() -> None:
+    named = CHUNKED.replace(b"Host", b"X-Request-ID: mine\r\nHost", 1)
+    assert b"x-request-id: mine\r\n" in await exchange(named + b"zz\r\n")
+
+
+async def test_framing_fault_has_the_request_id_of_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    answer = await exchange(CHUNKED + b"zz\r\n", RequestLog(read_body, lambda: False))
+    [request_id] = re.findall(rb"x-request-id: (\w+)", answer)
+    assert any(f"request {request_id.decode()}: POST" in line for line in caplog.messages)
 
 
 async def test_fault_in_the_body_of_head_has_no_body(caplog: pytest.LogCaptureFixture) -> None:

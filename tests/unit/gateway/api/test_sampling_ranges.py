@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -23,15 +24,14 @@ VALUES: dict[str, tuple[list[float], list[float]]] = {  # allowed, refused
 }
 
 
-def refusal(name: str, value: float) -> tuple[str | None, str | None]:
+def refusal(name: str, value: Any) -> tuple[str | None, str | None]:
     """Return the messages of HTTP and gRPC for one value; None: accepted."""
     found: list[str | None] = []
+    sampling: dict[str, Any] = {name: value}
     for parse in (
         lambda: parse_completion({"model": "m", "prompt": "x", name: value}),
         lambda: parse_generate_request(
-            api_pb2.GenerateRequest(
-                model="m", prompt="x", sampling=api_pb2.Sampling(**{name: value})
-            )
+            api_pb2.GenerateRequest(model="m", prompt="x", sampling=api_pb2.Sampling(**sampling))
         ),
     ):
         try:
