@@ -32,7 +32,7 @@ def announced_admin_port(base: str, timeout: float = ANSWER_SECONDS) -> int:
         body = connection.getresponse().read(MAX_ANSWER_BYTES)
         return int(json.loads(body.decode(errors="replace"))["admin_port"])
     except (OSError, UnicodeError, http.client.HTTPException) as error:
-        raise UnreachableError(f"no gateway answers at {base}: {error}", base, "HTTP") from error
+        raise UnreachableError(f"no gateway answers at {base}", base, "HTTP") from error
     except (ValueError, KeyError, TypeError):
         raise UnreachableError(f"{base} is not the address of a gateway", base, "HTTP") from None
     finally:

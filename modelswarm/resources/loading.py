@@ -56,11 +56,13 @@ def parse_document(text: str, name: str) -> ModelSwarm:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_DOCUMENT_BYTES:
+        with path.open("rb") as file:
+            content = file.read(MAX_DOCUMENT_BYTES + 1)  # its size may be unknown, as a device's
+        if len(content) > MAX_DOCUMENT_BYTES:
             raise DocumentError(
                 str(path), f"larger than {MAX_DOCUMENT_BYTES} bytes; not a swarm document"
             )
-        return path.read_text(encoding="utf-8")
+        return content.decode()
     except UnicodeDecodeError as error:
         raise DocumentError(str(path), f"not UTF-8 text (byte {error.start})") from None
     except FileNotFoundError:

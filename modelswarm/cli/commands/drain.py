@@ -53,6 +53,8 @@ def drain(
     The drain covers the sessions of all gateways, because the server reports it to each of them; so does --undo.
     Exit code 0: the server is empty. 1: it is not.
     """
+    if undo and wait:
+        raise click.UsageError("--wait has an effect only without --undo")
     target = admin_target(name, url, admin).address
 
     from modelswarm.client.swarm import DrainTimeoutError, SwarmClient

@@ -31,7 +31,8 @@ def generate(
 ) -> None:
     """Continue PROMPT with the model of a running swarm. With - the prompt is read from standard input.
 
-    Without --max-tokens, the text is continued by 16 tokens.
+    Without --max-tokens, the text is continued by 16 tokens, or by max_new_tokens of the model's
+    generation_config.json.
     """
     if stream and as_json:
         raise click.UsageError("--json prints one object at the end; allowed: --stream or --json")

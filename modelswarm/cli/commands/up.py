@@ -45,7 +45,7 @@ MAX_GATEWAYS = 16
 @click.option(
     "--memory",
     metavar="AMOUNT",
-    help="Memory of one server, e.g. 2Gi: weights, KV and replay log.",
+    help="Memory of one server, e.g. 2Gi: all that its process takes, instead of the pools' limits.",
 )
 @click.option(
     "--threads",

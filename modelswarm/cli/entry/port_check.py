@@ -18,6 +18,8 @@ PROBE_SECONDS = 2.0  # for the connection, and for each part of the answer
 ANSWER_BYTES = 4096
 HTTP_PORT = 8000  # of a gateway, by default
 _REQUEST = b"GET /health HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
+# A gateway's metrics port says where its metrics are; exporters of Prometheus answer every path with theirs.
+_METRICS_MARKS = (b"the metrics are at /metrics", b"# HELP ", b"openmetrics")
 _SETTINGS_FRAME = 4  # the first frame of an HTTP/2 server, by its type
 
 
@@ -65,7 +67,7 @@ def probe(host: str, port: int) -> Answer | None:
 
 def _classify(received: bytes) -> Answer | None:
     if received.startswith(b"HTTP/"):
-        if b"# HELP " in received or b"openmetrics" in received:
+        if any(mark in received for mark in _METRICS_MARKS):
             return Answer.METRICS
         return Answer.GATEWAY if b"x-request-id" in received.lower() else Answer.OTHER_HTTP
     if len(received) >= 9 and received[3] == _SETTINGS_FRAME:

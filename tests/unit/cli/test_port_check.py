@@ -11,13 +11,15 @@ from pathlib import Path
 
 import grpc
 import pytest
-from prometheus_client import start_http_server
+from prometheus_client import CollectorRegistry, start_http_server
+from starlette.testclient import TestClient
 from support.ports import free_port, http_port
 from typing_extensions import override
 
 from modelswarm.cli import run
 from modelswarm.cli.entry.port_check import Answer, explain_answer, probe
 from modelswarm.local.run_folder import RunFolder, RunInfo
+from modelswarm_gateway.api.metrics_app import build_metrics_app
 
 
 class GatewayHandler(BaseHTTPRequestHandler):
@@ -39,6 +41,17 @@ class GatewayHandler(BaseHTTPRequestHandler):
 
 class OtherHandler(GatewayHandler):
     is_gateway = False
+
+
+class GatewayMetricsHandler(GatewayHandler):
+    """Answers as a gateway's metrics port does."""
+
+    @override
+    def do_GET(self) -> None:
+        answer = TestClient(build_metrics_app(CollectorRegistry())).get(self.path)
+        self.send_response(answer.status_code)
+        self.end_headers()
+        self.wfile.write(answer.content)
 
 
 @contextmanager
@@ -75,6 +88,8 @@ def test_each_kind_of_port_is_recognised() -> None:
     with http_port(OtherHandler) as port:
         assert probe("127.0.0.1", port) is Answer.OTHER_HTTP
     with metrics_port() as port:
+        assert probe("127.0.0.1", port) is Answer.METRICS
+    with http_port(GatewayMetricsHandler) as port:
         assert probe("127.0.0.1", port) is Answer.METRICS
     with grpc_port() as port:
         assert probe("127.0.0.1", port) is Answer.GRPC

@@ -167,6 +167,12 @@ def test_admin_address_of_another_form_is_refused(admin: str) -> None:
         admin_target(None, None, admin)
 
 
+def test_drain_option_without_an_effect_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["drain", "s", "--undo", "--wait", "5"]) == 2
+
+    assert "--wait has an effect only without --undo" in capsys.readouterr().err
+
+
 def test_name_beside_an_address_is_refused() -> None:
     with pytest.raises(UserError, match="either --name or --url"):
         base_url("one", "http://host")

@@ -251,6 +251,7 @@ def test_unreadable_file_is_named_with_the_reason(tmp_path: Path) -> None:
         (tmp_path, "cannot be read: Is a directory"),
         (binary, "not UTF-8 text (byte 3)"),
         (large, "larger than 1048576 bytes; not a swarm document"),
+        (Path("/dev/zero"), "larger than 1048576 bytes; not a swarm document"),
     ]:
         with pytest.raises(DocumentError) as caught:
             load_document(path)

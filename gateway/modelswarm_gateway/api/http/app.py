@@ -52,8 +52,8 @@ from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
 READ_METHODS = ["GET", "HEAD"]
 ROUTES = (
-    "POST /v1/chat/completions, POST /v1/completions, GET /v1/models, GET /v1/models/{id}, GET /health, GET /live, "
-    "GET /ready, GET /version"
+    "POST /v1/chat/completions, POST /v1/completions, DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
+    "GET /health, GET /live, GET /ready, GET /version"
 )
 
 

@@ -16,7 +16,7 @@ from modelswarm_gateway.api.http.generation_response import error_response
 from modelswarm_gateway.errors import ApiError, Code, shorten
 
 ANY_ORIGIN = "*"
-METHODS = "GET, HEAD, POST"
+METHODS = "DELETE, GET, HEAD, POST"
 # Response headers that a script may read.
 EXPOSED_HEADERS = "x-request-id, retry-after, retry-after-ms"
 # Seconds that a browser may keep the answer to a preflight; Chrome keeps none for longer.

@@ -13,7 +13,7 @@ import pytest
 from support.gateway_service import make_service, make_service_with_model
 
 from modelswarm import __version__
-from modelswarm_gateway.api.http.app import build_http_app
+from modelswarm_gateway.api.http.app import ROUTES, build_http_app
 from tools.dashboard.metric_registries import BLOCKS, MODEL
 
 ORIGIN = "https://chat.example.com"
@@ -93,6 +93,17 @@ async def test_unknown_path_is_told_the_routes(path: str) -> None:
     assert (answer.status_code, error_of(answer)["code"]) == (404, "not_found")
     assert "ModelSwarm" in error_of(answer)["message"]
     assert "POST /v1/chat/completions" in error_of(answer)["message"]
+
+
+async def test_named_routes_exist_and_browsers_may_use_their_methods() -> None:
+    client = make_client(["*"])
+    preflight = {"origin": "https://x.example", "access-control-request-method": "DELETE"}
+    browsers = (await client.options("/v1/models", headers=preflight)).headers
+    for route in ROUTES.split(", "):
+        method, path = route.split()
+        answer = await client.request(method, path.replace("{id}", "nosuch"))
+        assert "there is nothing at" not in answer.text
+        assert method in browsers["access-control-allow-methods"].split(", ")
 
 
 async def test_long_texts_are_shortened_in_errors() -> None:
@@ -176,7 +187,7 @@ async def test_allowed_origin_may_send_requests(origins: list[str], allowed: str
     before = await client.options(CHAT, headers=PREFLIGHT)
     assert (before.status_code, before.content) == (204, b"")
     assert before.headers["access-control-allow-origin"] == allowed
-    assert before.headers["access-control-allow-methods"] == "GET, HEAD, POST"
+    assert before.headers["access-control-allow-methods"] == "DELETE, GET, HEAD, POST"
     wanted = PREFLIGHT["access-control-request-headers"]
     assert before.headers["access-control-allow-headers"] == wanted
     for answer in (
