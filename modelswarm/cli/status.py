@@ -72,7 +72,7 @@ def _gateway_lines(target: AdminTarget | None) -> list[Text]:
     for gateway in target.run.gateways:
         process = gateway_process(target.run.name, gateway.name)
         state = f"ready (pid {process.pid})" if process else "not ready"
-        asked = ", asked for this status" if gateway.name == target.gateway else ""
+        asked = ", asked" if gateway.name == target.gateway else ""
         lines.append(Text(f"{gateway.name}: http://{gateway.http}, {state}{asked}"))
     return lines
 
