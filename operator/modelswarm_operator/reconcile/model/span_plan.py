@@ -66,10 +66,13 @@ def make_layout(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | 
     else:
         spans = _plan_spans(name, spec, known)
     pools = spec.pools or (DEFAULT_POOL,)
+    # Templates are long, and a large swarm has thousands of pairs: each part is hashed once.
+    common = _digest(shared)
+    by_pool = {pool.name: _digest(_dump(pool)) for pool in pools}
     template_hashes = {
         (span.index, pool.name): _digest(
-            {**shared, "first": span.first, "last": span.last, "pages": span.pages,
-             "pool": _dump(pool)}
+            {"shared": common, "first": span.first, "last": span.last, "pages": span.pages,
+             "pool": by_pool[pool.name]}
         )
         for span in spans
         for pool in pools
