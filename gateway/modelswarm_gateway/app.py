@@ -67,9 +67,11 @@ class GatewayApp:
         )
         service = GenerationService(node, metrics, loop.time, options)
         forwarder, grpc_server = Forwarder(), GrpcServer(service, client_api(service))
-        grpc_target = await grpc_server.start("--grpc", settings.grpc)
         admin_server = GrpcServer(service, admin_api(service, node.drains))
-        admin_target = await admin_server.start("--admin", settings.admin)
+        grpc_target = grpc_server.bind("--grpc", settings.grpc)
+        admin_target = admin_server.bind("--admin", settings.admin)
+        await grpc_server.start()
+        await admin_server.start()
         http_servers = [
             AsgiServer(
                 build_http_app(

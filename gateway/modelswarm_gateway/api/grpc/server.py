@@ -79,8 +79,8 @@ class GrpcServer:
         )
         self._watcher: asyncio.Task[None] | None = None
 
-    async def start(self, field: str, target: str) -> str:
-        """Bind the port, serve, and return the bound target. Raise UserError if the port cannot be bound."""
+    def bind(self, field: str, target: str) -> str:
+        """Bind the port and return the bound target. Raise UserError if the port cannot be bound."""
         self._api.add_to(self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         add_reflection((self._api.name, health.SERVICE_NAME), self._server)
@@ -91,9 +91,12 @@ class GrpcServer:
             raise UserError(
                 field, f"cannot listen on {target}: allowed: a free port, or 0"
             ) from error
+        return f"{target.rpartition(':')[0]}:{port}"
+
+    async def start(self) -> None:
+        """Serve on the bound port."""
         await self._server.start()
         self._watcher = asyncio.create_task(self._update_health())
-        return f"{target.rpartition(':')[0]}:{port}"
 
     async def stop_advertising(self) -> None:
         """Report NOT_SERVING, so that clients go elsewhere; requests that still arrive are served."""

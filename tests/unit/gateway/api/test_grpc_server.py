@@ -46,7 +46,8 @@ async def gateway() -> tuple[GenerationService, Node]:
 async def served(service: GenerationService, api: GrpcApi) -> AsyncIterator[aio.Channel]:
     """Serve the API and return a channel to it."""
     server = GrpcServer(service, api)
-    target = await server.start("--grpc", "127.0.0.1:0")
+    target = server.bind("--grpc", "127.0.0.1:0")
+    await server.start()
     async with aio.insecure_channel(target) as made:
         yield made
     await server.stop(0.0)
@@ -290,7 +291,8 @@ async def test_connection_that_pings_too_often_is_closed(
     gateway: tuple[GenerationService, Node],
 ) -> None:
     server = GrpcServer(gateway[0], client_api(gateway[0]))
-    host, _, port = (await server.start("--grpc", "127.0.0.1:0")).rpartition(":")
+    host, _, port = server.bind("--grpc", "127.0.0.1:0").rpartition(":")
+    await server.start()
     reader, writer = await asyncio.open_connection(host, int(port))
     settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
     ping = b"\x00\x00\x08\x06\x00\x00\x00\x00\x00" + bytes(8)
