@@ -14,7 +14,7 @@ from rich.live import Live
 
 from modelswarm.cli.plan import memory_lines
 from modelswarm.cli.terminal.process_table import process_table
-from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
+from modelswarm.cli.terminal.signals import run_until_signal
 from modelswarm.cli.terminal.start_lines import PhaseLog
 from modelswarm.cli.terminal.tables import make_console
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
@@ -45,17 +45,11 @@ def run_up(
         out.print(line)
     log = ProcessLog(out, gateway_names(settings.gateways))
     swarm = LocalSwarm(plan, settings, log)
-    with interrupt_on_signals():
-        try:
-            info = _start(swarm, out, with_table and out.is_terminal)
-            log.has_started = True
-            _print_addresses(out, info)
-            _watch(swarm, out, with_table and out.is_terminal)
-        except KeyboardInterrupt:
-            out.print("stopping ...")
-        finally:
-            ignore_signals()
-            swarm.stop()
+    with run_until_signal(swarm.stop, lambda: out.print("stopping ...")):
+        info = _start(swarm, out, with_table and out.is_terminal)
+        log.has_started = True
+        _print_addresses(out, info)
+        _watch(swarm, out, with_table and out.is_terminal)
     out.print("stopped")
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from modelswarm.cli.demo.comparison import Comparison, Recording
 from modelswarm.cli.demo.example import load_example
-from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
+from modelswarm.cli.terminal.signals import run_until_signal
 from modelswarm.cli.terminal.tables import make_console
 from modelswarm.cli.terminal.wrapping import WrappingWriter
 from modelswarm.client.inference import InferenceClient, ReceivedChunk
@@ -49,13 +49,9 @@ def run_demo(file: Path | None, question: str, hash_model: bool) -> int:
             "spec.replicas", f"{plan.replicas} leaves no server after a kill; allowed: 2 or more"
         )
     settings = LocalSettings(hash_model=hash_model, publish=False, run_name=f"demo-{os.getpid()}")
-    with interrupt_on_signals():
-        swarm = LocalSwarm(plan, settings)
-        try:
-            return Demo(swarm, make_console(), question).run()
-        finally:
-            ignore_signals()
-            swarm.stop()
+    swarm = LocalSwarm(plan, settings)
+    with run_until_signal(swarm.stop):
+        return Demo(swarm, make_console(), question).run()
 
 
 class Demo:

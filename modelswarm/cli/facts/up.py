@@ -8,7 +8,7 @@ from typing import Any
 
 from modelswarm.cli.facts.printing import print_json
 from modelswarm.cli.facts.start import progress_facts
-from modelswarm.cli.terminal.signals import ignore_signals, interrupt_on_signals
+from modelswarm.cli.terminal.signals import run_until_signal
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.start_watch import StartView, StartWatch
@@ -28,20 +28,19 @@ def run_up_json(document: ModelSwarm, memory: str | None, settings: LocalSetting
     for warning in plan.warnings:
         print_event("note", message=warning)
     swarm = LocalSwarm(plan, settings, print_change)
-    with interrupt_on_signals():
-        try:
-            with StartWatch(swarm, ProgressEvents()):
-                info = swarm.start()
-            print_event("ready", logs=str(swarm.logs), **asdict(info))
-            while True:
-                swarm.raise_if_failed()
-                time.sleep(CHECK_SECONDS)
-        except KeyboardInterrupt:
-            print_event("stopping")
-        finally:
-            ignore_signals()
-            swarm.stop()
+    with run_until_signal(swarm.stop, lambda: print_event("stopping")):
+        with StartWatch(swarm, ProgressEvents()):
+            info = swarm.start()
+        print_event("ready", logs=str(swarm.logs), **asdict(info))
+        _watch(swarm)
     print_event("stopped")
+
+
+def _watch(swarm: LocalSwarm) -> None:
+    """Raise the supervisor's error if that fails."""
+    while True:
+        swarm.raise_if_failed()
+        time.sleep(CHECK_SECONDS)
 
 
 class ProgressEvents:

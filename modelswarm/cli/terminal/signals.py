@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -16,12 +16,25 @@ _END_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def interrupt_on_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt on each of the signals inside the block. Main thread only."""
+def run_until_signal(
+    stop: Callable[[], None], on_signal: Callable[[], None] | None = None
+) -> Iterator[None]:
+    """Run the block until a signal, then call `on_signal`; without it KeyboardInterrupt is raised. Main thread only.
+
+    At the end of the block `stop` is called in any case. Signals are ignored then: stopping takes bounded time, and a
+    second Ctrl-C must not leave processes running.
+    """
     before = {number: signal.signal(number, _raise_interrupt) for number in _STOP_SIGNALS}
     try:
         yield
+    except KeyboardInterrupt:
+        if on_signal is None:
+            raise
+        on_signal()
     finally:
+        for number in _STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        stop()
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -35,12 +48,6 @@ def exit_on_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def ignore_signals() -> None:
-    """Ignore the signals. Stopping takes bounded time, and a second Ctrl-C must not leave processes running."""
-    for number in _STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def _raise_interrupt(number: int, frame: FrameType | None) -> None:
