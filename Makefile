@@ -18,7 +18,10 @@ setup: $(STAMP) ## build .venv from the locked constraints (two minutes once, th
 
 # The packages are kept in ~/.cache/modelswarm and shared by all trees; pip itself prints nothing meanwhile.
 $(STAMP): constraints.txt pyproject.toml tools/ci/make_venv.py
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ModelSwarm needs Python 3.11 or newer; set PYTHON=/path/to/python3")'
+	@command -v $(PYTHON) >/dev/null || { echo "ModelSwarm needs Python 3.11 or newer, and $(PYTHON) is not found:" \
+	  "apt-get install python3-venv (Debian, Ubuntu), or set PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "ModelSwarm needs Python 3.11 or newer, and $(PYTHON) is %d.%d: set PYTHON=/path/to/python3" % sys.version_info[:2])'
 	@TORCH_INDEX_URL="$(TORCH_INDEX_URL)" $(PYTHON) tools/ci/make_venv.py
 
 demo: $(STAMP) ## four servers, one gateway, one chat, one kill: under a minute

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import re
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +32,11 @@ OTHER_PATHS = re.compile(
     % tuple(re.escape(str(path)).encode() for path in (CACHE, VENV))
 )  # of an environment before it came into its place
 KEPT = 3  # cached environments that no clean-up removes, the last used first
+GIGABYTE = 10**9
+NEEDED_GIGABYTES = {
+    True: 4,
+    False: 12,
+}  # whether torch comes from TORCH_INDEX_URL; downloads included
 PYTHON_LIBRARY = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
 
@@ -78,6 +84,8 @@ def locked(path: Path) -> Iterator[None]:
 
 def build(cached: Path, project: dict[str, object], index: str) -> None:
     """Install all packages but this project into a folder that gets its name when it is complete."""
+    if found := obstacle(has_ensurepip(), shutil.disk_usage(CACHE).free, bool(index)):
+        sys.exit(found)
     print(f"installing the packages of constraints.txt into {cached} (about two minutes, once)")
     began = time.monotonic()
     unfinished = cached.with_suffix(".new")
@@ -90,13 +98,46 @@ def build(cached: Path, project: dict[str, object], index: str) -> None:
         "--disable-pip-version-check",
         "install",
     ]
-    subprocess.run([*pip, "--quiet", "--upgrade", "pip>=25.1"], check=True)
+    run_pip([*pip, "--quiet", "--upgrade", "pip>=25.1"])
     constrained = [*pip, "--quiet", "-c", str(ROOT / "constraints.txt")]
     if index:
-        subprocess.run([*constrained, "--index-url", index, "torch"], check=True)
-    subprocess.run([*constrained, *requirements(project)], check=True)
+        run_pip([*constrained, "--index-url", index, "torch"])
+    run_pip([*constrained, *requirements(project)])
     unfinished.rename(cached)
     print(f"installed in {time.monotonic() - began:.0f} s")
+
+
+def has_ensurepip() -> bool:
+    """Return whether `python -m venv` can make an environment with pip. Debian packages that part separately."""
+    return importlib.util.find_spec("ensurepip") is not None
+
+
+def obstacle(has_ensurepip: bool, free_bytes: int, has_index: bool) -> str:
+    """Return the sentence that says why no environment can be built here, or an empty string."""
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if not has_ensurepip:
+        return (
+            f"ModelSwarm needs the venv module of Python {version}, and {sys.executable} has none: "
+            f"apt-get install python{version}-venv (Debian, Ubuntu), or set PYTHON=/path/to/python3"
+        )
+    needed = NEEDED_GIGABYTES[has_index]
+    if free_bytes < needed * GIGABYTE:
+        smaller = "" if has_index else ", or set TORCH_INDEX_URL to a CPU-only index (4 GB)"
+        return (
+            f"ModelSwarm's packages need {needed} GB of disk while they are installed, and {CACHE} has "
+            f"{free_bytes / GIGABYTE:.1f} GB free: free some, or set XDG_CACHE_HOME to another disk{smaller}"
+        )
+    return ""
+
+
+def run_pip(words: Sequence[str]) -> None:
+    """Run a command of pip. If it fails, end with one sentence below pip's own lines."""
+    code = subprocess.run(words, check=False).returncode
+    if code:
+        sys.exit(
+            f"ModelSwarm's packages could not be installed: pip ended with code {code}, its reason is above. "
+            "The package index must be reachable; the same `make` tries again"
+        )
 
 
 def requirements(project: dict[str, object]) -> list[str]:
