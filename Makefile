@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo test test-all check style soak coverage mutants chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
+.PHONY: help setup demo recording test test-all check style soak coverage mutants chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -86,6 +86,9 @@ cluster-packages: $(STAMP) ## install the Debian packages that the cluster and i
 
 cluster-ready: $(STAMP) ## build for the cluster tests: packages, programs, images (15 to 45 minutes once, then seconds)
 	@$(BIN)/python -m tools.devcluster prepare
+
+recording: $(STAMP) ## record docs/session.cast and draw docs/session.svg (two minutes; needs ports 8000 to 8002, or root)
+	@$(BIN)/python -m tools.recording.record_session
 
 proto: $(STAMP) ## regenerate the protobuf modules
 	$(BIN)/python tools/make_proto.py

@@ -85,8 +85,8 @@ class Walker:
         began, fault = time.monotonic(), ""
         self._terminal = self._swarm.enter_context(self.open(command))
         try:
-            self._terminal.wait_for("^ready: ", step.seconds)
-            self._terminal.wait_for("^in another terminal", END_SECONDS)
+            self._terminal.wait_for("ready: counting at", step.seconds)
+            self._terminal.wait_for("in another terminal", END_SECONDS)
             fault = step.check(self._terminal.text)
         except TerminalError as error:
             fault = str(error)

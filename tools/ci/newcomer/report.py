@@ -15,7 +15,9 @@ class Row:
     note: str = ""
 
     def line(self) -> str:
-        judgement = "FAULT" if self.fault else "ok" if self.code is not None or not self.note else "-"
+        judgement = (
+            "FAULT" if self.fault else "ok" if self.code is not None or not self.note else "-"
+        )
         code = "" if self.code is None else f"exit {self.code}"
         remark = self.fault or self.note
         return f"{judgement:<6}{self.seconds:>8.1f} s  {code:<9}{self.command}" + (
