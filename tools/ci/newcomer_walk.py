@@ -1,6 +1,6 @@
 """Walk through the README as a newcomer: a bare Debian, a fresh clone, and every command in its order.
 
-    nice -n 10 .venv/bin/python -m tools.ci.newcomer_walk [--folder DIR] [--skip COMMAND] [--keep]
+    nice -n 10 .venv/bin/python -m tools.ci.newcomer_walk [--skip COMMAND] [--folder DIR] [--keep] [--reuse]
 
 Needs Linux, root, debootstrap and package mirrors; takes about 15 minutes and 15 GB of disk. The clone has the
 committed tree only. First wrong prerequisites are tried, each of which must give the sentence that helps. Then the
@@ -148,10 +148,13 @@ def main(words: Sequence[str]) -> int:
     report = Report(LOG)
     with folder_for(chosen.folder, chosen.keep) as folder:
         try:
-            try_old_python(folder / OLD_SUITE, report)
             root = folder / SUITE
-            make_container(root, SUITE, ("ca-certificates",), report)
-            try_missing_programs(root, report)
+            if chosen.reuse:
+                report.tell(f"a new clone of {containers.copy_clone(ROOT, root)} in {root}")
+            else:
+                try_old_python(folder / OLD_SUITE, report)
+                make_container(root, SUITE, ("ca-certificates",), report)
+                try_missing_programs(root, report)
             walk(root, planned, documents(page), chosen.skip, report)
         except (WalkError, RuntimeError) as error:
             report.add(Row("(the walk ended early)", 0.0, None, str(error)))
@@ -164,6 +167,8 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="of the root file systems; default: a new one")
     parser.add_argument("--skip", action="append", default=[], help="a command; may be repeated")
     parser.add_argument("--keep", action="store_true", help="keep the folder, to look around")
+    reuse = "walk in the Debian that --keep has left in the folder, without wrong prerequisites"
+    parser.add_argument("--reuse", action="store_true", help=reuse)
     return parser.parse_args(words)
 
 
