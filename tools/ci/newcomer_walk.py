@@ -155,7 +155,7 @@ def main(words: Sequence[str]) -> int:
                 try_old_python(folder / OLD_SUITE, report)
                 make_container(root, SUITE, ("ca-certificates",), report)
                 try_missing_programs(root, report)
-            walk(root, planned, documents(page), chosen.skip, report)
+            walk(root, planned, documents(page), chosen, report)
         except (WalkError, RuntimeError) as error:
             report.add(Row("(the walk ended early)", 0.0, None, str(error)))
     print(report.summary())
@@ -221,7 +221,7 @@ def walk(
     root: Path,
     planned: Sequence[tuple[Command, Step]],
     shown: Sequence[str],
-    skipped: Sequence[str],
+    chosen: argparse.Namespace,
     report: Report,
 ) -> None:
     """Run all commands of the README. Neighbours with the same need of a network share a container."""
@@ -233,8 +233,8 @@ def walk(
                 if not has_network:
                     try_alone(walker)
                 for command, step in group:
-                    take_step(walker, command, step, skipped, report)
-                    if step.way is Way.RUN_AS_ROOT:
+                    take_step(walker, command, step, chosen.skip, report)
+                    if step.way is Way.RUN_AS_ROOT and not chosen.reuse:
                         try_without_network(root, report)
                 walker.end_swarm()
                 if not has_network:
