@@ -115,7 +115,7 @@ class Container:
             raise RuntimeError("the container did not start; its error is above")
         self._first = self._find_first()
         namespaces = [f"--target={self._first}", *kinds]
-        self._enter = ("nsenter", *namespaces, "chroot")
+        self._enter = ("nsenter", *namespaces)
         return self
 
     def __exit__(
@@ -137,15 +137,19 @@ class Container:
         return int(children.split()[0])
 
     def words(self, command: str, as_root: bool = False) -> tuple[str, ...]:
-        """Return the command of this machine that runs a line of shell in the clone."""
+        """Return the command of this machine that runs a line of shell in the clone, and takes over its terminal.
+
+        So Ctrl-C reaches the programs inside only, not `nsenter`.
+        """
         user = "0:0" if as_root else f"{USER_ID}:{USER_ID}"
         where = f"cd {CLONE} && {command}"
-        return (*self._enter, f"--userspec={user}", str(self.root), "/bin/bash", "-c", where)
+        change = ("setsid", "--ctty", "chroot", f"--userspec={user}", str(self.root))
+        return (*self._enter, *change, "/bin/bash", "-c", where)
 
     def processes(self) -> list[str]:
         """Return the command lines of all processes in the container but the first."""
         done = subprocess.run(
-            (*self._enter, str(self.root), "/bin/bash", "-c", LIST_PROCESSES),
+            (*self._enter, "chroot", str(self.root), "/bin/bash", "-c", LIST_PROCESSES),
             capture_output=True,
             text=True,
             check=True,
