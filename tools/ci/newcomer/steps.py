@@ -51,6 +51,7 @@ STEPS = (
         is_needed=True,
     ),
     Step(".venv/bin/modelswarm chat", Way.TALK, seconds=300.0),
+    Step(".venv/bin/modelswarm logs", check=has("logs of counting", "== gateway")),
     Step(".venv/bin/modelswarm drain ", check=has("counting-s0-r0: empty")),
     Step("make test", Way.ELSEWHERE, reason="CI runs it in a fresh clone: .ci/run"),
     Step(".venv/bin/modelswarm plan ", check=has("0:4", "4:8", "free KV tokens")),
