@@ -1,9 +1,9 @@
-"""Finds a model's chat template among its files, and checks its syntax before a client uses it, as gateways do.
+"""Finds a model's chat template among its files, and compiles it as gateways do.
 
-A template that the user wrote into the swarm is refused if it does not compile. With the model's own one the model
-serves text completions, and `template_fault` is the sentence about it. Gateways take `select_template` and
-`GenerationExtension` from here. Jinja is imported with this module: import the module late where only torch brings
-Jinja along. Knows no messages.
+A template that the user wrote into the swarm is refused if it does not compile. With the model's own one, or without
+any, the model serves text completions, and `template_fault` is the sentence about it. Gateways take
+`chat_environment`, `compile_template` and `select_template` from here. Jinja is imported with this module: import the
+module late where only torch brings Jinja along. Knows no messages.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.sandbox
 
 from modelswarm.checkpoint.json_files import read_json
 from modelswarm.errors import ModelSourceError
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_SETTINGS_FILE = "tokenizer_config.json"
+MAX_TEMPLATE_CHARACTERS = 1 << 20
+# The operators that a sandbox may leave to itself, all of which Jinja would compute for constants while it compiles.
+_OPERATORS = frozenset({"+", "-", "*", "/", "//", "**", "%"})
 
 
 class GenerationExtension(jinja2.ext.Extension):
@@ -34,24 +38,49 @@ class GenerationExtension(jinja2.ext.Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def check_template(text: str) -> None:
-    """Raise ModelSourceError with the line if the template does not compile."""
-    # Not optimised: optimising would compute constants, such as a letter times a billion.
-    environment = jinja2.Environment(
-        extensions=[GenerationExtension, jinja2.ext.loopcontrols], optimized=False
+def chat_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
+    """Return the environment of chat templates, without Hugging Face's helpers.
+
+    It does not optimise: that would compute constants, such as a letter times a billion, when a model is first seen.
+    """
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[GenerationExtension, jinja2.ext.loopcontrols],
+        optimized=False,
     )
+    environment.globals.pop("lipsum", None)  # it makes texts of any length
+    return environment
+
+
+def compile_template(environment: jinja2.Environment, text: str) -> jinja2.Template:
+    """Return the compiled template. Raise ModelSourceError with the line if it does not compile."""
+    if len(text) > MAX_TEMPLATE_CHARACTERS:
+        detail = f"it has {len(text)} characters; allowed: {MAX_TEMPLATE_CHARACTERS}"
+        raise _compile_error(detail)
     try:
-        environment.from_string(text)
+        return environment.from_string(text)
     except jinja2.TemplateSyntaxError as error:
-        raise ModelSourceError(
-            "chat_template",
-            f"the chat template does not compile: line {error.lineno}: {error.message}",
-        ) from error
+        raise _compile_error(f"line {error.lineno}: {error.message}") from error
     except (jinja2.TemplateError, RecursionError, SyntaxError, ValueError) as error:
         # SyntaxError comes from the Python code that Jinja generates, as for a `break` outside of loops.
-        raise ModelSourceError(
-            "chat_template", f"the chat template does not compile: {error}"
-        ) from error
+        raise _compile_error(str(error)) from error
+
+
+def check_template(text: str) -> None:
+    """Raise ModelSourceError with the line if the template does not compile. Computes no part of it."""
+    environment = chat_environment()
+    # Jinja computes constant outputs even if it does not optimise, but neither such operators nor such functions.
+    environment.intercepted_binops = _OPERATORS
+    environment.filters = dict.fromkeys(environment.filters, _not_constant)
+    environment.tests = dict.fromkeys(environment.tests, _not_constant)
+    compile_template(environment, text)
+
+
+@jinja2.pass_context
+def _not_constant(context: jinja2.runtime.Context, *values: Any, **options: Any) -> Any:
+    """Stand for a filter or test in a template that is never rendered."""
+    raise NotImplementedError
 
 
 def select_template(jinja: str | None, settings: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -69,12 +98,15 @@ def select_template(jinja: str | None, settings: Mapping[str, Any]) -> tuple[str
 
 
 def template_fault(folder: Path) -> str | None:
-    """Return one sentence if the template in a tokenizer's folder does not compile, with its file and line."""
+    """Return one sentence if the template in a tokenizer's folder is missing, or does not compile, with its line."""
     jinja, settings = folder / TEMPLATE_FILE, folder / TOKENIZER_SETTINGS_FILE
     text = jinja.read_text(encoding="utf-8", errors="replace") if jinja.is_file() else None
     found = select_template(text, read_json(settings) if settings.is_file() else {})
     if found is None:
-        return None
+        return (
+            f"{folder} has no chat template; text completions work, "
+            "chats are refused until spec.model.chatTemplate gives one"
+        )
     template, file = found
     try:
         check_template(template)
@@ -84,3 +116,7 @@ def template_fault(folder: Path) -> str | None:
             "chats are refused until spec.model.chatTemplate replaces it"
         )
     return None
+
+
+def _compile_error(detail: str) -> ModelSourceError:
+    return ModelSourceError("chat_template", f"the chat template does not compile: {detail}")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from support.eventually import SECONDS
+
+from modelswarm.protocol.messages import ModelFileChunk
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import Metrics
+from modelswarm_gateway.models.registry import FILES
 from modelswarm_gateway.runtime.node import Node
 from tools.dashboard.metric_registries import BLOCKS, make_hello, make_node
 
@@ -22,4 +26,21 @@ def make_service_with_model() -> tuple[GenerationService, Node]:
     """Return a service that knows the model MODEL; its tokenizer is not loaded."""
     service, node = make_service()
     node.on_link_up("s0/1/x", make_hello("s0", 0, BLOCKS))
+    return service, node
+
+
+async def make_service_with_files(files: dict[str, bytes]) -> tuple[GenerationService, Node]:
+    """Return a service that has these files of the model MODEL; its only server answers nothing else."""
+    service, node = make_service_with_model()
+    for name in FILES:
+        content = files.get(name)
+        chunk = ModelFileChunk(
+            name, 0, len(content or b""), content or b"", missing=content is None
+        )
+        node.on_items("s0/1/x", [chunk])
+    async with asyncio.timeout(SECONDS):
+        while not any(  # noqa: ASYNC110 (the registry has no event for it)
+            card.tokenizer or card.files_problem for card in node.model_cards()
+        ):
+            await asyncio.sleep(0.01)
     return service, node

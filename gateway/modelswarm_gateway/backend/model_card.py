@@ -65,6 +65,4 @@ class ModelCard:
     @property
     def chat_problem(self) -> str:
         """Reason for which chats are refused; empty if they are not, or not yet known."""
-        if self.tokenizer is None or self.tokenizer.can_chat:
-            return ""
-        return self.tokenizer.template_fault
+        return "" if self.tokenizer is None else self.tokenizer.chat_fault

@@ -14,6 +14,7 @@ from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
 from modelswarm_gateway.models.chat_template import TemplateError
 from modelswarm_gateway.models.encode_pool import TooManyTexts
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.models.template_process import TemplateProcessError
 from modelswarm_gateway.models.tokenizer import ModelTokenizer, TextTooLong
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters of one
@@ -95,6 +96,10 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
             except TemplateError as error:
                 raise invalid_request(
                     request.prompt_field, f"{request.prompt_field}: {error}"
+                ) from error
+            except TemplateProcessError as error:
+                raise ApiError(
+                    Code.NO_SERVERS, f"{error}; retry in 1 s", retry_after=1.0
                 ) from error
 
 

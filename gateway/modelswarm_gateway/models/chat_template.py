@@ -1,7 +1,7 @@
 """Chat template: renders chat messages to prompt text by the model's own Jinja template, in a sandbox.
 
-Used by `tokenizer.py`. The helpers are those that Hugging Face templates expect. A template can neither change its
-input nor reach Python's internals. Knows no tokens.
+Used in the template process (`template_worker.py`), which bounds its time and memory. The helpers are those that
+Hugging Face templates expect. A template can neither change its input nor reach Python's internals. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any, NoReturn
 
 import jinja2
 import jinja2.exceptions
-import jinja2.ext
-import jinja2.sandbox
 
-from modelswarm.checkpoint.chat_template import GenerationExtension
+from modelswarm.checkpoint.chat_template import chat_environment, compile_template
+from modelswarm.errors import ModelSourceError
 
 # Errors that a template can raise on messages that its author did not expect.
 _FAILURES = (
@@ -47,30 +46,30 @@ def _now(pattern: str) -> str:
     return datetime.now().strftime(pattern)
 
 
+def template_variables(
+    messages: Sequence[Mapping[str, Any]],
+    extra: Mapping[str, Any] | None,
+    special_tokens: Mapping[str, str],
+) -> dict[str, Any]:
+    """Return the variables of a prompt up to the start of the assistant's message. `extra`: more variables."""
+    names = {**(extra or {}), **special_tokens, "messages": list(messages)}
+    return names | {"add_generation_prompt": True, "tools": None, "documents": None}
+
+
 class ChatTemplate:
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[GenerationExtension, jinja2.ext.loopcontrols],
-        )
+    def __init__(self, source: str) -> None:
+        environment = chat_environment()
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _refuse
         environment.globals["strftime_now"] = _now
-        self._special = dict(special_tokens)
         try:
-            self._template = environment.from_string(source)
-        except (jinja2.TemplateError, SyntaxError) as error:  # SyntaxError: `break` outside a loop
-            raise TemplateError(f"the model's chat template does not compile: {error}") from error
+            self._template = compile_template(environment, source)
+        except ModelSourceError as error:
+            raise TemplateError(error.message) from error
 
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None = None
-    ) -> str:
-        """Return the prompt, up to the start of the assistant's message. `extra`: more template variables."""
-        names = {**(extra or {}), **self._special, "messages": list(messages)}
-        names |= {"add_generation_prompt": True, "tools": None, "documents": None}
+    def render(self, variables: Mapping[str, Any]) -> str:
         try:
-            return self._template.render(names)
+            return self._template.render(variables)
         except TemplateError as error:
             raise TemplateError(
                 f"the model's chat template refuses these messages: {error}"

@@ -18,6 +18,7 @@ from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import Hello, Lane, ModelFileChunk, ModelFileRequest, Send
 from modelswarm.protocol.messages import reply_address as reply
 from modelswarm_gateway.models.encode_pool import EncodePool
+from modelswarm_gateway.models.template_process import TemplateProcess, TemplateProcessError
 from modelswarm_gateway.models.tokenizer import (
     OPTIONAL_FILES,
     REQUIRED_FILES,
@@ -32,8 +33,9 @@ FILES = (*REQUIRED_FILES, *OPTIONAL_FILES)
 FETCH_SECONDS = 60.0
 # Time without a chunk after which another model's files are requested, in seconds.
 STALL_SECONDS = 10.0
-# Pause after files that cannot be used, in seconds.
+# Pause after files that cannot be used, in seconds; doubled each time up to the limit.
 RETRY_SECONDS = 5.0
+MAX_RETRY_SECONDS = 300.0
 # Time after which a model without servers and pods is forgotten, in seconds.
 FORGET_SECONDS = 600.0
 MAX_MODELS = 256
@@ -73,6 +75,7 @@ class ModelEntry:
     fetch: _Fetch | None = None
     retry_at: float = 0.0
     asked_at: float = float("-inf")  # time of the last request for its files
+    failures: int = 0  # times in a row that its files could not be used
     unused_since: float | None = None  # time since which it has neither servers nor pods
     phase: StartPhase = StartPhase.TOKENIZER  # what is made of its files
     files_problem: str = ""  # why its files cannot be used
@@ -111,6 +114,7 @@ class ModelRegistry:
         self._expected: frozenset[str] | None = None
         self._building: set[asyncio.Task[None]] = set()
         self._encode_pool = EncodePool()  # shared by all models
+        self._templates = TemplateProcess()
 
     def entries(self) -> list[ModelEntry]:
         return list(self._entries.values())
@@ -200,6 +204,7 @@ class ModelRegistry:
         for task in self._building:
             task.cancel()
         await asyncio.gather(*self._building, return_exceptions=True)
+        self._templates.close()
 
     def _request_files(self, entry: ModelEntry) -> None:
         now = self._clock()
@@ -243,9 +248,9 @@ class ModelRegistry:
 
         try:
             tokenizer = await asyncio.to_thread(
-                ModelTokenizer, fetch.files, self._encode_pool, enter_phase
+                ModelTokenizer, fetch.files, self._templates, self._encode_pool, enter_phase
             )
-        except ModelFilesError as error:
+        except (ModelFilesError, TemplateProcessError) as error:
             if entry.fetch is fetch:
                 self._reject_files(entry, str(error))
             return
@@ -255,12 +260,12 @@ class ModelRegistry:
                 self._reject_files(entry, f"{type(error).__name__}: {error}")
             return
         entry.tokenizer, entry.revision = tokenizer, fetch.revision
-        entry.files_problem = ""
+        entry.failures, entry.files_problem = 0, ""
         if entry.fetch is fetch:
             entry.fetch = None
         log.info("loaded the tokenizer of %s", entry.name)
-        if not tokenizer.can_chat:
-            log.warning("chats with %s are refused: %s", entry.name, tokenizer.template_fault)
+        if tokenizer.chat_fault:
+            log.warning("chats with %s are refused: %s", entry.name, tokenizer.chat_fault)
         self._on_change()
 
     def _enter_phase(self, entry: ModelEntry, phase: StartPhase) -> None:
@@ -268,10 +273,11 @@ class ModelRegistry:
         self._on_change()
 
     def _reject_files(self, entry: ModelEntry, reason: str) -> None:
-        log.error("cannot use the files of %s: %s", entry.name, reason)
+        pause = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(entry.failures, 10))
+        log.error("cannot use the files of %s, retry in %g s: %s", entry.name, pause, reason)
+        entry.failures, entry.files_problem = entry.failures + 1, reason
         entry.fetch = None
-        entry.retry_at = self._clock() + RETRY_SECONDS
-        entry.files_problem = reason
+        entry.retry_at = self._clock() + pause
         self._on_change()
 
 

@@ -1,7 +1,7 @@
 """Tokenizer, chat template and sampling defaults of one model, from the bytes of its files.
 
-Built by the model registry once a server has sent the files; used by the service. Uses no torch, no transformers, and
-no hub.
+Built by the model registry once a server has sent the files; used by the service. Chat templates run in the template
+process. Uses no torch, no transformers, and no hub.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from tokenizers import Tokenizer
 
 from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template
 from modelswarm.process.start_progress import StartPhase
-from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
+from modelswarm_gateway.models.chat_prompts import ChatPrompts
 from modelswarm_gateway.models.detokenizer import Detokenizer
 from modelswarm_gateway.models.encode_pool import EncodePool
 from modelswarm_gateway.models.sampling_defaults import SamplingDefaults, read_defaults
+from modelswarm_gateway.models.template_process import TemplateProcess
 
 REQUIRED_FILES = ("tokenizer.json",)
 OPTIONAL_FILES = (
@@ -65,10 +66,11 @@ class ModelTokenizer:
     def __init__(
         self,
         files: Mapping[str, bytes],
+        templates: TemplateProcess,
         pool: EncodePool | None = None,
         enter_phase: Callable[[StartPhase], None] = lambda phase: None,
     ) -> None:
-        """Read the files.
+        """Read the files. Call it in a thread: `templates` compiles the template. Raise TemplateProcessError.
 
         `pool`: threads for long texts; by default of its own. `enter_phase` is called when the chat template is
         compiled, which may take long.
@@ -76,13 +78,8 @@ class ModelTokenizer:
         self._tokenizer = _tokenizer(files)
         settings, config = _json(files, "tokenizer_config.json"), _json(files, "config.json")
         special = _special_tokens(settings, _json(files, "special_tokens_map.json"))
-        self._template: ChatTemplate | None = None
         enter_phase(StartPhase.TEMPLATE)
-        self.template_fault = "this model has no chat template; use text completions"
-        try:
-            self._template = _template(files, settings, special)
-        except TemplateError as error:  # text completions need none
-            self.template_fault = f"{error}; text completions work"
+        self._chat = ChatPrompts(_template(files, settings), special, templates)
         eos = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
         self.defaults: SamplingDefaults = read_defaults(
             _json(files, "generation_config.json"), config, eos
@@ -92,8 +89,9 @@ class ModelTokenizer:
         self._pool = pool or EncodePool()
 
     @property
-    def can_chat(self) -> bool:
-        return self._template is not None
+    def chat_fault(self) -> str:
+        """Return the sentence that chats are refused with; "" if the model can chat."""
+        return self._chat.fault
 
     async def encode(self, text: str, *, special: bool, limit: int = 0) -> list[int]:
         """Return the token ids of `text`; `special` adds the tokenizer's special tokens (its bos, usually).
@@ -138,11 +136,9 @@ class ModelTokenizer:
     ) -> list[int]:
         """Return the token ids of the rendered messages. Templates write bos themselves.
 
-        Raise TemplateError, TextTooLong or TooManyTexts.
+        Raise TemplateError, TemplateProcessError, TextTooLong or TooManyTexts.
         """
-        if self._template is None:
-            raise TemplateError(self.template_fault)
-        text = self._template.render(messages, extra)
+        text = await self._chat.render(messages, extra)
         return await self.encode(text, special=False, limit=limit)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -193,13 +189,10 @@ def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _template(
-    files: Mapping[str, bytes], settings: Mapping[str, Any], special: Mapping[str, str]
-) -> ChatTemplate | None:
-    """Return the model's template, or None without one. Raise TemplateError if it does not compile."""
+def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the model's template and the name of its file; None without one."""
     jinja = files[TEMPLATE_FILE].decode(errors="replace") if TEMPLATE_FILE in files else None
-    found = select_template(jinja, settings)
-    return None if found is None else ChatTemplate(found[0], special)
+    return select_template(jinja, settings)
 
 
 def _vocabulary(config: Mapping[str, Any], tokenizer: Tokenizer) -> int:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+
+from modelswarm_gateway.models.encode_pool import EncodePool
+from modelswarm_gateway.models.template_process import TemplateProcess
+from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 SPECIALS = ("<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
 BEGIN, END = 1, 2
@@ -72,3 +77,17 @@ def model_files(**changes: Any) -> dict[str, bytes]:
     }
     files = {name: json.dumps(content).encode() for name, content in documents.items()}
     return files | {"tokenizer.json": byte_level().to_str().encode()}
+
+
+@cache
+def template_process() -> TemplateProcess:
+    """The template process of all unit tests; it ends with the test run."""
+    return TemplateProcess()
+
+
+def make_tokenizer(
+    files: dict[str, bytes] | None = None, pool: EncodePool | None = None, **changes: Any
+) -> ModelTokenizer:
+    """The gateway's tokenizer of `files`, else of a byte-level model. `changes`: see `model_files`."""
+    chosen = model_files(**changes) if files is None else files
+    return ModelTokenizer(chosen, template_process(), pool)

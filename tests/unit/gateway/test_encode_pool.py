@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.eventually import SECONDS
-from support.models.tokenizers import byte_level, model_files
+from support.models.tokenizers import byte_level, make_tokenizer, model_files
 from tokenizers import AddedToken
 
 from modelswarm_gateway.errors import ApiError, Code
@@ -21,7 +21,7 @@ from modelswarm_gateway.models.encode_pool import (
     TooManyTexts,
 )
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
-from modelswarm_gateway.models.tokenizer import LONG_TEXT, ModelTokenizer, TextTooLong
+from modelswarm_gateway.models.tokenizer import LONG_TEXT, TextTooLong
 
 BLANKS = 128  # of the longest token, as in Llama 3
 
@@ -101,7 +101,7 @@ async def test_prompt_beyond_the_waiting_texts_gets_429(gate: Gate) -> None:
     await start_running(pool, gate)
     waiting = [asyncio.create_task(pool.run(gate.work, 1)) for _ in range(MAX_WAITING_TEXTS)]
     await asyncio.sleep(0)
-    tokenizer = ModelTokenizer(model_files(), pool)
+    tokenizer = make_tokenizer(pool=pool)
     prompt = TextPrompt("a" * (LONG_TEXT + 1))
     request = GenerationRequest("m", prompt, "prompt", SamplingOptions())
     with pytest.raises(ApiError) as refused:
@@ -120,13 +120,13 @@ def with_blanks() -> dict[str, bytes]:
 
 async def test_long_tokens_do_not_lift_the_bound_on_characters() -> None:
     """A token of 128 blanks makes room for 128 characters per token, which no text uses."""
-    tokenizer, limit = ModelTokenizer(with_blanks()), 10_000
+    tokenizer, limit = make_tokenizer(with_blanks()), 10_000
     with pytest.raises(TextTooLong, match="characters are more than"):
         await tokenizer.encode("a " * (limit * BLANKS // 4), special=False, limit=limit)
 
 
 async def test_dense_text_is_refused_by_its_tokens_in_pieces() -> None:
-    tokenizer, limit = ModelTokenizer(with_blanks()), 10_000
+    tokenizer, limit = make_tokenizer(with_blanks()), 10_000
     with pytest.raises(TextTooLong, match="more than 10000 tokens"):
         await tokenizer.encode("a " * (5 * limit), special=False, limit=limit)
     sparse = (" " * BLANKS) * (12 * limit // BLANKS)

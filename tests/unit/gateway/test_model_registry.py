@@ -23,6 +23,7 @@ from modelswarm_gateway.models.registry import (
     FETCH_SECONDS,
     FILES,
     FORGET_SECONDS,
+    MAX_RETRY_SECONDS,
     RETRY_SECONDS,
     STALL_SECONDS,
     ModelRegistry,
@@ -228,6 +229,36 @@ async def test_unusable_files_are_requested_again_after_a_pause() -> None:
     harness.registry.on_file_chunk("s0/1/a", ModelFileChunk("tokenizer.json", 4, 10, b"gap"))
     harness.registry.on_file_chunk("s0/1/a", ModelFileChunk("../secret", 0, 1, b"x"))
     assert not await harness.wait_until_loaded(1.0)
+
+
+async def test_pauses_grow_while_files_stay_unusable() -> None:
+    harness = RegistryHarness()
+    harness.registry.on_peer_connected(HELLO)
+    pauses = []
+    for _ in range(8):
+        harness.send_files("s0/1/a", {"tokenizer.json": b"{"})
+        await harness.wait_until_idle()
+        [entry] = harness.registry.entries()
+        assert entry.files_problem.startswith("tokenizer.json: ")
+        pauses.append(entry.retry_at - harness.now)
+        harness.now = entry.retry_at
+        harness.registry.tick()
+    assert pauses == [5, 10, 20, 40, 80, 160, MAX_RETRY_SECONDS, MAX_RETRY_SECONDS]
+    harness.send_files("s0/1/a", model_files())
+    assert await harness.wait_until_loaded()
+    assert (entry.files_problem, entry.failures) == ("", 0)
+
+
+async def test_template_that_does_not_compile_is_read_once() -> None:
+    harness = RegistryHarness()
+    harness.registry.on_peer_connected(HELLO)
+    harness.take_asked_peers()
+    harness.send_files("s0/1/a", model_files(template="{% if %}"))
+    assert await harness.wait_until_loaded()
+    for _ in range(5):
+        harness.now += 1000.0
+        harness.registry.tick()
+    assert harness.take_asked_peers() == []
 
 
 async def test_new_revision_is_loaded_once_the_old_has_no_server() -> None:

@@ -8,17 +8,28 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from support.models.tokenizers import BEGIN, BYTES_FROM, END, encode_bytes, model_files
+from support.models.tokenizers import (
+    BEGIN,
+    BYTES_FROM,
+    END,
+    encode_bytes,
+    make_tokenizer,
+    model_files,
+)
 
-from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
+from modelswarm_gateway.models.chat_template import (
+    ChatTemplate,
+    TemplateError,
+    template_variables,
+)
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
-from modelswarm_gateway.models.tokenizer import ModelFilesError, ModelTokenizer
+from modelswarm_gateway.models.tokenizer import ModelFilesError
 
 HI = [{"role": "user", "content": "hi"}]
 
 
 def render_template(source: str, **extra: Any) -> str:
-    return ChatTemplate(source, {"bos_token": "<s>"}).render(HI, extra)
+    return ChatTemplate(source).render(template_variables(HI, extra, {"bos_token": "<s>"}))
 
 
 @pytest.mark.parametrize(
@@ -86,25 +97,25 @@ def test_template_variables_cannot_replace_messages_or_bos() -> None:
 
 
 async def test_chat_is_rendered_with_a_single_bos() -> None:
-    text = ModelTokenizer(model_files())
+    text = make_tokenizer()
     ids = await text.encode_chat(HI)
     assert ids == [BEGIN, 3, *encode_bytes("hi"), END, 4]
 
 
 async def test_chat_template_file_overrides_the_config() -> None:
     files = model_files() | {"chat_template.jinja": b"{{ messages[0].content }}"}
-    assert await ModelTokenizer(files).encode_chat(HI) == encode_bytes("hi")
+    assert await make_tokenizer(files).encode_chat(HI) == encode_bytes("hi")
 
 
 async def test_named_templates_use_the_default_one() -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
-    text = ModelTokenizer(model_files(settings={"chat_template": named}))
+    text = make_tokenizer(settings={"chat_template": named})
     assert await text.encode_chat(HI) == encode_bytes("yes")
 
 
 async def test_model_without_template_completes_but_cannot_chat() -> None:
-    text = ModelTokenizer(model_files(template=None))
-    assert not text.can_chat
+    text = make_tokenizer(template=None)
+    assert text.chat_fault
     assert await text.encode("hi", special=True) == encode_bytes("hi")
     with pytest.raises(TemplateError, match="no chat template"):
         await text.encode_chat(HI)
@@ -113,7 +124,7 @@ async def test_model_without_template_completes_but_cannot_chat() -> None:
 @pytest.mark.full
 async def test_long_text_is_tokenized_without_blocking_the_loop() -> None:
     """Measured in CPU time of this process, as a share of the whole, so that a busy machine does not matter."""
-    text, longest = ModelTokenizer(model_files()), 0.0
+    text, longest = make_tokenizer(), 0.0
     began = last = time.process_time()
     work = asyncio.create_task(text.encode("word " * 100_000, special=True))
     while not work.done():
@@ -125,32 +136,32 @@ async def test_long_text_is_tokenized_without_blocking_the_loop() -> None:
 
 def test_missing_or_invalid_model_file_is_refused() -> None:
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json"):
-        ModelTokenizer({})
+        make_tokenizer({})
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json"):
-        ModelTokenizer({"tokenizer.json": b"{}"})
+        make_tokenizer({"tokenizer.json": b"{}"})
     with pytest.raises(ModelFilesError, match=r"generation_config\.json: not valid JSON"):
-        ModelTokenizer(model_files() | {"generation_config.json": b"{"})
+        make_tokenizer(model_files() | {"generation_config.json": b"{"})
 
 
 async def test_template_that_does_not_compile_refuses_only_chats() -> None:
-    text = ModelTokenizer(model_files(template="{% if %}"))
-    assert not text.can_chat
+    text = make_tokenizer(template="{% if %}")
+    assert text.chat_fault
     assert await text.encode("hello", special=False)
     with pytest.raises(TemplateError, match=r"does not compile: .*; text completions work"):
         await text.encode_chat([{"role": "user", "content": "hello"}])
 
 
 def test_eos_comes_from_generation_config_and_tokenizer() -> None:
-    assert ModelTokenizer(model_files()).defaults.eos == (END,)
-    assert ModelTokenizer(model_files(generation={"eos_token_id": [7, 9]})).defaults.eos == (
+    assert make_tokenizer().defaults.eos == (END,)
+    assert make_tokenizer(generation={"eos_token_id": [7, 9]}).defaults.eos == (
         7,
         9,
         END,
     )
-    assert ModelTokenizer(model_files(generation={})).defaults.eos == (END,)
+    assert make_tokenizer(generation={}).defaults.eos == (END,)
     no_eos = {"eos_token": None}
     config = {"eos_token_id": 8}
-    text = ModelTokenizer(model_files(generation={}, settings=no_eos, config=config))
+    text = make_tokenizer(generation={}, settings=no_eos, config=config)
     assert text.defaults.eos == (8,)
 
 
@@ -174,12 +185,12 @@ SAMPLES = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
 def test_request_options_override_the_models_defaults(
     generation: dict[str, Any], options: SamplingOptions, expected: tuple[float, float, int]
 ) -> None:
-    sampling = ModelTokenizer(model_files(generation=generation)).defaults.sampling(options, 5)
+    sampling = make_tokenizer(generation=generation).defaults.sampling(options, 5)
     assert (sampling.temperature, sampling.top_p, sampling.top_k) == expected
 
 
 def test_repetition_penalty_applies_to_greedy_and_seeds_wrap() -> None:
-    defaults = ModelTokenizer(model_files(generation={"repetition_penalty": 1.2})).defaults
+    defaults = make_tokenizer(generation={"repetition_penalty": 1.2}).defaults
     assert defaults.sampling(SamplingOptions(), 5).repetition_penalty == 1.2
     assert defaults.sampling(SamplingOptions(), 5).seed == 5
     assert defaults.sampling(SamplingOptions(seed=-1), 5).seed == 2**64 - 1
@@ -187,6 +198,6 @@ def test_repetition_penalty_applies_to_greedy_and_seeds_wrap() -> None:
 
 
 def test_vocabulary_size_comes_from_the_model_config() -> None:
-    assert ModelTokenizer(model_files()).vocabulary == BYTES_FROM + 256
+    assert make_tokenizer().vocabulary == BYTES_FROM + 256
     nested = {"vocab_size": None, "text_config": {"vocab_size": 1000}}
-    assert ModelTokenizer(model_files(config=nested)).vocabulary == 1000
+    assert make_tokenizer(config=nested).vocabulary == 1000

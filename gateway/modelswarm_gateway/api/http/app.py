@@ -158,7 +158,14 @@ def _model_entry(card: ModelCard) -> dict[str, Any]:
         "owned_by": "modelswarm",
         "max_model_len": card.max_length or None,
         "ready": card.ready,
+        **_chat_state(card),
     }
+
+
+def _chat_state(card: ModelCard) -> dict[str, Any]:
+    """Return whether the model can chat (None: not known yet), and the sentence that chats are refused with."""
+    chat = None if card.tokenizer is None else not card.chat_problem
+    return {"chat": chat, "chat_problem": card.chat_problem or None}
 
 
 def _state_routes(

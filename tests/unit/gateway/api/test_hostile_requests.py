@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.eventually import SECONDS
-from support.models.tokenizers import model_files
+from support.models.tokenizers import make_tokenizer, model_files
 from unit.gateway.test_model_registry import HELLO, RegistryHarness
 
 from modelswarm.protocol.identity import Address, Epoch
@@ -29,7 +29,6 @@ from modelswarm_gateway.models.sampling_defaults import (
     SamplingOptions,
     read_defaults,
 )
-from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 MANY = 300_000  # entries: a body of about 1 MiB
 
@@ -148,7 +147,7 @@ async def test_files_follow_the_revision_that_turns_use() -> None:
 
 @pytest.mark.full
 async def test_text_beyond_any_context_is_refused_before_tokenizing() -> None:
-    text = ModelTokenizer(model_files())
+    text = make_tokenizer()
     request = GenerationRequest("m", TextPrompt("a " * 4_000_000), "prompt", SamplingOptions())
     began = time.process_time()
     with pytest.raises(ApiError) as caught:

@@ -10,12 +10,20 @@ from typing import Any
 
 import httpx
 import pytest
-from support.gateway_service import make_service, make_service_with_model
+from support.gateway_service import (
+    make_service,
+    make_service_with_files,
+    make_service_with_model,
+)
+from support.models.tokenizers import model_files
 
 from modelswarm import __version__
 from modelswarm_gateway.api.http.app import ROUTES, build_http_app
+from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt, TokenPrompt
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from tools.dashboard.metric_registries import BLOCKS, MODEL
 
+NOT_COMPILED = "tokenizer_config.json: the chat template does not compile"
 ORIGIN = "https://chat.example.com"
 CHAT = "/v1/chat/completions"
 BODY = {"model": "none", "messages": [{"role": "user", "content": "hi"}]}
@@ -219,3 +227,55 @@ async def test_stopping_gateway_closes_connections() -> None:
         assert "connection" not in (await client.get("/health")).headers
         service.shutting_down = True
         assert (await client.get("/health")).headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (
+            "line\n{% oops %}",
+            f"{NOT_COMPILED}: line 2: Encountered unknown tag 'oops'.; text completions work",
+        ),
+        (None, "this model has no chat template; text completions work"),
+    ],
+)
+async def test_model_that_cannot_chat_says_so_and_completes(
+    template: str | None, problem: str
+) -> None:
+    service, node = await make_service_with_files(model_files(template=template))
+    app = build_http_app(service)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
+
+    (entry,) = (await client.get("/v1/models")).json()["data"]
+    assert (entry["ready"], entry["chat"], entry["chat_problem"]) == (True, False, problem)
+    refused = await client.post(CHAT, json=BODY | {"model": MODEL})
+    assert refused.status_code == 400
+    assert error_of(refused)["message"] == f"messages: {problem}"
+    assert error_of(refused)["param"] == "messages"
+    for prompt in (TextPrompt("hi"), TokenPrompt((5, 6))):
+        request = GenerationRequest(MODEL, prompt, "prompt", SamplingOptions(max_tokens=1))
+        generation = await service.start_generation(request)
+        generation.close()
+    await node.shut_down()
+
+
+async def test_model_that_can_chat_says_so() -> None:
+    service, node = await make_service_with_files(model_files())
+    app = build_http_app(service)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
+    (entry,) = (await client.get("/v1/models")).json()["data"]
+    assert (entry["chat"], entry["chat_problem"]) == (True, None)
+    await node.shut_down()
+
+
+async def test_unusable_tokenizer_files_are_named_to_clients() -> None:
+    service, node = await make_service_with_files({"tokenizer.json": b"{"})
+    app = build_http_app(service)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
+    (entry,) = (await client.get("/v1/models")).json()["data"]
+    assert (entry["chat"], entry["chat_problem"]) == (None, None)
+    refused = await client.post(CHAT, json=BODY | {"model": MODEL})
+    assert refused.status_code == 503
+    assert "its tokenizer files cannot be used: tokenizer.json: " in error_of(refused)["message"]
+    assert "tokenizer.json: " in (await client.get("/ready")).json()["reason"]
+    await node.shut_down()
