@@ -44,6 +44,8 @@ from modelswarm.errors import ModelSourceError, UserError
 
 MAX_OUTPUT_BYTES = 4000
 """Kubernetes keeps 4096 bytes of a termination message."""
+MAX_WARNING_LENGTH = 700
+"""Characters of a warning in the output; each takes up to four of its bytes."""
 REFUSED = 2
 """Exit code of a model that cannot be served; the output is the reason."""
 
@@ -57,6 +59,7 @@ _Blocks = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
 class Inspection:
     facts: ModelFacts
     revision: str  # present revision of the address: a commit, or a fingerprint
+    tokenizer_folder: Path
     warnings: tuple[str, ...] = ()  # sentences about parts that will not work, such as chats
     file_bytes: int = 0  # of all weight files
 
@@ -80,6 +83,7 @@ class FactsDocument(BaseModel):
     kv_elements: _Positive
     tied: bool
     file_bytes: Annotated[int, Field(ge=0, le=2**53)] = 0
+    warnings: Annotated[tuple[str, ...], Field(strict=False, max_length=8)] = ()  # JSON has lists
 
 
 def inspect_model(
@@ -111,7 +115,7 @@ def inspect_model(
     size = max(
         stated_bytes(folder), whole
     )  # the files may have other parts, such as a vision tower
-    return Inspection(facts, revision, template_faults(tokenizer_folder), size)
+    return Inspection(facts, revision, tokenizer_folder, template_faults(tokenizer_folder), size)
 
 
 def template_faults(tokenizer_folder: Path) -> tuple[str, ...]:
@@ -124,8 +128,10 @@ def template_faults(tokenizer_folder: Path) -> tuple[str, ...]:
     return () if fault is None else (fault,)
 
 
-def facts_document(facts: ModelFacts, revision: str, file_bytes: int = 0) -> dict[str, Any]:
-    """Return the facts as JSON for `facts_from_document`."""
+def facts_document(
+    facts: ModelFacts, revision: str, file_bytes: int = 0, warnings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the facts as JSON for `facts_from_document`; file bytes and warnings only if there are any."""
     config = facts.config
     document = FactsDocument(
         family=config.family,
@@ -140,8 +146,9 @@ def facts_document(facts: ModelFacts, revision: str, file_bytes: int = 0) -> dic
         kv_elements=facts.kv_elements,
         tied=config.tied,
         file_bytes=file_bytes,
+        warnings=tuple(warnings),
     )
-    return document.model_dump(by_alias=True)
+    return document.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
 def facts_from_document(document: Mapping[str, Any]) -> ModelFacts:
@@ -235,14 +242,24 @@ def main(
     """Print the facts of MODEL as JSON; or, with exit code 2, the reason why it cannot be served as one sentence."""
     try:
         found = inspect_model(model, tokenizer, template=chat_template)
-        document = facts_document(found.facts, found.revision, found.file_bytes)
-        text, code = json.dumps(document), 0
+        warnings = [_shown_warning(each, found, tokenizer or model) for each in found.warnings]
+        document = facts_document(found.facts, found.revision, found.file_bytes, warnings)
+        text, code = _json_line(document), 0
     except UserError as error:
         text, code = _error_sentence(error, model, tokenizer), REFUSED
     if output is not None:
         output.write_text(text, encoding="utf-8")
     sys.stdout.write(text + "\n")  # always: the pod's log shall have it too
     sys.exit(code)
+
+
+def _json_line(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, ensure_ascii=False).encode(errors="replace").decode()
+
+
+def _shown_warning(warning: str, found: Inspection, address: str) -> str:
+    """Return the warning with the address in place of the folder, in at most `MAX_WARNING_LENGTH` characters."""
+    return warning.replace(str(found.tokenizer_folder), address)[:MAX_WARNING_LENGTH]
 
 
 def _error_sentence(error: UserError, model: str, tokenizer: str | None) -> str:

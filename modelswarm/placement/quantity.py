@@ -33,6 +33,17 @@ def human_bytes(size: int) -> str:
     return f"{_digits(value)} {_UNITS[unit]}"
 
 
+def human_share(done: int, total: int) -> str:
+    """Return both in the unit of `total`, such as `3.1 of 8.2 GiB`."""
+    value, unit = float(total), 0
+    while unit < len(_UNITS) - 1 and float(_digits(value)) >= 1024:
+        value, unit = value / 1024, unit + 1
+    share = done / 1024**unit
+    if unit == 0:
+        return f"{done} of {total} {_UNITS[unit]}"
+    return f"{share:.1f} of {value:.1f} {_UNITS[unit]}"
+
+
 def limit_at_least(size: int) -> str:
     """Return the smallest whole number of Mi that is not below `size`, as documents write it: `742Mi`."""
     return f"{-(-size // _MI)}Mi"

@@ -86,6 +86,9 @@ class ModelStatus(StatusPart):
         default=False, description="True if the LM head shares the embedding's weights."
     )
     file_bytes: int = Field(default=0, description="Bytes of all weight files.")
+    warnings: tuple[str, ...] = Field(
+        default=(), description="Sentences about what will not work, such as chats."
+    )
 
 
 class PlannedMemory(StatusPart):

@@ -15,6 +15,7 @@ import time
 from modelswarm.kube.client import KubeClient
 from modelswarm.kube.errors import KubeError
 from modelswarm_operator.controller.executor import Executor
+from modelswarm_operator.controller.start_progress import StartProgressReader
 from modelswarm_operator.controller.worker import TURN_SECONDS, Workers
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.resync import Resync
@@ -49,6 +50,7 @@ class Manager:
             client, self.cache, EventRecorder(client, identity), metrics, self._enqueue
         )
         self.workers = Workers(self.cache, executor, self.resync, self._decide, metrics)
+        self._start_progress = StartProgressReader(self.cache, self._enqueue)
         self._resync_requested = asyncio.Event()
         self._resync_done = asyncio.Event()
         self._workers_stopped = asyncio.Event()
@@ -69,6 +71,7 @@ class Manager:
                 group.create_task(self._run_workers())
                 group.create_task(self._watch_forever())
                 group.create_task(self._resync_periodically())
+                group.create_task(self._start_progress.run())
         except* LeaseLostError:
             raise LeaseLostError("a write was stopped: the lease is lost") from None
 

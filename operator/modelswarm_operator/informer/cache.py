@@ -7,7 +7,7 @@ or does I/O; `store` decides which of two versions of an object wins.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,7 @@ class Cache:
         self.can_read_nodes = False
         self._nodes: dict[str, NodeView] = {}  # replaced at every change, as turns keep a reference
         self._rejected: dict[str, dict[str, str]] = {}
+        self._start_progress: dict[str, str] = {}  # words by the pod's uid
         self._by_served_name: dict[str, dict[str, StoredSwarm]] = {}  # by served name and uid
 
     def apply_event(self, kind: Kind, deleted: bool, raw: Json) -> set[str]:
@@ -147,14 +148,30 @@ class Cache:
     def clear_rejection(self, uid: str, what: str) -> None:
         self._rejected.get(uid, {}).pop(what, None)
 
+    def set_start_progress(self, words: Mapping[str, str]) -> set[str]:
+        """Replace the progress of all starts, by the pod's uid. Returns the swarms that need a turn."""
+        before, self._start_progress = self._start_progress, {k: v for k, v in words.items() if v}
+        return {
+            stored.view.uid
+            for stored in self.swarms.all()
+            for pod in self._pods_of(stored.view)
+            if before.get(pod.uid) != self._start_progress.get(pod.uid)
+        }
+
+    def owned_pods(self) -> list[PodView]:
+        """Return the pods of all swarms."""
+        return [pod for stored in self.swarms.all() for pod in self._pods_of(stored.view)]
+
     def observed(self, uid: str) -> Observed | None:
         """Return the input of a turn; None if there is no such swarm."""
         stored = self.swarms.get(uid)
         if stored is None:
             return None
+        pods = tuple(self._pods_of(stored.view))
+        progress = {pod.uid: words for pod in pods if (words := self._start_progress.get(pod.uid))}
         return Observed(
             swarm=stored.view,
-            pods=tuple(self._pods_of(stored.view)),
+            pods=pods,
             nodes=self._nodes if self.can_read_nodes else None,
             children={
                 **self._children(SERVICE, stored.view),
@@ -162,6 +179,7 @@ class Cache:
             },
             served_name_taken_by=self._name_owner(stored),
             rejected=dict(self._rejected.get(uid, {})),
+            start_progress=progress,
         )
 
     def has_nodes_of(self, swarm: SwarmView) -> bool:

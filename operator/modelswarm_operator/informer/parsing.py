@@ -97,6 +97,7 @@ def pod_view(raw: Json) -> PodView:
         reason=status.get("reason") or "",
         message=status.get("message") or "",
         node=(raw.get("spec") or {}).get("nodeName") or "",
+        ip=status.get("podIP") or "",
         deleting_since=_deleting_since(meta),
         ready=conditions.get("Ready", {}).get("status") == "True",
         unschedulable=_scheduler_message(scheduled) if scheduled.get("status") == "False" else "",

@@ -28,11 +28,12 @@ from modelswarm_operator.reconcile.state.slot_history import read_status, slot_h
 from modelswarm_operator.reconcile.state.turn import Turn
 from modelswarm_operator.reconcile.status.condition_rules import SwarmSummary, condition_updates
 from modelswarm_operator.reconcile.status.conditions import (
+    READY,
     ConditionUpdate,
     apply_updates,
     transition_events,
 )
-from modelswarm_operator.reconcile.status.problems import Problem
+from modelswarm_operator.reconcile.status.problems import Problem, shorten
 from modelswarm_operator.reconcile.status.status import ReadyCounts, build_status, count_ready
 
 MAX_LOST_INCARNATIONS = 1_000_000
@@ -192,12 +193,33 @@ class _Reconciliation:
             from_older_plan=serving.from_older_plan,
             outdated=serving.outdated,
             surplus=serving.surplus,
+            starts=self._describe_starts(),
+            chat_warning=self._chat_warning(spec, outcome.model),
         )
         first: list[Action] = []
         if names.FINALIZER not in self.swarm.finalizers:
             first.append(SetFinalizer(True))
         updates = condition_updates(situation, self.stored.conditions)
         return self._decision(outcome, ready_counts, updates, first, serving.children)
+
+    def _describe_starts(self) -> list[str]:
+        """Return what the starts of servers wait for, as those servers have told."""
+        words = self.observed.start_progress
+        return [
+            f"{one.pod.name}: {words[one.pod.uid]}"
+            for one in self.inventory.servers
+            if one.is_alive and not one.pod.ready and one.pod.uid in words
+        ]
+
+    def _chat_warning(self, spec: Spec | None, model: ModelStatus | None) -> str:
+        """Return why chats are refused, "" if they are not; with an Event when that is new."""
+        if model is None or not model.warnings or spec is None or spec.model.chat_template:
+            return ""
+        warning = shorten(" ".join(model.warnings))
+        ready = next((one for one in self.stored.conditions if one.type == READY), None)
+        if ready is None or warning not in ready.message:
+            self.turn.record_event("Warning", "ChatUnavailable", warning)
+        return warning
 
     def _count_ready(self, outcome: _Outcome) -> ReadyCounts:
         return count_ready(

@@ -169,3 +169,46 @@ def test_pvc_is_mounted_under_its_claim_name() -> None:
         "mountPath": "/mnt/modelswarm/weights",
         "readOnly": True,
     }
+
+
+WARNING = "hf://org/name@main/chat_template.jinja: the chat template does not compile: line 2: oops"
+
+
+def warned_facts() -> str:
+    return json.dumps({**json.loads(make_facts()), "warnings": [WARNING]})
+
+
+def chat_events(cluster: ModelCluster) -> list[tuple[str, str]]:
+    return [
+        (event.kind, event.message) for event in cluster.events if event.reason == "ChatUnavailable"
+    ]
+
+
+def test_template_warning_becomes_an_event_and_ready_stays_true() -> None:
+    cluster = make_hub_cluster()
+    end_inspection(cluster, 0, warned_facts())
+    cluster.settle()
+    ready = cluster.condition("Ready")
+    assert (ready["status"], ready["reason"]) == ("True", "AllServersReady")
+    assert ready["message"] == f"All 4 servers are ready. {WARNING}"
+    assert cluster.condition("Degraded")["status"] == "False"
+    assert chat_events(cluster) == [("Warning", WARNING)]
+    assert cluster.decide().actions == []
+
+
+def test_own_chat_template_ends_the_warning() -> None:
+    cluster = make_hub_cluster(chatTemplate="{{ messages }}")
+    end_inspection(cluster, 0, warned_facts())
+    cluster.settle()
+    assert cluster.condition("Ready")["message"] == "All 4 servers are ready."
+    assert chat_events(cluster) == []
+
+
+def test_warning_does_not_change_the_plan() -> None:
+    plans = []
+    for facts in (make_facts(), warned_facts()):
+        cluster = make_hub_cluster()
+        end_inspection(cluster, 0, facts)
+        cluster.settle()
+        plans.append(cluster.status["plan"])
+    assert plans[0] == plans[1]

@@ -87,8 +87,8 @@ SENTENCES: Promises = {  # parts of the README's sentences, word for word
         f"{UNIT}/operator/test_rollout.py::test_rollout_replaces_one_slot_per_span_and_surges_first",
     ),
     "Conditions and Events report problems and the action that they need": (
-        f"{UNIT}/operator/test_conditions.py::test_uncovered_span_is_named_with_its_cause",
-        f"{UNIT}/operator/test_conditions.py::test_events_follow_the_transitions_of_a_swarm",
+        f"{UNIT}/operator/status/test_conditions.py::test_uncovered_span_is_named_with_its_cause",
+        f"{UNIT}/operator/status/test_conditions.py::test_events_follow_the_transitions_of_a_swarm",
     ),
     "which a test runs word for word": QUICKSTART,
     "every answer is checked": ("tests/chaos/test_oracle.py::test_a_wrong_answer_is_found",),

@@ -21,6 +21,7 @@ from support.models.tiny_models import make_model
 from modelswarm.checkpoint.facts import read_facts
 from modelswarm.checkpoint.inspection import (
     MAX_OUTPUT_BYTES,
+    MAX_WARNING_LENGTH,
     facts_document,
     facts_from_document,
     inspect_model,
@@ -98,6 +99,33 @@ def test_size_of_all_files_is_at_least_that_of_the_text_model(folder: Path, copy
         assert inspect_model(str(copy)).file_bytes == size
     index.write_text(json.dumps(content | {"metadata": 7}))
     assert inspect_model(str(copy)).file_bytes == whole
+
+
+def test_inspection_warns_of_a_template_by_the_models_address(copy: Path, tmp_path: Path) -> None:
+    (copy / "chat_template.jinja").write_text("{# one #}\n{% for m in %}")
+    done = run_inspection("--model", f"file://{copy}", "--output", str(tmp_path / "log"))
+    assert (done.returncode, done.stderr) == (0, "")
+    (warning,) = json.loads(done.stdout)["warnings"]
+    assert warning.startswith(
+        f"file://{copy}/chat_template.jinja: the chat template does not compile: line 2: "
+    )
+    assert facts_from_document(json.loads(done.stdout)) == read_facts(copy)
+    assert len((tmp_path / "log").read_bytes()) < MAX_OUTPUT_BYTES
+
+
+def test_long_warning_leaves_the_output_readable(copy: Path, tmp_path: Path) -> None:
+    (copy / "chat_template.jinja").write_text("{{ x|" + "日" * 5000 + " }}")
+    done = run_inspection("--model", f"file://{copy}", "--output", str(tmp_path / "log"))
+    written = (tmp_path / "log").read_bytes()
+    assert (done.returncode, len(written) < MAX_OUTPUT_BYTES) == (0, True)
+    assert len(json.loads(written)["warnings"][0]) == MAX_WARNING_LENGTH
+
+
+def test_model_without_a_chat_template_is_a_warning(copy: Path) -> None:
+    settings = copy / "tokenizer_config.json"
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": None}))
+    (warning,) = inspect_model(f"file://{copy}").warnings
+    assert warning.startswith(f"{copy} has no chat template; text completions work, ")
 
 
 def test_hub_inspection_fetches_only_headers_of_block_0(

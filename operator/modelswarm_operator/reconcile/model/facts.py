@@ -40,7 +40,7 @@ def known_model(model: Model, stored: ModelStatus | None) -> ModelStatus | None:
 @lru_cache(maxsize=16)
 def _from_package(address: str, tokenizer: str | None) -> ModelStatus:
     found = inspect_model(address, tokenizer)
-    document = facts_document(found.facts, found.revision, found.file_bytes)
+    document = facts_document(found.facts, found.revision, found.file_bytes, found.warnings)
     return _status(address, tokenizer, json.dumps(document))
 
 

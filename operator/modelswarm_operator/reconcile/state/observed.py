@@ -60,6 +60,7 @@ class PodView:
     reason: str = ""  # of a failed pod: Evicted, Preempting, NodeLost, ...
     message: str = ""
     node: str = ""
+    ip: str = ""
     deleting_since: float | None = None
     ready: bool = False
     scheduled: float | None = None  # time of its placement on a node
@@ -99,3 +100,5 @@ class Observed:
     rejected: Mapping[str, str] = field(default_factory=dict)
     """The API server's reason for its last rejection (quota, policy, ...), by slot ("0-1") or by owned object
     ("Service/name"). A reason that ends with NAME_TAKEN comes from the executor."""
+    start_progress: Mapping[str, str] = field(default_factory=dict)
+    """What the start of a server waits for, in its own words, by the pod's uid; only of servers that answered."""

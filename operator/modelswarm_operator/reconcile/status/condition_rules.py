@@ -6,7 +6,7 @@ Called by `reconciler` when everything else is decided; `deletion` has its own. 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modelswarm.resources.status import Condition
 from modelswarm_operator.reconcile.status.conditions import (
@@ -19,6 +19,8 @@ from modelswarm_operator.reconcile.status.problems import Problem, summarize
 from modelswarm_operator.reconcile.status.status import ReadyCounts
 
 UNCOVERED = "SpanUncovered"
+_MAX_STARTS = 3  # servers whose start is described
+_MAX_READY_MESSAGE = 1300  # characters before the warning about chats, which must be complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class SwarmSummary:
     from_older_plan: int  # pods of an earlier plan that still exist
     outdated: int  # pods of an older template that still serve
     surplus: int  # other pods that are to be deleted
+    starts: Sequence[str] = ()  # servers that are not ready, and what their starts wait for
+    chat_warning: str = ""  # why chats are refused
 
 
 def condition_updates(
@@ -39,7 +43,20 @@ def condition_updates(
 ) -> list[ConditionUpdate]:
     ready = next((one for one in stored if one.type == READY), None)
     lost = ready is not None and (ready.status == "True" or ready.reason == UNCOVERED)
-    return [_ready(situation, lost), _progressing(situation), _degraded(situation, lost)]
+    ready_update = _ready(situation, lost)
+    if situation.chat_warning:
+        message = f"{ready_update.message[:_MAX_READY_MESSAGE]} {situation.chat_warning}"
+        ready_update = replace(ready_update, message=message)
+    return [ready_update, _progressing(situation), _degraded(situation, lost)]
+
+
+def describe_starts(starts: Sequence[str]) -> str:
+    """Return the sentence about the first starts, with a blank before it; "" if there are none."""
+    if not starts:
+        return ""
+    more = len(starts) - _MAX_STARTS
+    also = f"; and {more} more" if more > 0 else ""
+    return f" {'; '.join(sorted(starts)[:_MAX_STARTS])}{also}."
 
 
 def _ready(situation: SwarmSummary, lost: bool) -> ConditionUpdate:
@@ -50,7 +67,7 @@ def _ready(situation: SwarmSummary, lost: bool) -> ConditionUpdate:
                 READY, True, "AllServersReady", f"All {ready_counts.desired} servers are ready."
             )
         missing = f"{ready_counts.missing} of {ready_counts.desired} servers are missing"
-        message = f"Every block has a ready server; {missing}."
+        message = f"Every block has a ready server; {missing}.{describe_starts(situation.starts)}"
         return ConditionUpdate(READY, True, "Covered", message)
     if situation.is_suspended:
         return ConditionUpdate(
@@ -71,12 +88,14 @@ def _ready(situation: SwarmSummary, lost: bool) -> ConditionUpdate:
         READY,
         False,
         "Starting",
-        f"No server is ready yet for blocks {_uncovered_blocks(ready_counts)}.",
+        f"No server is ready yet for blocks {_uncovered_blocks(ready_counts)}."
+        f"{describe_starts(situation.starts)}",
     )
 
 
 def _uncovered_message(situation: SwarmSummary) -> str:
     message = f"No ready server holds blocks {_uncovered_blocks(situation.ready_counts)} any more."
+    message += describe_starts(situation.starts)
     return f"{message} {summarize(situation.problems)[1]}" if situation.problems else message
 
 
@@ -105,6 +124,7 @@ def _progressing(situation: SwarmSummary) -> ConditionUpdate:
         return ConditionUpdate(PROGRESSING, True, "Rolling", message)
     if ready_counts.missing:
         message = f"{ready_counts.desired - ready_counts.missing} of {ready_counts.desired} servers are ready."
+        message += describe_starts(situation.starts)
         return ConditionUpdate(PROGRESSING, True, "Filling", message)
     if situation.surplus:
         message = f"{situation.surplus} pods that are not needed are terminating."
