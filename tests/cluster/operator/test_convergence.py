@@ -10,8 +10,13 @@ from functools import partial
 
 import pytest
 from support.kubernetes.api_client import PODS, SWARMS
-from support.kubernetes.fake_kubelet import UNBOUND
+from support.kubernetes.fake_kubelet import PENDING, READY, UNBOUND, running, set_status
 from support.kubernetes.operator_scene import Scene, swarm
+from support.operator.probe_answers import serve_json
+
+from modelswarm_operator.reconcile.manifests.manifests import METRICS_PORT
+
+LONG_AGO = "2026-01-01T00:00:00Z"
 
 
 def test_swarm_becomes_pods_service_budgets_and_status(stage: Scene) -> None:
@@ -258,3 +263,23 @@ def test_stop_while_waiting_for_the_api_server_is_obeyed(fresh_stage: Scene) -> 
     fresh_stage.wait("its port", lambda: operator.probe("live")[0] == 200)
     assert operator.probe("ready")[0] == 503
     assert operator.stop() == 0
+
+
+def test_condition_says_what_a_start_waits_for(stage: Scene) -> None:
+    body = {"status": "starting", "phase": "reading weights", "done": 3 << 29, "total": 4 << 30}
+    stage.kubelet.target_state = lambda pod: PENDING
+    stage.apply(swarm(spans={"count": 1}, replicas=1))
+    stage.wait("the pod", stage.live_pods)
+    (pod,) = stage.live_pods()
+    with serve_json(body, METRICS_PORT) as address:
+        status = running(False)
+        status["containerStatuses"][0]["state"] = {"running": {"startedAt": LONG_AGO}}
+        set_status(stage.client, pod, **status | {"podIP": address, "podIPs": [{"ip": address}]})
+        words = f"{pod['metadata']['name']}: reading weights, 1.5 of 4.0 GiB."
+        for kind in ("Ready", "Progressing"):
+            stage.wait(kind, lambda kind=kind: words in stage.condition(kind).get("message", ""))
+        assert stage.condition("Ready")["reason"] == "Starting"
+    stage.kubelet.target_state = lambda pod: READY
+    stage.settle(servers=1)
+    assert "reading weights" not in str(stage.status()["conditions"])
+    stage.check_invariants()
