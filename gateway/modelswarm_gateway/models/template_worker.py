@@ -76,9 +76,10 @@ def _compile(source: str) -> ChatTemplate:
 
 
 def limit_process() -> None:
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    allowed = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
-    resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
+    if sys.platform == "linux":  # macOS refuses a limit below the address space of any process
+        hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        allowed = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(hard, MEMORY_BYTES)
+        resource.setrlimit(resource.RLIMIT_AS, (allowed, allowed))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process
 

@@ -265,6 +265,10 @@ def test_stop_while_waiting_for_the_api_server_is_obeyed(fresh_stage: Scene) -> 
     assert operator.stop() == 0
 
 
+def message_has(stage: Scene, kind: str, words: str) -> bool:
+    return words in stage.condition(kind).get("message", "")
+
+
 def test_condition_says_what_a_start_waits_for(stage: Scene) -> None:
     body = {"status": "starting", "phase": "reading weights", "done": 3 << 29, "total": 4 << 30}
     stage.kubelet.target_state = lambda pod: PENDING
@@ -277,7 +281,7 @@ def test_condition_says_what_a_start_waits_for(stage: Scene) -> None:
         set_status(stage.client, pod, **status | {"podIP": address, "podIPs": [{"ip": address}]})
         words = f"{pod['metadata']['name']}: reading weights, 1.5 of 4.0 GiB."
         for kind in ("Ready", "Progressing"):
-            stage.wait(kind, lambda kind=kind: words in stage.condition(kind).get("message", ""))
+            stage.wait(kind, partial(message_has, stage, kind, words))
         assert stage.condition("Ready")["reason"] == "Starting"
     stage.kubelet.target_state = lambda pod: READY
     stage.settle(servers=1)

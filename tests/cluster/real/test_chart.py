@@ -299,6 +299,23 @@ def test_monitors_and_policies_know_server_ports() -> None:
     assert {endpoint["port"]} | open_ports == {"links", "metrics"}
 
 
+def test_operator_may_ask_servers_when_scrapers_are_named() -> None:
+    flags = (
+        "networkPolicy.enabled=true",
+        "networkPolicy.metricsFrom[0].podSelector.matchLabels.a=b",
+    )
+    objects = render(None, *(text for flag in flags for text in ("--set", flag)))
+    rules = find_object(objects, "NetworkPolicy", "modelswarm-servers")["spec"]["ingress"]
+    operators = find_object(objects, "Deployment", "modelswarm-operator")["spec"]["selector"]
+    allowed = [
+        peer["podSelector"]
+        for rule in rules
+        if rule["ports"] == [{"port": "metrics"}]
+        for peer in rule["from"]
+    ]
+    assert operators in allowed
+
+
 @pytest.mark.full
 def test_chart_versions_are_the_projects() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text())

@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
+from support.eventually import eventually
 from support.models.tokenizers import encode_bytes, model_files, template_process
 
 from modelswarm_gateway.models.chat_prompts import SMALL_REQUEST_BYTES
@@ -147,3 +150,34 @@ def test_environment_of_the_child_holds_no_secret(monkeypatch: pytest.MonkeyPatc
     environment = child_environment()
     assert "HF_TOKEN" not in environment
     assert environment["TZ"] == "Asia/Tokyo"
+
+
+def test_child_ends_when_its_gateway_is_killed() -> None:
+    """The gateway is a script here, and holds the only other end of the child's connection."""
+    script = (
+        "import sys; from modelswarm_gateway.models.template_process import TemplateProcess\n"
+        "templates = TemplateProcess(cpu_seconds=600)\n"
+        "templates.check('a'); print('ready', flush=True); templates.check(sys.stdin.read())\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as gateway:
+        assert gateway.stdout is not None
+        assert gateway.stdout.readline() == b"ready\n"
+        (child,) = children_of(gateway.pid)
+        gateway.kill()
+    eventually("the end of the child", lambda: child not in running_processes())
+
+
+def children_of(pid: int) -> list[int]:
+    return [child for child, parent in running_processes().items() if parent == pid]
+
+
+def running_processes() -> dict[int, int]:
+    """Return the parents of all processes; without those that have ended and were not reaped."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[int(stat.parent.name)] = int(parent)
+    return found
