@@ -17,7 +17,7 @@ from modelswarm.resources.status import Status
 from modelswarm_operator.reconcile.overrun import give_up, is_given_up
 from modelswarm_operator.reconcile.reconciler import reconcile
 from modelswarm_operator.reconcile.state.actions import RecordEvent, WriteStatus
-from modelswarm_operator.reconcile.state.observed import ContainerView, Observed
+from modelswarm_operator.reconcile.state.observed import ContainerView
 
 KILLED = ContainerView(
     restarts=1, exit_code=137, exit_reason="OOMKilled", waiting="CrashLoopBackOff"
@@ -484,47 +484,3 @@ def test_limit_below_the_process_is_an_invalid_spec() -> None:
     degraded = cluster.condition("Degraded")
     assert degraded["reason"] == "InvalidSpec" and not cluster.pods
     assert "but has 700 MiB; allowed: at least" in degraded["message"]
-
-
-def start_slowly(spans: int, words: list[str]) -> tuple[ModelCluster, Observed]:
-    """Return a cluster whose servers run and are not ready, and what is observed when they tell their progress."""
-    cluster = ModelCluster(spec=make_spec(spans, 1))
-    cluster.run_turn()
-    cluster.run_turn()
-    for name in sorted(cluster.pods):
-        running = ContainerView(started=True, running_since=cluster.now)
-        view = cluster.pods[name].view
-        cluster.pods[name].view = replace(view, phase="Running", container=running)
-    uids = [cluster.pods[name].view.uid for name in sorted(cluster.pods)]
-    progress = dict(zip(uids, words, strict=False))
-    return cluster, replace(cluster.observe(), start_progress=progress)
-
-
-def test_conditions_say_what_a_start_waits_for() -> None:
-    cluster, observed = start_slowly(2, ["reading weights, 3.1 of 8.2 GiB"])
-    cluster.run_turn(observed)
-    first, _ = sorted(cluster.pods)
-    ready, progressing = cluster.condition("Ready"), cluster.condition("Progressing")
-    assert (ready["status"], ready["reason"]) == ("False", "Starting")
-    assert ready["message"] == (
-        f"No server is ready yet for blocks 0:4, 4:8. {first}: reading weights, 3.1 of 8.2 GiB."
-    )
-    assert progressing["message"] == (
-        f"0 of 2 servers are ready. {first}: reading weights, 3.1 of 8.2 GiB."
-    )
-    assert cluster.condition("Degraded")["status"] == "False"
-
-
-def test_progress_of_many_servers_is_shortened() -> None:
-    cluster, observed = start_slowly(8, [f"phase {number}" for number in range(8)])
-    cluster.run_turn(observed)
-    message = cluster.condition("Ready")["message"]
-    assert "phase 0; " in message and "phase 2; and 5 more." in message
-    assert "phase 3" not in message
-
-
-def test_progress_of_ready_servers_is_not_shown() -> None:
-    cluster = make_settled_cluster()
-    pod = cluster.pods[cluster.ready_pods()[0]].view
-    observed = replace(cluster.observe(), start_progress={pod.uid: "reading weights"})
-    assert reconcile(observed, cluster.policy, cluster.now).actions == []

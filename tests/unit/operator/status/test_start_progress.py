@@ -6,10 +6,12 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from support.operator.model_cluster import ModelCluster, make_spec
 from typing_extensions import override
 
 from modelswarm.placement.quantity import human_share
@@ -21,6 +23,8 @@ from modelswarm_operator.controller.start_progress import (
 )
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.kube.resources import POD, SWARM
+from modelswarm_operator.reconcile.reconciler import reconcile
+from modelswarm_operator.reconcile.state.observed import ContainerView, Observed
 
 GIB = 1 << 30
 READING = {
@@ -186,3 +190,48 @@ async def test_containers_that_just_started_are_not_asked(servers: Servers) -> N
     async with open_session() as session:
         await servers.reader().read_once(session, started + 1.0)
     assert (servers.asked, servers.progress()) == ([], {})
+
+
+def start_slowly(spans: int, words: list[str]) -> tuple[ModelCluster, Observed]:
+    """Return a cluster whose servers run and are not ready, and what is observed when they tell their progress."""
+    cluster = ModelCluster(spec=make_spec(spans, 1))
+    cluster.run_turn()
+    cluster.run_turn()
+    for name in sorted(cluster.pods):
+        running = ContainerView(started=True, running_since=cluster.now)
+        view = cluster.pods[name].view
+        cluster.pods[name].view = replace(view, phase="Running", container=running)
+    uids = [cluster.pods[name].view.uid for name in sorted(cluster.pods)]
+    progress = dict(zip(uids, words, strict=False))
+    return cluster, replace(cluster.observe(), start_progress=progress)
+
+
+def test_conditions_say_what_a_start_waits_for() -> None:
+    cluster, observed = start_slowly(2, ["reading weights, 3.1 of 8.2 GiB"])
+    cluster.run_turn(observed)
+    first, _ = sorted(cluster.pods)
+    ready, progressing = cluster.condition("Ready"), cluster.condition("Progressing")
+    assert (ready["status"], ready["reason"]) == ("False", "Starting")
+    assert ready["message"] == (
+        f"No server is ready yet for blocks 0:4, 4:8. {first}: reading weights, 3.1 of 8.2 GiB."
+    )
+    assert progressing["message"] == (
+        f"0 of 2 servers are ready. {first}: reading weights, 3.1 of 8.2 GiB."
+    )
+    assert cluster.condition("Degraded")["status"] == "False"
+
+
+def test_progress_of_many_servers_is_shortened() -> None:
+    cluster, observed = start_slowly(8, [f"phase {number}" for number in range(8)])
+    cluster.run_turn(observed)
+    message = cluster.condition("Ready")["message"]
+    assert "phase 0; " in message and "phase 2; and 5 more." in message
+    assert "phase 3" not in message
+
+
+def test_progress_of_ready_servers_is_not_shown() -> None:
+    cluster = ModelCluster()
+    cluster.settle()
+    pod = cluster.pods[cluster.ready_pods()[0]].view
+    observed = replace(cluster.observe(), start_progress={pod.uid: "reading weights"})
+    assert reconcile(observed, cluster.policy, cluster.now).actions == []
