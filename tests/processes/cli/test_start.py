@@ -98,7 +98,10 @@ def test_lines_tell_each_phase_without_a_terminal(folder: Path, tmp_path: Path) 
     assert f"warning: {template}: the chat template does not compile: line 2: " in text
     assert "gateway: importing" in text
     assert "tiny: ready" in status
-    assert "chats are refused: the model's chat template does not compile" in status
+    assert (
+        "chats are refused: chat_template.jinja: the chat template does not compile: line 2: "
+        in status
+    )
     assert "== gateway (gateway-1.log)" in logs
     assert "serves HTTP at" in logs
 

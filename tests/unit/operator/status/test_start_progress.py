@@ -108,17 +108,19 @@ class Servers:
 
     def meta(self, name: str, uid: str, **more: Any) -> dict[str, Any]:
         version = str(next(self.versions))
-        return {
-            "name": name, "namespace": "models", "uid": uid, "resourceVersion": version, **more,
-        }  # fmt: skip
+        place = {"namespace": "models", **more}
+        return {"name": name, "uid": uid, "resourceVersion": version, **place}
 
-    def set_pod(self, number: int, *, ready: bool = False, **status: Any) -> None:
+    def set_pod(
+        self, number: int, *, ready: bool = False, namespace: str = "models", **status: Any
+    ) -> None:
         owner = {"controller": True, "kind": "ModelSwarm", "name": "counting", "uid": SWARM_UID}
         container = {"name": "server", "state": {"running": {"startedAt": STARTED}}}
         pod = {
             "metadata": self.meta(
                 f"pod-{number}",
                 f"uid-{number}",
+                namespace=namespace,
                 labels={"modelswarm.io/role": "server"},
                 ownerReferences=[owner | {"apiVersion": "modelswarm.io/v1alpha1"}],
             ),
@@ -177,6 +179,14 @@ async def test_silent_and_large_answers_do_not_stop_the_others(servers: Servers)
     async with open_session() as session:
         await servers.reader().read_once(session, LATER)
     assert servers.progress() == {"uid-2": "reading weights, 3.1 of 8.2 GiB"}
+
+
+async def test_pods_of_another_namespace_are_not_asked(servers: Servers) -> None:
+    servers.set_pod(2, namespace="other")
+    servers.answers["127.0.0.2"] = (503, json.dumps(READING).encode())
+    async with open_session() as session:
+        await servers.reader().read_once(session, LATER)
+    assert (servers.asked, servers.woken) == ([], [set()])
 
 
 async def test_containers_that_just_started_are_not_asked(servers: Servers) -> None:
