@@ -107,7 +107,7 @@ def inspect_model(
     if template is not None and find_spec("jinja2"):
         _check_template(template)
     if folder == counting_folder() and tokenizer is None:
-        return Inspection(facts, revision)  # tests check the files of the package
+        return Inspection(facts, revision, folder)  # tests check the files of the package
     tokenizer_folder = folder if tokenizer is None else resolve_config_files(tokenizer, locations)
     if find_spec("tokenizers"):  # `plan` works where only the library is installed
         check_tokenizer(tokenizer_folder, facts.config.vocab)

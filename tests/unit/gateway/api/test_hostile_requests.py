@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.eventually import SECONDS
 from support.models.tokenizers import make_tokenizer, model_files
-from unit.gateway.test_model_registry import HELLO, RegistryHarness
+from unit.gateway.models.test_model_registry import HELLO, RegistryHarness
 
 from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.messages import Create, Fence, Sampling, Turn
