@@ -131,7 +131,7 @@ def template_faults(tokenizer_folder: Path) -> tuple[str, ...]:
 def facts_document(
     facts: ModelFacts, revision: str, file_bytes: int = 0, warnings: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the facts as JSON for `facts_from_document`; file bytes and warnings only if there are any."""
+    """Return the facts as JSON for `facts_from_document`; `warnings` only if there are any."""
     config = facts.config
     document = FactsDocument(
         family=config.family,
@@ -148,7 +148,8 @@ def facts_document(
         file_bytes=file_bytes,
         warnings=tuple(warnings),
     )
-    return document.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    left_out = None if warnings else {"warnings"}
+    return document.model_dump(mode="json", by_alias=True, exclude=left_out)
 
 
 def facts_from_document(document: Mapping[str, Any]) -> ModelFacts:
