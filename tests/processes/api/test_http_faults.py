@@ -216,14 +216,13 @@ async def test_two_hundred_dropped_sessions_free_all_pages(tmp_path: Path) -> No
 
 
 def test_slow_reader_pauses_only_its_own_session(tmp_path: Path) -> None:
-    name = (
-        "long-name-" * 200
-    )  # is in every event: so a stream is larger than all buffers on its way
-    with HashSwarm(tmp_path) as swarm:
+    # The name is in every event and as long as it may be: so a stream is larger than all buffers on its way.
+    name, context = "long-name-" * 12 + "12345678", 4 * CONTEXT
+    with HashSwarm(tmp_path, context=context) as swarm:
         swarm.server("s0", "0:2", model=name)
         swarm.server("s1", "2:4", model=name)
         endpoints = swarm.gateway()
-        body = IDS | {"model": name}
+        body = IDS | {"model": name, "max_tokens": context - 2}
         expected = whole(endpoints, body)
         host, port = endpoints.http.split(":")
         with socket.socket() as slow:
@@ -236,7 +235,7 @@ def test_slow_reader_pauses_only_its_own_session(tmp_path: Path) -> None:
             )
             slow.sendall(head.encode() + sent)
             paused = eventually("it stands still", lambda: stands_still(endpoints))
-            assert paused < CONTEXT - 100
+            assert paused < context - 100
             assert whole(endpoints, body) == expected
             assert eventually("it stands still again", lambda: stands_still(endpoints)) == paused
             got = b""
