@@ -1,4 +1,4 @@
-"""Checks of the texts and times in a peer's Hello, before they become keys, log lines and labels.
+"""Checks of the texts in a peer's Hello, before they become keys, log lines and labels.
 
 Used by the handshake for both directions. The servers' settings refuse the same values at start.
 """
@@ -15,8 +15,6 @@ PEER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}/[0-9]{1,20}/[0-9A-Za-z]{1,3
 MODEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/:@-]{0,127})?")
 # Failure domain: the value of a Kubernetes label.
 ZONE = re.compile(r"[A-Za-z0-9._-]{0,63}")
-# Longest lease of a peer, in milliseconds: a day, as `--lease` allows.
-MAX_LEASE_MS = 86_400_000
 # Most gateways that a Hello may say it replaces.
 MAX_REPLACED = 64
 
@@ -39,4 +37,4 @@ def hello_fault(hello: Hello) -> str:
             return name
     if len(hello.replaces) > MAX_REPLACED or not all(map(PEER.fullmatch, hello.replaces)):
         return "replaces"
-    return "lease_ms" if hello.lease_ms > MAX_LEASE_MS else ""
+    return ""

@@ -73,7 +73,6 @@ async def ending_of(call: Any) -> str:
         {"dtype": "float32 "},
         {"replaces": ("gateway/1/x",) * 65},
         {"replaces": ("gateway",)},
-        {"lease_ms": 10**15},
     ],
     ids=lambda changes: "-".join(changes),
 )
