@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -13,13 +12,12 @@ from modelswarm.placement.quantity import human_bytes
 
 
 def print_plan(swarm: SwarmPlan) -> None:
-    for warning in swarm.warnings:
-        click.echo(f"warning: {warning}")
     make_console().print(render_plan(swarm))
 
 
 def render_plan(swarm: SwarmPlan) -> RenderableType:
-    """Draw the plan: a table of spans between running text."""
+    """Draw the plan: its warnings, then a table of spans between running text."""
+    warnings = [Text(f"warning: {warning}") for warning in swarm.warnings]
     head = f"{swarm.name}: {swarm.source}, {swarm.n_blocks} blocks as {swarm.dtype}, served as {swarm.served_name!r}"
     servers = (
         f"{count_of(swarm.replicas, 'server')} per span, {swarm.replicas * len(swarm.servers)} in all, "
@@ -31,7 +29,9 @@ def render_plan(swarm: SwarmPlan) -> RenderableType:
         f"{swarm.full_sessions} such session{'' if swarm.full_sessions == 1 else 's'} at the same time."
     )
     memory = [Text(line) for line in memory_lines(swarm)]
-    return Group(Text(head), Text(""), _span_table(swarm), *memory, Text(servers), Text(sessions))
+    return Group(
+        *warnings, Text(head), Text(""), _span_table(swarm), *memory, Text(servers), Text(sessions)
+    )
 
 
 def _span_table(swarm: SwarmPlan) -> FittedTable:

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
 
-import click
 from rich.console import Console, RenderableType
 from rich.live import Live
 
@@ -40,7 +39,7 @@ def run_up(
     for field in unused_fields(document):
         out.print(f"note: {field} is not used on one machine")
     for warning in plan.warnings:
-        click.echo(f"warning: {warning}")
+        out.print(f"warning: {warning}")
     for line in memory_lines(plan):
         out.print(line)
     log = ProcessLog(out, gateway_names(settings.gateways))

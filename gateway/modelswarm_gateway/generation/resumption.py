@@ -85,7 +85,7 @@ def resume_turn(
         detail = f"{after} is inside the prompt, which has {first} tokens"
         raise invalid_request(LAST_EVENT_ID, f"{LAST_EVENT_ID}: {detail}")
     if kept is None or after >= len(kept.tokens):
-        detail = f"the log of this session has fewer tokens than were sent ({after + 1})"
+        detail = f"this session is no longer kept up to what was sent ({after + 1} tokens); ask again, as a new turn"
         raise ApiError(Code.SESSION_LOST, detail, param="session_id")
     if str(LogMark(kept.tokens[: after + 1])) != mark:
         detail = (

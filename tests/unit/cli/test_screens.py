@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -182,7 +183,8 @@ def test_up_shows_the_gateways_view_of_its_processes(width: int) -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_plan_keeps_spans_totals_and_free_tokens(width: int) -> None:
-    plan = plan_document(load_example())
+    words_of_warning = "the chat template does not compile: " + "word " * 40
+    plan = replace(plan_document(load_example()), warnings=(words_of_warning,))
     text = draw(render_plan(plan), width)
 
     assert_fits(text, width)
@@ -191,6 +193,7 @@ def test_plan_keeps_spans_totals_and_free_tokens(width: int) -> None:
         assert re.search(rf"^ +{index}  {found.span} .* {total} +{found.free_tokens}$", text, re.M)
     words = " ".join(text.split())
     assert "A page holds 16 tokens; a tenth of the pages is reserved for recovery." in words
+    assert f"warning: {words_of_warning}" in words
 
 
 def test_up_counts_ready_servers_with_the_right_plural() -> None:
