@@ -76,7 +76,7 @@ class Sampling:
 class Turn:
     """Requirements of one turn of a session, equal for every hop."""
 
-    reserved_positions: int  # KV positions to reserve pages for, at least `end - 1`
+    reserved_positions: int  # KV positions to reserve pages for, at least `end - 1`; 0: see R8
     end: int  # maximum log length in entries; the last entry finishes with LENGTH
     sampling: Sampling = field(default_factory=Sampling)
     begin: int = 0  # log length at which the turn began: the length of its prompt

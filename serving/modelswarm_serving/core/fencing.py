@@ -126,7 +126,8 @@ class Fencing:
     def _admit_turn(self, hop: Hop, turn: Turn, now: float) -> Refusal | None:
         """Give the hop the pages of a new turn, or return a refusal.
 
-        R8 (refused turns): after a refusal truncation and epoch stand; the old reserve and parameters stay.
+        R8 (parked): after a refusal truncation and epoch stand; the old reserve and parameters stay. The gateway then
+        sends a turn without positions to all hops.
         """
         refusal = self.admission.refusal_when_empty(turn, hop.for_recovery)
         if refusal is None and not self._has_room(hop.key, turn, hop.for_recovery, hop, now):
@@ -135,6 +136,9 @@ class Fencing:
             self.admission.resize_hop(hop, turn)
         return refusal
 
+        if not turn.reserved_positions:
+            self.admission.resize_hop(hop, replace(hop.turn, reserved_positions=hop.kv))
+            return None
     def _acknowledge(self, hop: Hop, refusal: Refusal | None) -> None:
         hop.fence_ack = FenceAck(
             handle=hop.gateway_handle,

@@ -104,16 +104,20 @@ class Recovery:
         hop.is_fenced = False
         self.hop_messages.send_fence(session, hop, for_recovery=True)
 
-    def park(self, session: Session) -> None:
-        """Fence without StartEpoch (R8, parked): hops may keep only what the log holds now."""
+    def park(self, session: Session, *, refused: bool = False) -> None:
+        """Fence without StartEpoch (R8, parked): hops may keep only what the log holds now.
+
+        `refused`: they also give back what the turn was granted, so that two refused turns never wait for each other.
+        """
         session.raise_epoch()
         session.credit_cap = None
         session.state = SessionState.PARKED
         session.truncate_hops(session.length)
         for hop in session.hops:
             hop.is_fenced = False
-            if self._registry.is_connected(hop.peer) and hop.server_handle != NO_HANDLE:
-                self.hop_messages.send_fence(session, hop, with_turn=False)
+            is_open = hop.server_handle != NO_HANDLE or (refused and hop.create_epoch is not None)
+            if is_open and self._registry.is_connected(hop.peer):
+                self.hop_messages.send_fence(session, hop, parked=True, released=refused)
 
     # ---- the route
 
@@ -296,7 +300,7 @@ class Recovery:
         """Refuse a turn, all or nothing (R12, admission): a first turn frees its hops, a later one keeps its KV."""
         session.excluded.clear()
         if session.has_run:
-            self.park(session)
+            self.park(session, refused=True)
         else:
             session.state = SessionState.PARKED
             self.close_hops(session)

@@ -19,6 +19,7 @@ from modelswarm.protocol.messages import (
     Neighbour,
     Send,
     StartEpoch,
+    Turn,
     Window,
 )
 from modelswarm_gateway.core.interface.effects import Effect
@@ -26,6 +27,7 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.sessions.replay_plan import RestartPoint
 from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
 
+NO_TURN = Turn(reserved_positions=0, end=0)  # a hop keeps only the pages of its KV (R8, parked)
 MAX_TOKENS_TO_QUIESCE = 8  # tokens: most credit a session gets to quiesce together with others
 
 
@@ -35,15 +37,25 @@ class HopMessages:
         self._emit = emit
 
     def send_fence(
-        self, session: Session, hop: Hop, *, with_turn: bool = True, for_recovery: bool = False
+        self,
+        session: Session,
+        hop: Hop,
+        *,
+        parked: bool = False,
+        released: bool = False,
+        for_recovery: bool = False,
     ) -> None:
-        """Fence the hop; create it if its server handle is unknown. `with_turn` False: the hop will not run."""
+        """Fence the hop; create it if its server handle is unknown.
+
+        `parked`: the hop will not run. `released`: and keeps only the pages of its KV.
+        """
         create = None
         if hop.server_handle == NO_HANDLE:
             for_recovery = for_recovery or (session.has_run and session.is_recovering)
             create = Create(session.name, hop.first, hop.last, for_recovery=for_recovery)
             hop.create_epoch = session.epoch
-        stale = with_turn and (create is not None or hop.accepted_turn != session.turn_number)
+        is_new = create is not None or hop.accepted_turn != session.turn_number
+        turn = session.turn if is_new and not parked else None
         kv = min(hop.kv_limit, session.length - 1)
         log = min(hop.log_limit, session.length)
         self._send(
@@ -55,7 +67,7 @@ class HopMessages:
                 kv_cut=kv,
                 log_cut=log,
                 create=create,
-                turn=session.turn if stale else None,
+                turn=NO_TURN if released else turn,
                 last_started=session.last_started,
             ),
         )

@@ -1,0 +1,68 @@
+"""Two sessions want a next turn, and there is room for one (R8: refused turns, R12: admission), with both cores."""
+
+from __future__ import annotations
+
+import pytest
+from support.core.gateway import Gateway, add_gateway
+from support.core.network import Network
+from support.core.server import Options, Server, expected
+
+from modelswarm.protocol.messages import Lane
+from modelswarm_gateway.core.interface.effects import Refused
+
+PAGES, PAGE = 20, 4
+PROMPT, FIRST = [5, 6, 7], 3  # the first turn reserves two pages
+SECOND = 40  # tokens of the next turn, for 12 pages: two of them do not fit
+SESSIONS = ("a", "b")
+
+
+def start_two() -> tuple[Network, list[Gateway], list[Server]]:
+    """Two gateways with one session each, both over the same two servers, after their first turns."""
+    network = Network(options=Options(total_pages=PAGES, page_size=PAGE))
+    servers = [network.serve(0, 2), network.serve(2, 4)]
+    gateways = [add_gateway(network, 1), add_gateway(network, 2)]
+    for name, gateway in zip(SESSIONS, gateways, strict=True):
+        gateway.start(name, PROMPT, FIRST)
+    return network, gateways, servers
+
+
+def next_prompt() -> list[int]:
+    return [*PROMPT, *expected(PROMPT, FIRST), 9]
+
+
+def grant_one_hop_each(network: Network, gateways: list[Gateway], servers: list[Server]) -> None:
+    """Begin both turns: each gets its grant at one server first, and is then refused at the other."""
+    one, other = gateways
+    network.held |= {
+        (one.peer, servers[1].peer, Lane.LIVE),
+        (other.peer, servers[0].peer, Lane.LIVE),
+    }
+    for name, gateway in zip(SESSIONS, gateways, strict=True):
+        gateway.begin(name, next_prompt(), SECOND)
+    network.run()
+    network.held.clear()
+    network.run()
+    for name, gateway in zip(SESSIONS, gateways, strict=True):
+        assert isinstance(gateway.troubles(name)[-1], Refused)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_refused_turns_leave_room_for_one_of_them(first: int) -> None:
+    network, gateways, servers = start_two()
+    grant_one_hop_each(network, gateways, servers)
+    for at in (first, 1 - first):
+        name, gateway = SESSIONS[at], gateways[at]
+        gateway.effects.clear()
+        gateway.start(name, next_prompt(), SECOND)
+        assert gateway.tokens(name) == expected(next_prompt(), SECOND)
+        gateway.core.close_session(name, network.now)
+        network.run()
+
+
+def test_refused_turn_keeps_the_pages_of_its_kv_only() -> None:
+    network, gateways, servers = start_two()
+    grant_one_hop_each(network, gateways, servers)
+    kept = -(-(len(PROMPT) + FIRST - 1) // PAGE)
+    for server in servers:
+        assert server.core.stats.free_pages == PAGES - 2 * kept
+        assert [hop.kv for hop in server.core._fencing.hops] == [len(PROMPT) + FIRST - 1] * 2
