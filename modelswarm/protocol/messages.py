@@ -105,9 +105,8 @@ class Fence:
     create: Create | None = None
     turn: Turn | None = None  # set with `create`, and when a new turn begins
     branch: int = 0  # reserved: speculative rollback
-    last_started: Epoch | None = (
-        None  # last epoch with a StartEpoch (R20); None: this one may have run
-    )
+    # Newest epoch that ran, as far as this gateway knows (R20, ownership); None: none ran.
+    last_started: Epoch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +157,7 @@ class FenceAck:
     free_pages: int = 0
     unknown: bool = False  # no such handle here
     owner_epoch: Epoch | None = None  # with STALE_EPOCH: epoch in which the other gateway owns it
+    owner_last_started: Epoch | None = None  # and the newest epoch that ran there, if one did
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,9 +325,8 @@ class SessionInfo:
     owner_linked: bool = False  # the link to the owner is up
     owner_silent_ms: float = 0.0  # time since the owner's last message
     lease_ms: float = 0.0  # silence after which a takeover is allowed
-    hops: tuple[HopInfo, ...] = ()  # of that epoch
-    older_hops: tuple[HopInfo, ...] = ()  # of epochs since `last_started`
-    last_started: Epoch | None = None  # newest epoch known here to have started; None: `epoch`
+    hops: tuple[HopInfo, ...] = ()  # that have followed `last_started`
+    last_started: Epoch | None = None  # newest epoch known here to have run; None: none ran
     claimant: PeerId = ""  # another gateway that claimed the session here first
     search_id: int = 0  # of the FindSession
 

@@ -601,6 +601,7 @@ class FenceAck(_message.Message):
     FREE_PAGES_FIELD_NUMBER: _builtins.int
     UNKNOWN_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
+    OWNER_LAST_STARTED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     server_handle: _builtins.int
     kv: _builtins.int
@@ -617,6 +618,8 @@ class FenceAck(_message.Message):
     def retained(self) -> _containers.RepeatedCompositeFieldContainer[Global___RetainedRows]: ...
     @_builtins.property
     def owner_epoch(self) -> Global___Epoch: ...
+    @_builtins.property
+    def owner_last_started(self) -> Global___Epoch: ...
     def __init__(
         self,
         *,
@@ -632,10 +635,11 @@ class FenceAck(_message.Message):
         free_pages: _builtins.int = ...,
         unknown: _builtins.bool = ...,
         owner_epoch: Global___Epoch | None = ...,
+        owner_last_started: Global___Epoch | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "owner_epoch", b"owner_epoch"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "owner_epoch", b"owner_epoch", "owner_last_started", b"owner_last_started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "free_pages", b"free_pages", "handle", b"handle", "kv", b"kv", "log", b"log", "owner_epoch", b"owner_epoch", "refusal", b"refusal", "retained", b"retained", "server_handle", b"server_handle", "steps", b"steps", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "free_pages", b"free_pages", "handle", b"handle", "kv", b"kv", "log", b"log", "owner_epoch", b"owner_epoch", "owner_last_started", b"owner_last_started", "refusal", b"refusal", "retained", b"retained", "server_handle", b"server_handle", "steps", b"steps", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1076,7 +1080,6 @@ class SessionInfo(_message.Message):
     OWNER_SILENT_MS_FIELD_NUMBER: _builtins.int
     HOPS_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
-    OLDER_HOPS_FIELD_NUMBER: _builtins.int
     LAST_STARTED_FIELD_NUMBER: _builtins.int
     CLAIMANT_FIELD_NUMBER: _builtins.int
     SEARCH_ID_FIELD_NUMBER: _builtins.int
@@ -1093,8 +1096,6 @@ class SessionInfo(_message.Message):
     @_builtins.property
     def hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopInfo]: ...
     @_builtins.property
-    def older_hops(self) -> _containers.RepeatedCompositeFieldContainer[Global___HopInfo]: ...
-    @_builtins.property
     def last_started(self) -> Global___Epoch: ...
     def __init__(
         self,
@@ -1107,14 +1108,13 @@ class SessionInfo(_message.Message):
         owner_silent_ms: _builtins.float = ...,
         hops: _abc.Iterable[Global___HopInfo] | None = ...,
         lease_ms: _builtins.float = ...,
-        older_hops: _abc.Iterable[Global___HopInfo] | None = ...,
         last_started: Global___Epoch | None = ...,
         claimant: _builtins.str = ...,
         search_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "last_started", b"last_started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "epoch", b"epoch", "hops", b"hops", "last_started", b"last_started", "lease_ms", b"lease_ms", "older_hops", b"older_hops", "owner", b"owner", "owner_linked", b"owner_linked", "owner_silent_ms", b"owner_silent_ms", "search_id", b"search_id", "session", b"session", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["claimant", b"claimant", "epoch", b"epoch", "hops", b"hops", "last_started", b"last_started", "lease_ms", b"lease_ms", "owner", b"owner", "owner_linked", b"owner_linked", "owner_silent_ms", b"owner_silent_ms", "search_id", b"search_id", "session", b"session", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

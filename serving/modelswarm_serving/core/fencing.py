@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from modelswarm.protocol.identity import NO_HANDLE, Epoch, Handle, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import (
     Create,
     FaultKind,
@@ -53,7 +53,7 @@ class Fencing:
         if self._peers.is_server(peer):
             return
         create = fence.create
-        hop = self._find_hop(fence)
+        hop = self._find_hop(peer, fence)
         if hop is not None:
             self._fence_hop(hop, peer, fence, now)
         elif create is not None:
@@ -64,10 +64,12 @@ class Fencing:
             )
             self._outbox.send_to_gateway(peer, answer)
 
-    def _find_hop(self, fence: Fence) -> Hop | None:
+    def _find_hop(self, peer: PeerId, fence: Fence) -> Hop | None:
+        """Return the hop. By its handle it is found by its owner only; other gateways must create theirs (R20)."""
         create = fence.create
         if create is None:
-            return self.hops.get(fence.handle)
+            hop = self.hops.get(fence.handle)
+            return None if hop is None or hop.gateway != peer else hop
         return self.hops.get_by_key(create.session, create.first, create.last)
 
     def _fence_hop(self, hop: Hop, peer: PeerId, fence: Fence, now: float) -> None:
@@ -76,14 +78,19 @@ class Fencing:
             hop, peer, fence, silent, self._peers.lease_seconds(hop.gateway)
         )
         if ownership is Ownership.STALE_EPOCH:
-            self._refuse(peer, fence, Refusal.STALE_EPOCH, owner_epoch=hop.epoch)
+            self._refuse(peer, fence, Refusal.STALE_EPOCH, hop.rank)
             return
+        if ownership is not Ownership.OWNER and hop.pending_fence is not None:
+            rank = (fence.last_started or NO_EPOCH, fence.epoch)
+            self._refuse(hop.gateway, hop.pending_fence, Refusal.STALE_EPOCH, rank)
         if ownership is Ownership.REPLACED and fence.create is not None:
             self.free_hop(hop)
             self._create_hop(peer, fence, fence.create, now)
             return
         if ownership is Ownership.TAKEN_OVER:
-            self.hops.set_owner(hop, peer, fence.gateway_handle)
+            former = hop.handle
+            self.hops.set_owner(hop, peer)
+            self._replay_log.rename(former, hop.handle)
         if fence.epoch < hop.epoch:
             return
         if fence.epoch == hop.epoch:
@@ -97,7 +104,7 @@ class Fencing:
         self._flow_control.remove_hop(hop)
         hop.stop_epoch()
         hop.gateway_handle, hop.epoch = fence.gateway_handle, fence.epoch
-        hop.newest_run_epoch = max(hop.newest_run_epoch, _last_run_epoch(fence))
+        hop.newest_run_epoch = max(hop.newest_run_epoch, fence.last_started or NO_EPOCH)
         self._peers.start_lease(peer, now)
         hop.last_used = now
         hop.pending_fence = _merge_fences(hop.pending_fence, fence)
@@ -129,6 +136,9 @@ class Fencing:
         R8 (parked): after a refusal truncation and epoch stand; the old reserve and parameters stay. The gateway then
         sends a turn without positions to all hops.
         """
+        if not turn.reserved_positions:
+            self.admission.resize_hop(hop, replace(hop.turn, reserved_positions=hop.kv))
+            return None
         refusal = self.admission.refusal_when_empty(turn, hop.for_recovery)
         if refusal is None and not self._has_room(hop.key, turn, hop.for_recovery, hop, now):
             refusal = Refusal.NO_PAGES
@@ -136,9 +146,6 @@ class Fencing:
             self.admission.resize_hop(hop, turn)
         return refusal
 
-        if not turn.reserved_positions:
-            self.admission.resize_hop(hop, replace(hop.turn, reserved_positions=hop.kv))
-            return None
     def _acknowledge(self, hop: Hop, refusal: Refusal | None) -> None:
         hop.fence_ack = FenceAck(
             handle=hop.gateway_handle,
@@ -174,7 +181,11 @@ class Fencing:
         self._acknowledge(hop, None)
 
     def _refuse(
-        self, peer: PeerId, fence: Fence, refusal: Refusal, owner_epoch: Epoch | None = None
+        self,
+        peer: PeerId,
+        fence: Fence,
+        refusal: Refusal,
+        owner_rank: tuple[Epoch | None, Epoch | None] = (None, None),
     ) -> None:
         """Refuse a Fence; no hop is created or changed."""
         answer = FenceAck(
@@ -184,7 +195,8 @@ class Fencing:
             steps=self.steps,
             refusal=refusal,
             free_pages=self.admission.pages.free,
-            owner_epoch=owner_epoch,
+            owner_epoch=owner_rank[1],
+            owner_last_started=owner_rank[0],
         )
         self._outbox.send_to_gateway(peer, answer)
 
@@ -227,7 +239,7 @@ class Fencing:
             gateway=peer,
             gateway_handle=fence.gateway_handle,
             epoch=fence.epoch,
-            newest_run_epoch=_last_run_epoch(fence),
+            newest_run_epoch=fence.last_started or NO_EPOCH,
             turn=EMPTY_TURN,
             pages=[],
             row_buffer=RowBuffer(self._shape.row_bytes),
@@ -336,10 +348,6 @@ class Fencing:
     def _renew_grant(self, hop: Hop, now: float) -> None:
         if not hop.was_started:
             self._start_deadlines[hop] = now + self._settings.grant_seconds
-
-
-def _last_run_epoch(fence: Fence) -> Epoch:
-    return fence.epoch if fence.last_started is None else fence.last_started
 
 
 def _merge_fences(old: Fence | None, new: Fence) -> Fence:

@@ -1,21 +1,21 @@
-"""Ownership of a hop when a gateway fences one that belongs to another gateway (R19: leases, R20: takeover).
+"""Ownership of a hop when a gateway fences one that belongs to another gateway (R19: leases, R20: ownership).
 
-Pure; used by `fencing.py` for every Fence. The lease protects a running gateway; the epoch orders the gateways that
-claim the sessions of a lost one. Knows nothing of what a hop holds.
+Pure; used by `fencing.py` for every Fence. The lease protects a running gateway. Gateways that claim one session are
+ordered by rank. The epoch that ran last, as far as each knows, is compared first, then their own epoch.
 """
 
 from __future__ import annotations
 
 import enum
 
-from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.identity import NO_EPOCH, PeerId
 from modelswarm.protocol.messages import Fence
 from modelswarm_serving.core.hops.hop import Hop
 
 
 class Ownership(enum.Enum):
     OWNER = "owner"  # the owner itself fences
-    TAKEN_OVER = "taken_over"  # the other gateway owns it from now on, with its state
+    TAKEN_OVER = "taken_over"  # the other gateway owns it from now on, with its KV and log
     REPLACED = "replaced"  # it is freed, and the Fence creates a new hop
     STALE_EPOCH = "stale_epoch"  # the Fence is refused
 
@@ -26,15 +26,16 @@ def decide_ownership(
     """Decide a Fence of `peer`; `silent` is the time in seconds since the last message of the owner.
 
     While its lease runs, the owner keeps every hop that it has started. A hop that it never started goes to the higher
-    epoch, so that one of two simultaneous takeovers gets all hops. An owner that returns after its lease has expired
-    competes by epoch as well, until its StartEpoch.
-    An owner with an expired lease keeps no hop; its epoch must not keep others out for ever.
+    rank, so that one of two simultaneous takeovers gets all hops. An owner that returns after its lease has expired
+    competes by rank as well, until its StartEpoch. An owner with an expired lease keeps no hop.
+    The new owner gets KV and log only if nothing ran here since the epoch that it found. What is here is then a prefix
+    of what that epoch ran.
     """
     if peer == hop.gateway:
         return Ownership.OWNER
-    over = silent >= lease
-    if fence.epoch > hop.epoch and (over or not hop.started_by_owner):
+    rank = (fence.last_started or NO_EPOCH, fence.epoch)
+    if silent < lease and (hop.started_by_owner or rank <= hop.rank):
+        return Ownership.STALE_EPOCH
+    if fence.epoch > hop.epoch and fence.last_started in (hop.newest_run_epoch, hop.epoch):
         return Ownership.TAKEN_OVER
-    if over and fence.create is not None:
-        return Ownership.REPLACED
-    return Ownership.STALE_EPOCH
+    return Ownership.REPLACED

@@ -33,7 +33,6 @@ from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.flow import receive, send
 from modelswarm_serving.core.flow.flow_control import FlowControl
 from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
-from modelswarm_serving.core.hops.hop_table import FormerOwner
 from modelswarm_serving.core.hops.outbox import Outbox
 from modelswarm_serving.core.hops.peers import Peers
 from modelswarm_serving.core.hops.replay_log import ReplayLog
@@ -177,11 +176,8 @@ class ServerCore:
 
     def _on_start_epoch(self, peer: PeerId, message: StartEpoch, now: float) -> None:
         hop = self._fencing.hops.get(message.handle)
-        if hop is None:
+        if hop is None or peer != hop.gateway:
             self._reject_unknown(peer, message)
-            return
-        if peer != hop.gateway:
-            self._reject_former_owner(peer, message)
             return
         if message.epoch != hop.epoch or hop.phase is not Phase.FENCED:
             return
@@ -217,21 +213,8 @@ class ServerCore:
             self._transfers.on_copy_kv(hop, request)
 
     def _reject_unknown(self, peer: PeerId, message: StartEpoch) -> None:
-        """The hop was freed between its FenceAck and this StartEpoch, by this server or by a new owner."""
-        self._report_unknown_handle(
-            self._fencing.hops.former_owner_of_freed(message.handle), peer, message
-        )
-        self._reject_former_owner(peer, message)
-
-    def _reject_former_owner(self, peer: PeerId, message: StartEpoch) -> None:
-        """Another gateway took the hop over between this gateway's Fence and its StartEpoch."""
-        self._report_unknown_handle(
-            self._fencing.hops.former_owner_of_taken(message.handle), peer, message
-        )
-
-    def _report_unknown_handle(
-        self, former: FormerOwner | None, peer: PeerId, message: StartEpoch
-    ) -> None:
+        """Since its FenceAck the hop was freed, or another gateway has taken it."""
+        former = self._fencing.hops.former_owner(message.handle)
         if former is not None and former.gateway == peer:
             report = FaultReport(
                 former.gateway_handle, message.epoch, FaultKind.UNKNOWN_HANDLE, detail="no such hop"

@@ -43,7 +43,8 @@ class SessionLookup:
             self._send_log(peer, item, now)
 
     def _answer_find(self, peer: PeerId, find: FindSession, now: float) -> None:
-        """Send SessionInfo. Hops older than the newest started epoch are left out: they may have missed a rewind."""
+        """Send SessionInfo. Hops that did not follow the newest started epoch are left out: they may have missed a
+        rewind."""
         hops, claimant = self._hops_of(find.session), self._claimant(peer, find, now)
         if not hops:
             self._outbox.send_to_gateway(
@@ -51,7 +52,7 @@ class SessionLookup:
                 SessionInfo(find.session, NO_EPOCH, claimant=claimant, search_id=find.search_id),
             )
             return
-        newest, newest_run = hops[0], max(hop.newest_run_epoch for hop in hops)
+        newest, ran = hops[0], hops[0].newest_run_epoch
         owner = newest.gateway
         silent, lease = self._peers.silent_seconds(owner, now), self._peers.lease_seconds(owner)
         found = SessionInfo(
@@ -62,11 +63,8 @@ class SessionLookup:
             owner_linked=silent < lease and self._peers.is_linked(owner),
             owner_silent_ms=1000 * silent,
             lease_ms=1000 * lease,
-            hops=tuple(_hop_info(hop) for hop in hops if hop.epoch == newest.epoch),
-            older_hops=tuple(
-                _hop_info(hop) for hop in hops if newest_run <= hop.epoch < newest.epoch
-            ),
-            last_started=newest_run,
+            hops=tuple(_hop_info(hop) for hop in hops if ran in (hop.newest_run_epoch, hop.epoch)),
+            last_started=None if ran == NO_EPOCH else ran,
             claimant=claimant,
             search_id=find.search_id,
         )
@@ -101,8 +99,8 @@ class SessionLookup:
                 peer, LogChunk(request.session, NO_EPOCH, 0, 0, ()), Lane.BULK
             )
             return
-        hop = max(hops, key=lambda hop: len(_log_after_fence(hop)))
-        log, hop.log_requested_at = _log_after_fence(hop), self._peers.elapsed(now)
+        hop = max(hops, key=lambda hop: hop.durable_log)
+        log, hop.log_requested_at = hop.log[: hop.durable_log], self._peers.elapsed(now)
         for start in range(0, max(1, len(log)), CHUNK_TOKENS):
             chunk = LogChunk(
                 session=hop.session,
@@ -115,15 +113,10 @@ class SessionLookup:
             self._outbox.send_to_gateway(peer, chunk, Lane.BULK)
 
     def _hops_of(self, session: str) -> list[Hop]:
-        """Return the hops of a session, the newest epoch first."""
+        """Return the hops of a session, the highest rank first (R20, ownership)."""
         hops = [hop for hop in self._hops if hop.session == session]
-        return sorted(hops, key=lambda hop: hop.epoch, reverse=True)
+        return sorted(hops, key=lambda hop: hop.rank, reverse=True)
 
 
 def _hop_info(hop: Hop) -> HopInfo:
-    return HopInfo(hop.first, hop.last, hop.kv, len(_log_after_fence(hop)), hop.epoch)
-
-
-def _log_after_fence(hop: Hop) -> list[int]:
-    """Return the log as it will be once a pending Fence has truncated it."""
-    return hop.log if hop.pending_fence is None else hop.log[: max(0, hop.pending_fence.log_cut)]
+    return HopInfo(hop.first, hop.last, hop.kv, hop.durable_log, hop.epoch)

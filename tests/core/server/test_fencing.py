@@ -346,11 +346,32 @@ def test_higher_epoch_takes_session_over_after_lease() -> None:
     adopter.epoch = Epoch(client.epoch.counter, 2)
     network.tick(31.0)  # the owner was silent for a lease
     adopter.refence()
-    handle = client.own[0]
-    client.fence()  # the old owner fences with a lower epoch, and is refused
-    network.run()
-    client.listen()
+    assert [answer.kv for answer in adopter.fenced.values()] == [len(client.log) - 1] * 2
+    old = list(client.own)
+    client.refence()
+    assert all(answer.unknown for answer in client.fenced.values()), "the handle was its owner's"
+    client.epoch = Epoch(adopter.epoch.counter - 1, 1)
+    client.refence()  # creates, of a lower epoch
     assert {answer.refusal for answer in client.fenced.values()} == {Refusal.STALE_EPOCH}
-    client.put(0, Close(handle))
+    client.put(0, Close(old[0]))
+    adopter.resume()
+    assert adopter.log[12:] == whole
+
+
+@pytest.mark.parametrize("found", ["", "older"])
+def test_taken_hop_starts_empty_if_another_epoch_ran(found: str) -> None:
+    """A gateway that does not know the epoch that ran last gets none of its KV and log."""
+    network = ServerNetwork()
+    client = opened(network, length=12, new=20)
+    whole = client.expected(client.log, 20)
+    client.resume(credit=16)
+    other = "gateway/2/z"
+    network.add_gateway(other)
+    adopter = replace(client, gateway=other, base=900, reports=[], tokens=[], fenced={})
+    adopter.epoch = Epoch(client.epoch.counter, 2)
+    adopter.last_started = Epoch(client.epoch.counter - 1, 1) if found else None
+    network.tick(31.0)
+    adopter.refence()
+    assert [(each.kv, each.log) for each in adopter.fenced.values()] == [(0, 0)] * 2
     adopter.resume()
     assert adopter.log[12:] == whole

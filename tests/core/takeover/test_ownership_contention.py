@@ -38,8 +38,11 @@ class Contender:
         for peer in (HEAD, TAIL):
             self.script.server(peer).silent = silent
 
-    def refuse(self, *owner: int, at: PeerId = TAIL) -> None:
-        """Refuse the last Fence there. `owner`: the other epoch's distance from ours; empty: unknown."""
+    def refuse(self, *owner: int, at: PeerId = TAIL, ran: bool = False) -> None:
+        """Refuse the last Fence there. `owner`: the other epoch's distance from ours; empty: unknown.
+
+        `ran`: the other gateway has run that epoch, while this one has run none.
+        """
         mine = self.script.gateway.view(SESSION).epoch
         other = Epoch(mine.counter + owner[0], mine.gateway + owner[1]) if owner else None
         fence = self.script.sent_to(at, Fence)[-1]
@@ -47,7 +50,12 @@ class Contender:
         self.script.send(
             at,
             FenceAck(
-                fence.gateway_handle, NO_HANDLE, fence.epoch, refusal=refusal, owner_epoch=other
+                fence.gateway_handle,
+                NO_HANDLE,
+                fence.epoch,
+                refusal=refusal,
+                owner_epoch=other,
+                owner_last_started=other if ran else None,
             ),
         )
 
@@ -121,13 +129,19 @@ def test_higher_epoch_with_a_pending_hop_tries_again() -> None:
 
 
 @pytest.mark.parametrize("order", [(HEAD, TAIL), (TAIL, HEAD)])
-def test_higher_epoch_without_a_hop_relinquishes(order: tuple[PeerId, PeerId]) -> None:
+def test_higher_epoch_refused_everywhere_contends(order: tuple[PeerId, PeerId]) -> None:
+    """It goes on to try: the other gateway, with the lower rank, lets go."""
     contender = start_contender(owns_head=False)
-    first, second = order
-    contender.refuse(-1, 0, at=first)
-    assert (contender.state, contender.losses) == ("held", 0)
-    contender.refuse(-1, 0, at=second)
-    assert (contender.state, contender.losses) == ("relinquished", 1)
+    for peer in order:
+        contender.refuse(-1, 0, at=peer)
+        assert (contender.state, contender.losses) == ("held", 0)
+
+
+@pytest.mark.parametrize("ran", [True, False])
+def test_epoch_that_ran_outranks_a_higher_one_that_did_not(ran: bool) -> None:
+    contender = start_contender()
+    contender.refuse(-1, 0, ran=ran)
+    assert contender.losses == int(ran)
 
 
 def test_hop_granted_after_relinquishing_is_freed() -> None:

@@ -92,6 +92,7 @@ class Client:
     reports: list[FaultReport] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)  # of the present epoch
     end: int = 0
+    last_started: Epoch | None = None  # the last epoch with a StartEpoch
 
     def __post_init__(self) -> None:
         self.own = [NO_HANDLE] * len(self.hops)
@@ -130,6 +131,7 @@ class Client:
                 log_cut=length if log_cut is None else log_cut,
                 create=create,
                 turn=again if create is not None else turn,
+                last_started=self.last_started,
             )
             self.put(index, fence)
 
@@ -182,6 +184,7 @@ class Client:
         self, *, credit: int = FOREVER, sample: bool = True, body_lane: Lane = Lane.BULK
     ) -> list[StartEpoch]:
         starts = self.starts()
+        self.last_started = self.epoch
         gos = [self._go_of(index, starts, credit, sample) for index in range(len(self.hops))]
         for index, go in enumerate(gos):
             self.put(index, go)

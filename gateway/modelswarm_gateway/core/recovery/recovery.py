@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from modelswarm.protocol.identity import NO_HANDLE, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
 from modelswarm.protocol.messages import FenceAck, Refusal
 from modelswarm_gateway.core.interface.effects import (
     Effect,
@@ -214,27 +214,19 @@ class Recovery:
     def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
         """Handle a session that two gateways claim, each of which may own some of its hops.
 
-        If both relinquished it, nothing would be left. So only the gateway with the lower epoch or without any hop
-        does; the other one retries for `contest_seconds`. A hop whose create has no FenceAck yet may be granted.
+        If both relinquished it, nothing would be left. So only the gateway with the lower rank does. The other one
+        retries for `contest_seconds`.
         """
         hop.forget(session.epoch)
         if session.contested_since is None:
             session.contested_since = now
-        lower = answer.owner_epoch is None or answer.owner_epoch > session.epoch
-        if (
-            lower
-            or self._owns_no_hop(session)
-            or now - session.contested_since >= self._settings.contest_seconds
-        ):
+        owner = answer.owner_last_started or NO_EPOCH, answer.owner_epoch
+        lower = owner[1] is None or owner > session.rank
+        if lower or now - session.contested_since >= self._settings.contest_seconds:
             self.relinquish(session)
         elif session.state is SessionState.FENCING:
             session.refusal = RefusalReason.NO_SERVERS
             self.hold(session, now)
-
-    def _owns_no_hop(self, session: Session) -> bool:
-        return all(
-            hop.server_handle == NO_HANDLE and hop.create_epoch is None for hop in session.hops
-        )
 
     def _attribute_overdue(self, session: Session, now: float) -> None:
         """Attribute an overdue token once all hops are fenced, and plan without the faulty servers if possible."""
@@ -332,20 +324,17 @@ class Recovery:
 
     def fail(self, session: Session, detail: str) -> None:
         """Close a session that cannot be recovered."""
-        self.close_hops(session)
-        session.state = SessionState.PARKED
-        self._forget(session)
-        self._emit(SessionLost(session.name, detail))
+        self._drop(session, SessionLost(session.name, detail))
 
     def relinquish(self, session: Session) -> None:
-        """Close a session that another gateway owns (R20, takeover).
+        """Close a session that another gateway owns (R20, ownership). A Close only affects hops that are still ours."""
+        self._drop(session, OwnershipLost(session.name))
 
-        A Close only affects hops that this gateway still owns.
-        """
+    def _drop(self, session: Session, reason: Effect) -> None:
         self.close_hops(session)
         session.state = SessionState.PARKED
         self._forget(session)
-        self._emit(OwnershipLost(session.name))
+        self._emit(reason)
 
     def adopt_hops(self, session: Session, hops: Sequence[Hop]) -> None:
         """Fence the hops that another gateway left, up to the log that was found, without StartEpoch (R8, parked)."""

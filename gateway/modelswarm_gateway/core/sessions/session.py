@@ -80,7 +80,7 @@ class Session:
     model: str
     epoch: Epoch
     variant: ModelVariant | None = None  # of the servers of this turn
-    last_started: Epoch | None = None  # the last epoch with a StartEpoch
+    last_started: Epoch | None = None  # the last epoch with a StartEpoch, here or found
     is_named: bool = False  # a client chose the name and may use it again after the session ended
     epoch_after_stall: Epoch | None = None  # first epoch after our stall or a broken link
     ownership_checked: bool = False  # the servers were asked for the owner since then
@@ -113,7 +113,7 @@ class Session:
     model_failures: int = 0  # model failures since the last new token
     fault_at: float | None = None  # time of the first fault since the last new token
     held_at: float | None = None
-    contested_since: float | None = None  # another gateway owns hops of it, with lower epochs
+    contested_since: float | None = None  # another gateway owns hops of it, with a lower rank
     retry_at: float = 0.0
     hold_tries: int = 0
     reused: int = 0  # entries that this turn found in the head's KV
@@ -143,6 +143,11 @@ class Session:
     def replace_log(self, tokens: Sequence[int]) -> None:
         """Continue from the longest common prefix of the log and `tokens`."""
         common = common_prefix(self.log, tokens)
+    @property
+    def rank(self) -> tuple[Epoch, Epoch]:
+        """Order of the gateways that claim it (R20, ownership): what ran counts before what was only tried."""
+        return self.last_started or NO_EPOCH, self.epoch
+
         self.log[common:] = tokens[common:]
         self.truncate_hops(common)
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from modelswarm.protocol.identity import NO_EPOCH, Epoch, PeerId
 from modelswarm.protocol.messages import (
     FindSession,
-    HopInfo,
     Lane,
     LogChunk,
     LogRequest,
@@ -143,9 +142,9 @@ class SessionSearch:
 def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo]) -> SessionLocation:
     """Combine the servers' answers into one location.
 
-    If an owner is alive, it keeps the session. Otherwise the result has the hops of the epoch that ran last and of the
-    epochs fenced since. Those may have truncated the log, and generated nothing that a client could have read. Of older
-    routes only the epochs and leases count, because their hops may have been rewound since.
+    If an owner is alive, it keeps the session. Otherwise the result has the hops that have followed the epoch that ran
+    last. Later epochs may have truncated the log, and generated nothing that a client could have read. Of older routes
+    only the epochs and leases count, because their hops may have been rewound since.
     """
     held = {peer: found for peer, found in answers.items() if found.hops and found.owner != me}
     highest = max((found.epoch for found in answers.values()), default=NO_EPOCH)
@@ -153,20 +152,25 @@ def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo])
         return SessionLocation(session, highest)
     alive = [found for found in held.values() if found.owner_linked]
     if alive:
-        owner = max(alive, key=lambda found: found.epoch)
+        owner = max(alive, key=_rank)
         return SessionLocation(session, highest, owner.owner, owner.target, is_owner_alive=True)
-    newest = [found for found in held.values() if found.epoch == highest]
-    if not newest:  # the newest hops are left from a session that ended here
+    newest = max(answers.values(), key=_rank)
+    ran = newest.last_started
+    if newest.owner == me or ran is None:  # it ended here, or never ran
         return SessionLocation(session, highest)
-    ran = max(found.last_started or found.epoch for found in answers.values() if found.hops)
     wait = max(found.lease_ms - found.owner_silent_ms for found in held.values()) / 1000
-    parts = [part for peer, found in held.items() for part in _recent_hops(peer, found, ran)]
+    parts = [
+        (peer, hop)
+        for peer, found in held.items()
+        for hop in found.hops
+        if ran in (found.last_started, hop.epoch)
+    ]
     logs = [(hop.log, hop.epoch, peer) for peer, hop in parts if hop.log]
     logs.sort(key=lambda log: log[:2], reverse=True)
     return SessionLocation(
         session,
         highest,
-        owner=newest[0].owner,
+        owner=newest.owner,
         takeover_wait=max(0.0, wait),
         last_started=ran,
         hops=tuple(parts),
@@ -174,8 +178,5 @@ def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo])
     )
 
 
-def _recent_hops(
-    peer: PeerId, found: SessionInfo, last_started: Epoch
-) -> list[tuple[PeerId, HopInfo]]:
-    """Return the hops of one server that are not older than the epoch that ran last."""
-    return [(peer, hop) for hop in (*found.hops, *found.older_hops) if hop.epoch >= last_started]
+def _rank(found: SessionInfo) -> tuple[Epoch, Epoch]:
+    return found.last_started or NO_EPOCH, found.epoch

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import (
-    HopInfo,
-)
+from modelswarm.protocol.messages import HopInfo
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
@@ -36,8 +34,8 @@ def take_over(
 ) -> None:
     """Fill a new session with the log and hops that another gateway left, and fence the hops.
 
-    Only hops of the log's epoch hold the same entries as that log. All others expire with their lease. If the route
-    uses one again, it is found by its blocks and truncated to nothing, like every new hop.
+    The hops hold prefixes of what the last epoch ran, and the log is one of them. All others expire with their lease.
+    If the route uses one again, it is found by its blocks and created anew, like every new hop.
     """
     assert log.turn is not None
     session.variant = registry.active_variant(session.model)
@@ -48,7 +46,7 @@ def take_over(
     }
     hops = [
         recovery.hops.create_hop(peer, hop.first, hop.last)
-        for peer, hop in longest_chain([part for part in where.hops if part[1].epoch == log.epoch])
+        for peer, hop in longest_chain(where.hops)
         if peer in compatible
     ]
     for hop in hops:

@@ -28,6 +28,8 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_serving.core.hops.row_buffer import RowBuffer
 
+NO_LIMIT = 1 << 60  # entries: every log is shorter
+
 
 class Phase(enum.Enum):
     FENCED = "fenced"  # waits for StartEpoch
@@ -119,6 +121,7 @@ class Hop:
     was_started: bool = False
     started_by_owner: bool = False  # the owner started it, and its lease has not expired since
     newest_run_epoch: Epoch = NO_EPOCH  # newest epoch of the session known to have run
+    ran_log: int = 0  # log entries that were here at the last cut; later ones have not run
 
     started: StartEpoch | None = None
     received: int = 0
@@ -160,6 +163,17 @@ class Hop:
     def key(self) -> tuple[str, int, int]:
         return (self.session, self.first, self.last)
 
+    @property
+    def rank(self) -> tuple[Epoch, Epoch]:
+        """Order of the gateways that claim a hop (R20, ownership): what ran counts before what was only tried."""
+        return self.newest_run_epoch, self.epoch
+
+    @property
+    def durable_log(self) -> int:
+        """Log entries that the next cut keeps: a pending Fence and what has not run are left out."""
+        cut = self.ran_log if self.pending_fence is None else self.pending_fence.log_cut
+        return max(0, min(len(self.log), self.ran_log, cut))
+
     def stop_epoch(self) -> None:
         """Reset the epoch at once, even while a step runs: nothing more is sent or planned (R2, fences)."""
         if self.started is not None:  # a standby hop was not part of the route that may have failed
@@ -193,8 +207,9 @@ class Hop:
         )
 
     def truncate(self, kv: int, log: int) -> None:
-        """Truncate KV and log; the hop must not be in a step."""
-        del self.log[max(0, log) :]
+        """Truncate KV and log; the hop must not be in a step. Entries that have not run are dropped (R20)."""
+        del self.log[max(0, min(log, self.ran_log)) :]
+        self.ran_log = len(self.log)
         self.kv = max(0, min(self.kv, kv))
         if self.is_head:
             self.kv = min(self.kv, len(self.log))
@@ -204,6 +219,7 @@ class Hop:
         """Start an epoch. Windows and credit that came before StartEpoch stay (R10, early messages)."""
         self.started, self.fence_ack, self.phase = message, None, Phase.RUNNING
         self.was_started = self.started_by_owner = True
+        self.ran_log = NO_LIMIT
         if not message.standby:  # on the other lane, later messages may overtake its StartEpoch
             del self.log[message.length :]
             self.newest_run_epoch = max(self.newest_run_epoch, message.epoch)

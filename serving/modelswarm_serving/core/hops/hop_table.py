@@ -1,4 +1,4 @@
-"""The hops of this server by handle and by (session, block range), and the former owners of freed hops.
+"""The hops of this server by handle and by (session, block range), and the former owners of handles.
 
 Used by `fencing.py` and `server.py`. Frees no pages and sends nothing.
 """
@@ -17,7 +17,7 @@ HANDLE_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class FormerOwner:
-    """The gateway to notify when a StartEpoch comes for a hop that it no longer has here."""
+    """The gateway to notify when a StartEpoch comes for a hop that it no longer has here. A handle has one owner."""
 
     gateway: PeerId
     gateway_handle: Handle
@@ -28,8 +28,7 @@ class HopTable:
         self._random_bits = random_bits
         self._hops: dict[Handle, Hop] = {}
         self._by_key: dict[tuple[str, int, int], Hop] = {}
-        self._freed: dict[Handle, FormerOwner] = {}
-        self._taken: dict[Handle, FormerOwner] = {}  # hops taken over by another gateway
+        self._former: dict[Handle, FormerOwner] = {}  # handles of freed and of taken hops
 
     def __len__(self) -> int:
         return len(self._hops)
@@ -43,15 +42,13 @@ class HopTable:
     def get_by_key(self, session: str, first: int, last: int) -> Hop | None:
         return self._by_key.get((session, first, last))
 
-    def former_owner_of_freed(self, handle: Handle) -> FormerOwner | None:
-        return self._freed.get(handle)
+    def former_owner(self, handle: Handle) -> FormerOwner | None:
+        return self._former.get(handle)
 
     def new_handle(self) -> Handle:
         while True:
             handle = self._random_bits() & HANDLE_MASK
-            if handle != NO_HANDLE and not any(
-                handle in known for known in (self._hops, self._freed, self._taken)
-            ):
+            if handle != NO_HANDLE and handle not in self._hops and handle not in self._former:
                 return handle
 
     def add(self, hop: Hop) -> None:
@@ -61,19 +58,15 @@ class HopTable:
     def remove(self, hop: Hop) -> None:
         del self._hops[hop.handle]
         del self._by_key[hop.key]
-        self._freed[hop.handle] = FormerOwner(hop.gateway, hop.gateway_handle)
-        if len(self._freed) > MAX_FORMER_OWNERS:
-            del self._freed[next(iter(self._freed))]
+        self._former[hop.handle] = FormerOwner(hop.gateway, hop.gateway_handle)
+        if len(self._former) > MAX_FORMER_OWNERS:
+            del self._former[next(iter(self._former))]
 
-    def set_owner(self, hop: Hop, gateway: PeerId, gateway_handle: Handle) -> None:
-        """Make `gateway` the owner; the former owner is kept, as its StartEpoch may still come."""
-        self._taken[hop.handle] = FormerOwner(hop.gateway, hop.gateway_handle)
-        if len(self._taken) > MAX_FORMER_OWNERS:
-            del self._taken[next(iter(self._taken))]
-        hop.gateway, hop.gateway_handle, hop.started_by_owner = gateway, gateway_handle, False
-
-    def former_owner_of_taken(self, handle: Handle) -> FormerOwner | None:
-        return self._taken.get(handle)
+    def set_owner(self, hop: Hop, gateway: PeerId) -> None:
+        """Make `gateway` the owner, under a new handle: the former owner's messages no longer find the hop."""
+        self.remove(hop)
+        hop.handle, hop.gateway, hop.started_by_owner = self.new_handle(), gateway, False
+        self.add(hop)
 
     def owned_by(self, gateways: Iterable[PeerId]) -> list[Hop]:
         owners = set(gateways)

@@ -115,6 +115,11 @@ class ReplayLog:
             run.groups[-1] = self._part(run.groups[-1], 0, end - first)
             run.end = end
 
+    def rename(self, old: Handle, new: Handle) -> None:
+        """The hop has another handle now. Counts as a use."""
+        if (run := self._runs.pop(old, None)) is not None:
+            self._runs[new] = run
+
     def drop(self, hop: Handle) -> None:
         run = self._runs.pop(hop, None)
         if run is not None:
