@@ -46,13 +46,13 @@ from modelswarm_gateway.core.migration.drain_requests import DrainRequests
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.migration.rebalancer import Rebalancer
 from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
+from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.refusals import explain_refusal
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.epoch_counters import EpochCounters, without_absurd_epochs
 from modelswarm_gateway.core.sessions.session import Session, SessionState
 from modelswarm_gateway.core.snapshots import server_view, session_view
-from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.takeover.session_search import SessionSearch
 from modelswarm_gateway.core.takeover.takeover import take_over
 
@@ -70,10 +70,12 @@ class GatewayCore:
         self._sessions: dict[str, Session] = {}
         self._registry = ServerRegistry(settings.link_failure_seconds, draw, self._effects.append)
         self._hold_limits = HoldLimits(settings)
+        self._ownership_check = OwnershipCheck(settings, peer, self._registry, self._effects.append)
         self._recovery = Recovery(
             settings,
             self._registry,
             self._hold_limits,
+            self._ownership_check,
             draw,
             self._effects.append,
             self._remove_session,
@@ -82,7 +84,6 @@ class GatewayCore:
             settings, self._registry, self._recovery, self._sessions, self._effects.append
         )
         self.drain_requests = DrainRequests(self.migrations, self._effects.append)
-        self._ownership_check = OwnershipCheck(peer, self._registry, self._effects.append)
         self._rebalancer = Rebalancer(
             settings.rebalance_after_seconds, self._registry, self._sessions, self.migrations
         )
@@ -123,7 +124,7 @@ class GatewayCore:
         self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, OwnedSessions(owned)))
         for session in list(self._sessions.values()):
             if session.model == hello.model:
-                self._ownership_check.on_server_connected(session, hello.peer)
+                self._ownership_check.ask_again(session, hello.peer)
                 if session.state is SessionState.HELD:
                     self._recovery.enter_loop(session, now)
 
@@ -137,7 +138,8 @@ class GatewayCore:
             if session.state is not SessionState.HELD and any(
                 hop.peer == peer for hop in session.hops
             ):
-                self._ownership_check.after_disconnect(session)
+                if not session.is_in_turn:
+                    self._ownership_check.require(session, now)
                 self._recovery.on_fault(session, "link_down", peer, now)
         self._health_monitor.remove_peer(peer, now)
 
@@ -364,7 +366,7 @@ class GatewayCore:
     def _on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
         found = self._recovery.hops_by_handle.get(answer.handle)
         if found is not None and answer.unknown:
-            self._ownership_check.on_unknown_hop(found[0])
+            self._ownership_check.ask_again(found[0])
         self._recovery.on_fence_ack(peer, answer, now)
         self.migrations.on_fence_ack(peer, answer, now)
 
@@ -396,8 +398,16 @@ class GatewayCore:
     def _on_session_info(self, peer: PeerId, found: SessionInfo, now: float) -> None:
         found = without_absurd_epochs(found)
         session = self._sessions.get(found.session)
-        if session is not None and self._ownership_check.is_lost(session, found):
-            self._recovery.relinquish(session)
+        if session is not None:
+            was_waiting = self._ownership_check.is_waiting(session, now)
+            if self._ownership_check.is_lost(session, peer, found):
+                self._recovery.relinquish(session)
+            elif (
+                was_waiting
+                and session.state is SessionState.HELD
+                and not self._ownership_check.is_waiting(session, now)
+            ):
+                self._recovery.enter_loop(session, now)
         self._session_search.on_session_info(peer, found, now)
 
     # ---- helpers and views

@@ -24,10 +24,10 @@ from modelswarm_gateway.core.detection.token_deadlines import (
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
+from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE, ServerRegistry
 from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
-from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
 
 # Time in seconds between two runs of the outlier detector.
 COMPARE_INTERVAL = 1.0
@@ -124,7 +124,7 @@ class HealthMonitor:
             return
         stalled = self._clock.advance(now)
         for session in sessions:
-            self._ownership_check.after_stall(session)
+            self._ownership_check.require(session, now)
             if session.held_at is not None:
                 session.held_at += stalled  # servers may reconnect in a moment
             if session.state is not SessionState.HELD:

@@ -24,6 +24,7 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_gateway.core.recovery.fault_attribution import attribute_overdue
 from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
+from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.refusals import explain_refusal, reason_for
 from modelswarm_gateway.core.recovery.route_planner import Plan, RoutePlanner
 from modelswarm_gateway.core.routing.path_search import RouteHop
@@ -43,6 +44,7 @@ class Recovery:
         settings: GatewaySettings,
         registry: ServerRegistry,
         hold_limits: HoldLimits,
+        ownership_check: OwnershipCheck,
         draw: Callable[[], int],
         emit: Callable[[Effect], None],
         forget: Callable[[Session], None],
@@ -50,6 +52,7 @@ class Recovery:
         self._settings = settings
         self._registry = registry
         self._hold_limits = hold_limits
+        self._ownership_check = ownership_check
         self._emit = emit
         self._forget = forget  # removes a lost session from the core's table
         self._planner = RoutePlanner(settings, registry)
@@ -82,9 +85,12 @@ class Recovery:
             session.refusal = RefusalReason.FAULTS
             self.hold(session, now)
             return
-        if self._complete_route(session, now):
-            session.state = SessionState.FENCING
-            session.fenced_at = now
+        if not self._complete_route(session, now):
+            return
+        if self._ownership_check.awaits_answers(session, now):
+            session.state, session.retry_at = SessionState.HELD, now + self._settings.search_seconds
+        else:
+            session.state, session.fenced_at = SessionState.FENCING, now
             for hop in session.hops:
                 self.hop_messages.send_fence(session, hop)
 
@@ -276,6 +282,7 @@ class Recovery:
         session.has_run = True
         session.excluded.clear()
         session.refusal = RefusalReason.FAULTS
+        self._ownership_check.on_start(session)
 
     # ---- no server, no room, no time
 
@@ -311,6 +318,8 @@ class Recovery:
         session.excluded.clear()
         if session.held_at is None:
             session.held_at = now
+            due_at = now + self._settings.lease_seconds / 2
+            self._ownership_check.require(session, due_at, has_route=True)
         ends = session.held_at + self._hold_limits.limit_seconds(session.model)
         if now >= ends:
             self.fail(session, explain_refusal(self._registry, session, session.refusal))

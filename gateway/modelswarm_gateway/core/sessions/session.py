@@ -7,6 +7,7 @@ changes. Knows neither messages nor servers' costs.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -73,6 +74,17 @@ class Hop:
 
 
 @dataclass(slots=True)
+class OwnershipQuery:
+    """The question to all servers for the owner of a session that was cut off (R20, ownership)."""
+
+    last_started: Epoch  # newest epoch that this gateway knew to have run when it was cut off
+    servers: frozenset[PeerId]  # of its route then
+    due_at: float = math.inf  # Fences from then on wait for it
+    until: float = -math.inf  # answers are awaited until then; -inf: not asked yet
+    unanswered: set[PeerId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
 class Session:
     """One live context and the state of its turn."""
 
@@ -82,8 +94,7 @@ class Session:
     variant: ModelVariant | None = None  # of the servers of this turn
     last_started: Epoch | None = None  # the last epoch with a StartEpoch, here or found
     is_named: bool = False  # a client chose the name and may use it again after the session ended
-    epoch_after_stall: Epoch | None = None  # first epoch after our stall or a broken link
-    ownership_checked: bool = False  # the servers were asked for the owner since then
+    query: OwnershipQuery | None = None  # another gateway may own it
     log: list[int] = field(default_factory=list)
     state: SessionState = SessionState.PARKED
     hops: list[Hop] = field(default_factory=list)
@@ -132,6 +143,11 @@ class Session:
         """True if the turn had started when its route changed: the session is then held and not refused."""
         return self.fault_at is not None or self.has_migrated or self.is_resumed
 
+    @property
+    def rank(self) -> tuple[Epoch, Epoch]:
+        """Order of the gateways that claim it (R20, ownership): what ran counts before what was only tried."""
+        return self.last_started or NO_EPOCH, self.epoch
+
     def raise_epoch(self) -> None:
         self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
 
@@ -143,11 +159,6 @@ class Session:
     def replace_log(self, tokens: Sequence[int]) -> None:
         """Continue from the longest common prefix of the log and `tokens`."""
         common = common_prefix(self.log, tokens)
-    @property
-    def rank(self) -> tuple[Epoch, Epoch]:
-        """Order of the gateways that claim it (R20, ownership): what ran counts before what was only tried."""
-        return self.last_started or NO_EPOCH, self.epoch
-
         self.log[common:] = tokens[common:]
         self.truncate_hops(common)
 

@@ -52,9 +52,7 @@ from support.simulator.planted.regressions import (
     AsksLinkedServersOnly,
     AsksOnceAfterStall,
     AwaitsLostAnswers,
-    ContestsWithoutHops,
     CountsEachDirection,
-    CountsPendingHopsAsNone,
     IgnoresDetachedHops,
     KeepsRefusedHops,
     KeepsUnreachableHops,
@@ -207,8 +205,6 @@ REGRESSIONS: dict[str, Regression] = {
     "takes old answers": at_seed(in_hop_table(TakesOldAnswers, "deadlines"), 692),
     "ignores detached hops": at_seed(in_recovery(IgnoresDetachedHops, "asleep"), 10_009),
     "both relinquish": at_seed(in_recovery(AlwaysRelinquishes, "asleep"), 399),
-    "counts pending hops as none": at_seed(in_recovery(CountsPendingHopsAsNone, "asleep"), 377),
-    "contests without hops": at_seed(in_recovery(ContestsWithoutHops, "asleep"), 100_027),
     "asks once after a stall": at_seed(in_ownership_check(AsksOnceAfterStall, "asleep"), 10_014),
     "asks linked servers only": at_seed(
         in_ownership_check(AsksLinkedServersOnly, "asleep"), 10_231

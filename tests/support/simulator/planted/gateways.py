@@ -16,8 +16,8 @@ from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, Migration
 from modelswarm_gateway.core.migration.migrations import Migrations
+from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.sessions.session import Session
-from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
 from modelswarm_serving.core.fencing import Fencing
 
 
@@ -25,7 +25,8 @@ class KeepsSessionsAfterStall(OwnershipCheck):
     """R19 (leases): after a stall the gateway ignores what servers say of the owners of its sessions."""
 
     @override
-    def is_lost(self, session: Session, found: SessionInfo) -> bool:
+    def is_lost(self, session: Session, peer: PeerId, found: SessionInfo) -> bool:
+        super().is_lost(session, peer, found)
         return False
 
 

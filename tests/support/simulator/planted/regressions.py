@@ -10,12 +10,12 @@ from typing_extensions import override
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
 from modelswarm.protocol.messages import FenceAck, StartEpoch
 from modelswarm_gateway.core.recovery.fault_attribution import HopEvidence, attribute
+from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.route_planner import Plan, RoutePlanner
 from modelswarm_gateway.core.servers.variant import ModelVariant
 from modelswarm_gateway.core.sessions.hop_table import HopTable
 from modelswarm_gateway.core.sessions.session import Hop, Session
-from modelswarm_gateway.core.takeover.ownership_check import OwnershipCheck
 from modelswarm_serving.core.server import ServerCore
 
 # -- routes and links --------------------------------------------------------------------------
@@ -116,14 +116,6 @@ class IgnoresDetachedHops(Recovery):
             self.hops.record_fence_ack(found[1], answer)
 
 
-class CountsPendingHopsAsNone(Recovery):
-    """R20 (takeover): a hop whose create has no answer yet counts as none, so both gateways relinquish."""
-
-    @override
-    def _owns_no_hop(self, session: Session) -> bool:
-        return all(hop.server_handle == NO_HANDLE for hop in session.hops)
-
-
 class AlwaysRelinquishes(Recovery):
     """R20 (takeover): of two gateways with some hops each both relinquish the session, so nothing is left of it."""
 
@@ -133,34 +125,27 @@ class AlwaysRelinquishes(Recovery):
         self.relinquish(session)
 
 
-class ContestsWithoutHops(Recovery):
-    """R20 (takeover): a gateway that has lost its only hop contests the session as if it had others."""
-
-    @override
-    def _owns_no_hop(self, session: Session) -> bool:
-        return False
-
-
 class AsksOnceAfterStall(OwnershipCheck):
     """R19 (leases): servers are not asked again when one of them turns out to have forgotten a hop."""
 
     @override
-    def on_unknown_hop(self, session: Session) -> None:
-        return
+    def ask_again(self, session: Session, server: PeerId | None = None) -> None:
+        if server is not None:
+            super().ask_again(session, server)
 
 
 class AsksLinkedServersOnly(OwnershipCheck):
     """R19 (leases): a server that connects after the servers were asked is not asked."""
 
     @override
-    def on_server_connected(self, session: Session, server: PeerId) -> None:
-        return
+    def ask_again(self, session: Session, server: PeerId | None = None) -> None:
+        if server is None:
+            super().ask_again(session)
 
 
 class SilentAboutTakenHops(ServerCore):
-    """R20 (takeover): a StartEpoch for a hop that another gateway took over and closed is not answered."""
+    """R20 (ownership): a StartEpoch for a hop that another gateway took over is not answered."""
 
     @override
     def _reject_unknown(self, peer: PeerId, message: StartEpoch) -> None:
-        former = self._fencing.hops.former_owner_of_freed(message.handle)
-        self._report_unknown_handle(former, peer, message)
+        return

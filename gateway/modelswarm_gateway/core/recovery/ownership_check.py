@@ -1,0 +1,101 @@
+"""Ownership check of named sessions that were cut off from servers (R19: leases, R20: ownership).
+
+Another gateway may take a session over while this one is stalled, has lost a link of it, or holds it for half a lease.
+The session may then be on servers that are not on our route. So all servers of the model are asked before the next
+Fences, and a gateway with a lower rank relinquishes the session. Used by `gateway.py`, the recovery loop and
+`detection/monitor.py`. Sends FindSession; does not know how a session is taken over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from modelswarm.protocol.identity import NO_EPOCH, PeerId
+from modelswarm.protocol.messages import FindSession, Lane, Send, SessionInfo, reply_address
+from modelswarm_gateway.core.interface.effects import Effect
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.sessions.session import OwnershipQuery, Session
+
+
+class OwnershipCheck:
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        peer: PeerId,
+        registry: ServerRegistry,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        """`peer` is this gateway."""
+        self._settings, self._peer, self._registry, self._emit = settings, peer, registry, emit
+
+    def require(self, session: Session, due_at: float, *, has_route: bool = False) -> None:
+        """Ask before the first Fences after `due_at`. `has_route`: also wait for servers of the route without a link.
+
+        What had run here until the first cut-off is compared.
+        """
+        if not session.is_named:
+            return
+        if session.query is None:
+            route = frozenset(hop.peer for hop in session.hops if has_route)
+            session.query = OwnershipQuery(session.rank[0], route)
+        session.query.due_at = min(session.query.due_at, due_at)
+
+    def before_turn(self, session: Session) -> None:
+        """Ask before this turn. After one check it is enough: a later answer may be of a gateway that lost since."""
+        if session.query is not None and session.query.due_at == math.inf:
+            session.query = None
+        elif session.query is not None:
+            session.query.due_at = -math.inf
+
+    def awaits_answers(self, session: Session, now: float) -> bool:
+        """True if the session's Fences have to wait. Asks the servers when that is due."""
+        query = session.query
+        if query is None:
+            return False
+        if now >= query.due_at:
+            query.due_at = now + self._settings.lease_seconds / 2
+            query.until = now + self._settings.search_seconds
+            query.unanswered = set(query.servers)
+            self._ask(session, query)
+            query.unanswered -= self._registry.suspected
+        return self.is_waiting(session, now)
+
+    def is_waiting(self, session: Session, now: float) -> bool:
+        """True if answers are missing that the session waits for."""
+        query = session.query
+        return query is not None and bool(query.unanswered) and now < query.until
+
+    def on_start(self, session: Session) -> None:
+        """The session runs: only servers that were not reached are still asked."""
+        if session.query is not None and session.query.until == -math.inf:
+            session.query = None
+        elif session.query is not None:
+            session.query.due_at = math.inf
+
+    def ask_again(self, session: Session, server: PeerId | None = None) -> None:
+        """Ask a server that connects after the check, or all of them because one has forgotten a hop.
+
+        If the new owner closed that hop, its own hops may not have existed when the servers were asked.
+        """
+        if session.query is not None and session.query.until > -math.inf:
+            self._ask(session, session.query, server)
+
+    def _ask(self, session: Session, query: OwnershipQuery, only: PeerId | None = None) -> None:
+        for server in self._registry:
+            peer = server.hello.peer
+            if server.hello.model == session.model and only in (None, peer):
+                query.unanswered.add(peer)
+                self._emit(Send(reply_address(peer), Lane.LIVE, FindSession(session.name)))
+
+    def is_lost(self, session: Session, peer: PeerId, found: SessionInfo) -> bool:
+        """Record an answer. True if another gateway owns the session now, or has run it since the cut-off."""
+        query = session.query
+        if query is None:
+            return False
+        query.unanswered.discard(peer)
+        ran = found.last_started or NO_EPOCH
+        ran_elsewhere = ran > query.last_started and ran.gateway != session.epoch.gateway
+        is_other = bool(found.hops) and found.owner != self._peer
+        return is_other and (ran_elsewhere or (ran, found.epoch) > session.rank)

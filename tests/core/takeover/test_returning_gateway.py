@@ -1,0 +1,104 @@
+"""A gateway was cut off in a turn, and returns when another one has run its session (R19, leases; R20, ownership)."""
+
+from __future__ import annotations
+
+import pytest
+from core.takeover.test_takeover import (
+    NEW,
+    PROMPT,
+    SESSION,
+    WHOLE,
+    adopt,
+    owners,
+    start_partial_turn,
+)
+from support.core.gateway import LEASE, TWICE, Gateway, add_gateway, takeover_network
+from support.core.network import Network
+from support.core.server import expected
+
+from modelswarm_gateway.core.interface.effects import OwnershipLost
+
+OTHER = [*PROMPT[:5], *(token + 1 if token < 96 else 0 for token in PROMPT[5:])]
+
+
+def swarm_of_pairs(seed: int | None = None) -> Network:
+    """A network with two servers of each span."""
+    made = takeover_network(seed)
+    for first, last in TWICE:
+        made.serve(first, last)
+    return made
+
+
+def cut_off(made: Network, gateway: Gateway) -> None:
+    for server in list(made.servers):
+        made.cut_link(gateway.peer, server)
+
+
+def reconnect(made: Network, gateway: Gateway, servers: list[str]) -> None:
+    for server in servers:
+        made.link(gateway.peer, server)
+        made.run()
+
+
+@pytest.mark.parametrize("number", range(3, 7))
+def test_parked_session_that_another_gateway_ran_is_released(number: int) -> None:
+    """The cut-off gateway holds its turn, and its client leaves. The other one runs another prompt, and is gone."""
+    made = swarm_of_pairs()
+    first, second = start_partial_turn(made, number), add_gateway(made, 2)
+    read = [*PROMPT, *first.tokens(SESSION)]
+    cut_off(made, first)
+    made.wait(LEASE / 2)
+    first.core.cancel_turn(SESSION, made.now)
+    made.wait(LEASE / 2 + 0.2)
+    adopt(made, second)
+    second.start(SESSION, OTHER, NEW)
+    assert second.tokens(SESSION) == expected(OTHER, NEW)
+    made.kill(second.peer)
+    made.wait(LEASE + 0.2)
+    reconnect(made, first, list(made.servers))
+    before = len(first.tokens(SESSION))
+    first.start(SESSION, read, len(WHOLE) - len(read))
+    made.wait(3.0)
+    assert first.tokens(SESSION)[before:] == []
+    assert first.all(OwnershipLost)
+    found = first.find(SESSION)
+    assert len(first.adopt(found)) == len(OTHER) + NEW, "the log that ran last is still there"
+
+
+@pytest.mark.parametrize("old_first", [True, False])
+@pytest.mark.parametrize("number", range(3, 7))
+def test_held_session_that_another_gateway_runs_is_released(number: int, old_first: bool) -> None:
+    """The links come back one by one, those to servers without the session first or last."""
+    made = swarm_of_pairs()
+    first, second = start_partial_turn(made, number), add_gateway(made, 2)
+    old = first.route(SESSION)
+    new = [server for server in made.servers if server not in old]
+    cut_off(made, first)
+    made.wait(LEASE + 0.2)
+    assert first.view(SESSION).state == "held"
+    log = adopt(made, second)
+    second.start(SESSION, log, len(WHOLE) - len(log), ahead=2)
+    before = len(first.tokens(SESSION))
+    second_route = second.route(SESSION)
+    reconnect(made, first, [*old, *new] if old_first else [*new, *old])
+    made.wait(3.0)
+    assert first.all(OwnershipLost)
+    assert not second.all(OwnershipLost)
+    assert len(first.tokens(SESSION)) == before
+    assert owners(made) == {second.peer}
+    assert second.route(SESSION) == second_route
+    second.read(SESSION, len(WHOLE))
+    assert [*log, *second.tokens(SESSION)] == WHOLE
+
+
+@pytest.mark.parametrize("number", range(3, 7))
+def test_held_session_goes_on_if_it_was_not_taken(number: int) -> None:
+    made = swarm_of_pairs()
+    first = start_partial_turn(made, number)
+    cut_off(made, first)
+    made.wait(LEASE + 0.2)
+    reconnect(made, first, list(made.servers))
+    made.wait(1.0)
+    first.read(SESSION, len(WHOLE))
+    assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
+    assert owners(made) == {first.peer}
