@@ -54,6 +54,7 @@ class FaultInjector:
             "stop": self._stop,
             "stop_gateway": self._stop_gateway,
             "stall_gateway": self._stall_gateway,
+            "isolate_gateway": self._isolate_gateway,
             "drain_taken_over": self._drain_taken_over,
             "disturb_migration": self._disturb_migration,
             "stop_long": self._stop_long,
@@ -257,6 +258,23 @@ class FaultInjector:
         seconds = lease * self._rng.choice((0.6, 1.1, 2.0, 3.0)) * self._rng.uniform(0.8, 1.2)
         self._note("stalls", f"{gateway.name} for {seconds:.3f}")
         gateway.stop(seconds)
+        self._leave_stopped_gateway(gateway)
+        return True
+
+    def _isolate_gateway(self) -> bool:
+        """Cut a gateway off from all servers for so long that others may take over its sessions."""
+        now = self._tools.clock.now
+        busy = [g for g in self._gateways.values() if g.views_in_turn()]
+        if not busy or any(g.isolated_until > now for g in self._gateways.values()):
+            return False
+        gateway = self._rng.choice(busy)
+        lease = self._tools.scenario.layout.lease_seconds
+        seconds = lease * self._rng.choice((0.6, 1.6, 2.0, 3.0)) * self._rng.uniform(0.8, 1.2)
+        self._note("isolates", f"{gateway.name} for {seconds:.3f}")
+        if now - gateway.isolated_until > 2 * lease:  # else it has hardly been back
+            gateway.isolated_since = now
+        gateway.isolated_until = now + seconds
+        self._tools.network.isolate(gateway.name, seconds)
         self._leave_stopped_gateway(gateway)
         return True
 

@@ -105,6 +105,7 @@ class Network:
         self._listening: dict[str, Port] = {}
         self._links: dict[Link, None] = {}
         self._parted: set[frozenset[str]] = set()
+        self._isolated: dict[str, float] = {}  # names of processes without links, until when
 
     # -- endpoints -------------------------------------------------------------------------
 
@@ -150,6 +151,17 @@ class Network:
                 ):
                     channel.limit = channel.delivered
         self.clock.after(silence, self.drop, receiver, sender)
+
+    def isolate(self, name: str, seconds: float) -> None:
+        """Break all links of a process; it gets no others for some seconds."""
+        self._isolated[name] = self.clock.now + seconds
+        for pair in self.pairs():
+            if name in pair:
+                self.drop(*pair)
+
+    def _can_link(self, one: str, other: str) -> bool:
+        is_isolated = any(self._isolated.get(name, 0.0) > self.clock.now for name in (one, other))
+        return not is_isolated and frozenset((one, other)) not in self._parted
 
     def delay_direction(self, receiver: str, sender: str, seconds: float) -> None:
         """Deliver nothing new from `sender` to `receiver` for some seconds. Nothing is lost, and no link breaks."""
@@ -252,7 +264,7 @@ class Network:
             return
         if self._postpone(acceptor, self._arrive, port, to):
             return
-        if frozenset((port.endpoint.name, acceptor.endpoint.name)) in self._parted:
+        if not self._can_link(port.endpoint.name, acceptor.endpoint.name):
             self.clock.after(self._rng.uniform(0, DIAL_SECONDS), self._refused, port, to.peer)
             return
         answered = self.clock.now + self._latency(Lane.LIVE)

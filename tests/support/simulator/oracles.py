@@ -14,6 +14,7 @@ from support.simulator.scenario import Scenario
 from support.simulator.trace import Violation
 
 from modelswarm.protocol.messages import Sampling, StartEpoch
+from modelswarm_gateway.core.interface.effects import Effect, Emitted
 from modelswarm_serving.core.hops.hop import TransferCursor
 from modelswarm_serving.model.base import SampledToken
 from modelswarm_serving.model.hash_model import MASK, embed, key_value, output, sample_token
@@ -57,6 +58,33 @@ class Reference:
             sums.append((attention + stored) & MASK)
         self._sums.append(tuple(sums))
         self._row = row
+
+
+class OwnLogs:
+    """Checks each token against the log and the parameters of the gateway that emits it, read or not.
+
+    A gateway whose client has left may still run its turn, and must not emit tokens of another gateway's turn.
+    """
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+        self._references: dict[tuple[str, str], Reference] = {}
+
+    def check(self, gateway: GatewayProcess, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Emitted) and effect.token >= 0:
+                self._check_token(gateway, effect)
+
+    def _check_token(self, gateway: GatewayProcess, seen: Emitted) -> None:
+        session = gateway.core._sessions.get(seen.session)
+        if session is None or seen.position >= session.length:
+            return  # closed or truncated by an effect of the same batch
+        key = gateway.address.peer, seen.session
+        reference = self._references.setdefault(key, Reference(self._scenario))
+        expected = reference.next_token(session.log[: seen.position], session.turn.sampling)
+        if (seen.token, seen.logprob) != (expected.token, expected.logprob):
+            text = f"{gateway.name} emits {seen}, but its own log makes {expected}"
+            raise Violation(text, seen.session)
 
 
 def check_pages(server: ServerProcess) -> None:

@@ -122,6 +122,9 @@ class Scenario:
     rebalance_after_seconds: float = 60.0
     hold_limit_seconds: float = NEVER  # finite: a session may be lost
     can_take_over: bool = False  # clients of a lost gateway go on at another one (R20, takeover)
+    has_rivals: bool = False  # other requests for a lost gateway's sessions, at other gateways
+    max_refusals: int = 1_000_000  # of one turn: beyond it the session starves
+    return_seconds: float = 0.5  # a client comes to another gateway within this time
     has_supervisor: bool = False  # a restarted gateway names those before it (R19, leases)
     max_wait_seconds: float = 12.0  # a session without progress for so long has stalled
     vocab: int = 4093

@@ -6,6 +6,7 @@ trace on and adds the last events.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,16 +14,24 @@ from dataclasses import dataclass, field
 from support.simulator.actors.client import Client
 from support.simulator.actors.gateway_process import DISCOVERY_SECONDS, GatewayProcess
 from support.simulator.actors.resuming_client import ResumingClient
+from support.simulator.actors.rival_client import RivalClient
 from support.simulator.actors.server_process import Cores, ServerProcess, Tools
 from support.simulator.clock import Clock
 from support.simulator.faults import FaultInjector
 from support.simulator.network import Network
-from support.simulator.oracles import check_at_rest, check_pages, check_retained, check_start
+from support.simulator.oracles import (
+    OwnLogs,
+    check_at_rest,
+    check_pages,
+    check_retained,
+    check_start,
+)
 from support.simulator.ring_coverage import Span
 from support.simulator.scenario import Scenario
 from support.simulator.scenarios.base import draw
 from support.simulator.trace import Trace, Violation
 
+from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.interface.effects import (
     CloseLink,
     Effect,
@@ -32,10 +41,13 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
 )
 from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, MigrationOutcome
+from modelswarm_gateway.core.sessions.session import SessionState
 
 SETTLE_SECONDS = 7.0  # from the last close to the check for leaks; grants have expired by then
 MAX_EVENTS = 400_000
 WATCH_SECONDS = 0.05  # between two checks of pages, retained rows and stalls
+MAX_TWO_OWNERS_SECONDS = 0.5  # in which one of two gateways that run a session learns of the other
+RUNNING = SessionState.RUNNING.value
 # Causes of a reroute or an ejection that only a deadline shows.
 DEADLINE_CAUSES = ("overdue", "silent")
 
@@ -100,6 +112,9 @@ class World:
         )
         self.clients: dict[str, Client] = {}
         self._resuming: dict[str, ResumingClient] = {}
+        self._rivals: dict[tuple[str, PeerId], RivalClient] = {}  # by session and gateway
+        self._own_logs = OwnLogs(scenario)
+        self._twice: dict[str, float] = {}  # sessions that two gateways run, since when
         self.servers: dict[str, ServerProcess] = {}
         self.gateways: dict[str, GatewayProcess] = {}
         self._unannounced: set[str] = set()  # servers that no gateway knows yet
@@ -135,7 +150,9 @@ class World:
     def _last_disturbance_end(self) -> float:
         """Return the time from which no process is stopped and no link delays or loses a direction."""
         servers = max(server.resumes_at for server in self.servers.values())
-        gateways = max(gateway.resumes_at for gateway in self.gateways.values())
+        gateways = max(
+            max(gateway.resumes_at, gateway.isolated_until) for gateway in self.gateways.values()
+        )
         held = max(self.network.delayed_until, self.network.one_way_until)
         return max(held, servers, gateways)
 
@@ -148,23 +165,39 @@ class World:
         resuming = self._resuming.setdefault(
             client.name, ResumingClient(self._tools, client, self.gateways)
         )
-        resuming.start(others[0], self._rng.uniform(0.0, 0.5))
+        resuming.start(others[0], self._rng.uniform(0.0, self.scenario.return_seconds))
+        self._start_rival(client)
+
+    def _start_rival(self, client: Client) -> None:
+        """Let another request of the session come to another gateway than the one its client moved to."""
+        others = [g for g in self.gateways.values() if g.alive and g is not client.gateway]
+        if self.scenario.has_rivals and others and not client.done:
+            gateway = self._rng.choice(others)
+            resuming = self._resuming[client.name]
+            rival = RivalClient(self._tools, client, resuming, gateway)
+            self._rivals[client.name, gateway.address.peer] = rival
+            rival.start(self._rng.uniform(0.0, 0.5))
 
     def _leave_stopped_gateway(self, gateway: GatewayProcess) -> None:
-        """The gateway is stopped: each of its clients goes elsewhere at some time, unless it resumes before."""
-        remaining = gateway.resumes_at - self.clock.now
+        """The gateway is stopped or cut off: its clients go elsewhere at some time, unless it is back before."""
+        is_isolated = gateway.isolated_until > self.clock.now
+        soon = self.scenario.layout.lease_seconds / 2 if is_isolated else math.inf
+        latest = min(soon, 2 * self._remaining_absence(gateway))
         for client in self.clients.values():
             if client.gateway is gateway:
-                self.clock.after(
-                    self._rng.uniform(0.0, 2 * remaining), self._leave, client, gateway
-                )
+                self.clock.after(self._rng.uniform(0.0, latest), self._leave, client, gateway)
+
+    def _remaining_absence(self, gateway: GatewayProcess) -> float:
+        return max(gateway.resumes_at, gateway.isolated_until) - self.clock.now
 
     def _leave(self, client: Client, gateway: GatewayProcess) -> None:
-        if client.gateway is gateway and gateway.resumes_at > self.clock.now:
+        if client.gateway is gateway and self._remaining_absence(gateway) > 0:
             self._move_client(client)
             resuming = self._resuming.get(client.name)
             if resuming is not None:
                 resuming.watch_stalled(gateway)
+            if gateway.isolated_until > self.clock.now and self._rng.random() < 0.5:
+                gateway.later(0.0, gateway.cancel_turn, client.name)
 
     def _start_gateway(self, name: str, incarnation: int) -> None:
         """Start a gateway, perhaps in place of a killed one, with new clients; it discovers the servers."""
@@ -231,8 +264,12 @@ class World:
                 by_session.setdefault(getattr(effect, "session", ""), []).append(effect)
         for session, each in by_session.items():
             client = self.clients[session]
-            if client.gateway is not gateway:
-                continue  # the client has moved to another gateway
+            self._own_logs.check(gateway, each)
+            if client.gateway is not gateway:  # the client has moved to another gateway
+                rival = self._rivals.get((session, gateway.address.peer))
+                if rival is not None:
+                    rival.on_effects(each)
+                continue
             resuming = self._resuming.get(session)
             is_looking = resuming is not None and resuming.looking
             if resuming is not None:
@@ -290,7 +327,27 @@ class World:
                 self.outcome.longest_wait = max(self.outcome.longest_wait, waited)
                 if waited > self.scenario.max_wait_seconds:
                     raise Violation(f"{client.name} has waited {waited:.1f} s", client.name)
+        if self.scenario.can_take_over:
+            self._watch_owners()
         self.clock.after(WATCH_SECONDS, self._watch)
+
+    def _watch_owners(self) -> None:
+        """Check that no two gateways run one session, but for the moment that it takes to learn of the other one.
+
+        A gateway that is stopped, is cut off or has just come back cannot know.
+        """
+        now, lease = self.clock.now, self.scenario.layout.lease_seconds
+        running: Counter[str] = Counter()
+        for gateway in self.gateways.values():
+            if now - max(gateway.resumes_at, gateway.isolated_until) > lease:
+                running.update(
+                    view.session for view in gateway.views_in_turn() if view.state == RUNNING
+                )
+        twice = {session for session, count in running.items() if count > 1}
+        self._twice = {session: self._twice.get(session, now) for session in sorted(twice)}
+        for session, since in self._twice.items():
+            if now - since > MAX_TWO_OWNERS_SECONDS:
+                raise Violation(f"two gateways run {session} since {since:.3f}", session)
 
 
 def simulate(seed: int, name: str = "mixed", cores: Cores | None = None) -> Outcome:

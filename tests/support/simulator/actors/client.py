@@ -51,12 +51,14 @@ class Client:
         self.done = False
         self.tokens = 0
         self.progress_at = 0.0  # time of the last progress
+        self.token_at = 0.0  # time of the last token
         self._read = 0
         self._reading = False
         self._slow = self._rng.random() < self._load.slow_reader_chance
         self._reroutes = 0  # in this turn
-        self._has_token = False  # of this turn, or of the last one
+        self.has_token = False  # of this turn, or of the last one
         self._previous_log: list[int] = []  # the log at the end of the turn before
+        self._refusals = 0  # of this turn
         self._serial = 0  # raised by every turn: timers of older turns are void
 
     # -- actions ---------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class Client:
             close = length + rng.randint(0, limit)
         self.turn = Progress(request, length + limit, stop, close)
         self._previous_log = self.received_log()
-        self.log, self._has_token = list(request.tokens), False
+        self.log, self.has_token = list(request.tokens), False
         self._read, self._reroutes = length, 0
         self._serial += 1
         self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
@@ -155,7 +157,7 @@ class Client:
 
     def received_log(self) -> list[int]:
         """Return the log that the client has received: a takeover must not lose any of it."""
-        return list(self.log) if self._has_token else self._previous_log
+        return list(self.log) if self.has_token else self._previous_log
 
     def move_to(self, gateway: GatewayProcess) -> None:
         """Continue at this gateway, because the former one is gone."""
@@ -218,7 +220,8 @@ class Client:
         self._expect(seen.position < turn.end, f"{seen} is beyond the turn's end {turn.end}")
         self._check_token(seen, turn)
         self.log.append(seen.token)
-        self._has_token = True
+        self.has_token, self._refusals = True, 0
+        self.token_at = self._tools.clock.now
         self.tokens += 1
         self._read_token()
         return self._act(seen, turn)
@@ -276,6 +279,11 @@ class Client:
         request, turn = self.turn.request, self.turn
         self._expect(len(self.log) == len(request.tokens), f"{effect} after a token")
         self.turn = None
+        self._refusals += 1
+        most = self._tools.scenario.max_refusals
+        self._expect(
+            self._refusals <= most, f"the turn was refused {self._refusals} times: {effect}"
+        )
         self._record_progress()
         if self._rng.random() < self._load.quit_chance:
             self.close()

@@ -5,6 +5,7 @@ Dials all known servers again and again, passes items in and effects out, and de
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,8 @@ class GatewayProcess:
         self.name = name
         self.alive = True
         self.resumes_at = 0.0
+        self.isolated_since = math.inf
+        self.isolated_until = -math.inf  # it has no links until then
         self.replaces: tuple[PeerId, ...] = ()
         self.incarnation = incarnation
         self.address = Address(peer_id(name, incarnation, "boot"), "")
@@ -49,7 +52,7 @@ class GatewayProcess:
         self.discovered_at = tools.clock.now + DISCOVERY_SECONDS
         self._fences_left: int | None = None  # until it is killed
         self._kill: Callable[[], None] = lambda: None
-        self._heartbeats = HeartbeatTimer.for_gateway()
+        self._heartbeats = HeartbeatTimer.for_gateway(tools.scenario.layout.lease_seconds)
         self.core = tools.cores.gateway(
             self._settings(), self.address.peer, incarnation, tools.draw
         )
@@ -136,6 +139,12 @@ class GatewayProcess:
     def undrain(self, peer: PeerId) -> None:
         if self.alive:
             self.core.migrations.undrain(peer, DRAIN_CAUSE, self._tools.clock.now)
+            self.pump()
+
+    def cancel_turn(self, session: str) -> None:
+        """The client of a session has left."""
+        if self.alive and self.core.find_view(session) is not None:
+            self.core.cancel_turn(session, self._tools.clock.now)
             self.pump()
 
     # -- views for faults ------------------------------------------------------------------

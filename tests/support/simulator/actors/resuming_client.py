@@ -5,6 +5,7 @@ Does what the API of a gateway does for a named session: find it, wait for the l
 
 from __future__ import annotations
 
+import math
 import random
 
 from support.simulator.actors.client import Client
@@ -18,7 +19,7 @@ from modelswarm_gateway.core.sessions.session import SessionState
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
 RETRY_SECONDS = 0.1
-PARKED = SessionState.PARKED.value
+PARKED, HELD = SessionState.PARKED.value, SessionState.HELD.value
 # Seconds in which a resumed gateway must learn of the sessions that it has lost.
 RELINQUISH_SECONDS = 0.5
 # The same if links break and messages are late meanwhile.
@@ -57,6 +58,9 @@ class ResumingClient:
                 self._client.received_log() if self._has_tail(self._client.gateway) else []
             )
             self._lost_at = self._tools.clock.now
+            old = self._client.gateway
+            if self._client.token_at < old.isolated_until:  # its hops may have been freed meanwhile
+                self._lost_at = min(self._lost_at, old.isolated_since)
         self._client.move_to(gateway)
         self._round += 1
         self.looking, self._where = True, None
@@ -66,7 +70,7 @@ class ResumingClient:
     def watch_stalled(self, stalled: GatewayProcess) -> None:
         """Check the stalled gateway some time after it resumes; a parked session is closed there."""
         self._stalled = stalled
-        delay = max(0.0, stalled.resumes_at - self._tools.clock.now)
+        delay = max(0.0, _returns_at(stalled) - self._tools.clock.now)
         delay += RELINQUISH_SECONDS if self._has_calm_links else RELINQUISH_SECONDS_WITH_FAULTS
         self._tools.clock.after(delay, self._check_stalled, stalled, self.taken_over)
 
@@ -75,7 +79,10 @@ class ResumingClient:
         kept = gateway.core.find_view(name)
         if kept is None or not gateway.alive or self._client.gateway is gateway:
             return
-        if self._tools.clock.now < gateway.resumes_at:
+        is_held = (
+            gateway.isolated_until > -math.inf and kept.state == HELD
+        )  # its links are not all back
+        if self._tools.clock.now < _returns_at(gateway) or is_held:
             self.watch_stalled(gateway)
         elif (
             kept.state != PARKED
@@ -88,6 +95,10 @@ class ResumingClient:
         else:
             self._received = []  # the close is the client's own
             gateway.later(0.0, self._close, gateway)
+
+    def received_log_may_change(self) -> None:
+        """Another request of the session rewinds or closes it."""
+        self._received = []
 
     def _has(self, gateway: GatewayProcess) -> bool:
         return gateway.core.find_view(self._client.name) is not None
@@ -136,7 +147,9 @@ class ResumingClient:
         if where.is_owner_alive:
             self._close_at_owner(where.owner)
             self._look_later(RETRY_SECONDS)
-        elif where.claimant or (where.unanswered and now < self._ask_until):
+        elif (where.claimant and not self._tools.scenario.has_rivals) or (
+            where.unanswered and now < self._ask_until
+        ):
             self._look_later(RETRY_SECONDS)
         elif where.takeover_wait > 0:
             self._look_later(where.takeover_wait + 0.01)
@@ -162,7 +175,7 @@ class ResumingClient:
             return
         # The log of the next turn counts too, as far as it was stored.
         found, prompt = list(log.tokens), client.log
-        is_next_turn = found[: len(prompt)] == prompt[: len(found)]
+        is_next_turn = not client.has_token and found[: len(prompt)] == prompt[: len(found)]
         self._expect(
             is_next_turn or list(log.tokens[: len(self._received)]) == self._received,
             f"the log that is left has {len(log.tokens)} entries and not those that the client has received",
@@ -216,3 +229,8 @@ class ResumingClient:
 
     def _look_later(self, seconds: float) -> None:
         self._client.gateway.later(seconds, self._look, self._round)
+
+
+def _returns_at(gateway: GatewayProcess) -> float:
+    """Return the time from which a stalled or isolated gateway is back."""
+    return max(gateway.resumes_at, gateway.isolated_until)

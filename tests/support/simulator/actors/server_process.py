@@ -14,7 +14,7 @@ from typing import TypeAlias
 from support.simulator.clock import Clock
 from support.simulator.network import Endpoint, Network
 from support.simulator.scenario import Scenario
-from support.simulator.trace import Trace
+from support.simulator.trace import Trace, Violation
 
 from modelswarm.protocol.heartbeat import BUSY_SECONDS, HeartbeatTimer
 from modelswarm.protocol.identity import Address, Handle, PeerId, peer_id
@@ -256,9 +256,16 @@ class ServerProcess:
         if is_faulty or poisoned:
             self._fail(work, poisoned, now)
         else:
-            self.core.finish_step(self.model.step(work), now)
+            self.core.finish_step(self._run_step(work), now)
         self.rows += _count_rows(work)
         self._pump()
+
+    def _run_step(self, work: Sequence[Task]) -> list[Result]:
+        """Run the tasks. The model raises only for tasks that a correct core never plans."""
+        try:
+            return self.model.step(work)
+        except ValueError as error:
+            raise Violation(f"{self.name}: a step raises: {error}") from error
 
     def _poisoned(self) -> list[int]:
         """Return the indexes of the step's tasks that fail because of their sessions."""

@@ -17,6 +17,14 @@ from support.simulator.planted.gateways import (
     TrustsNewestEpochOnly,
 )
 from support.simulator.planted.isolation import FailsAllHops, GrantsFullWindows
+from support.simulator.planted.ownership import (
+    GoesOnAfterHolds,
+    KeepsGrantsOfRefusedTurns,
+    KeepsWhatNeverRan,
+    SharesHandles,
+    SharesPagesWithReads,
+    SilentAboutPendingFences,
+)
 from support.simulator.planted.protocol import (
     AcceptsAnyEpoch,
     AcceptsLateTokens,
@@ -148,6 +156,14 @@ def in_planner(bug: type, scenario: str) -> Plant:
     return in_gateway(gateway_with(lambda core: core._recovery._planner, bug), scenario)
 
 
+def in_transfers(bug: type, scenario: str) -> Plant:
+    return in_server(server_with(lambda core: core._transfers, bug), scenario)
+
+
+def in_both(server: MakeServer, gateway: MakeGateway, scenario: str, budget: int) -> Plant:
+    return Plant(Cores(server=server, gateway=gateway), scenario, budget)
+
+
 def at_seed(plant: Plant, seed: int) -> Regression:
     """Return the regression of a bug that one seed finds; the budget does not count."""
     return Regression(plant.cores, plant.scenario, seed)
@@ -183,10 +199,22 @@ PLANTS: dict[str, Plant] = {
     "R10 drops early windows": in_server(DropsEarlyWindows, "mixed"),
     "R10 drops early inputs": in_server(DropsEarlyInputs, "sparse"),
     "R11 ignores windows": in_server(IgnoresWindows, "prefill"),
+    "R8 keeps grants of refused turns": in_recovery(KeepsGrantsOfRefusedTurns, "jam", 150),
     "R12 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
+    "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies"),
     "R13 rebalances stale sessions": in_migrations(RebalancesStaleSessions, "rebalances", 40),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
+    "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "islands"),
+    "R20 shares handles": in_server(SharesHandles, "rivals"),
+    "R20 shares handles, asks no one": in_both(
+        SharesHandles,
+        gateway_with(lambda core: core._ownership_check, GoesOnAfterHolds),
+        "islands",
+        100,
+    ),
+    "R20 silent about pending Fences": in_fencing(SilentAboutPendingFences, "rivals"),
+    "R20 keeps what never ran": in_fencing(KeepsWhatNeverRan, "rivals", 200),
     "R20 renews lapsed leases": in_fencing(RenewsLapsedLeases, "asleep", 80),
     "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),
     "R21 never suspects": in_gateway(NeverSuspects, "frozen"),

@@ -86,3 +86,66 @@ def asleep(scenario: Scenario, rng: random.Random) -> Scenario:
         load=load,
         max_wait_seconds=30.0,
     )
+
+
+def rivals(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Gateways are killed, and two others take over each of their sessions at once, each with its own turn."""
+    scenario = _small(adoptions(scenario, rng), rng)
+    layout = replace(
+        scenario.layout, gateways=3, lease_seconds=0.4, max_live_input_tokens=rng.choice((0, 256))
+    )
+    conditions = replace(
+        scenario.conditions,
+        latency=rng.choice((0.002, 0.01)),
+        bulk_factor=rng.choice((0.1, 1.0, 5.0)),
+        step_seconds=rng.choice((0.001, 0.01, 0.05)),
+        spike_chance=0.0,
+        slow_step_chance=0.0,
+        duplicate_chance=0.0,
+    )
+    faults = replace(
+        scenario.faults,
+        weights={"kill_gateway": 1.0},
+        mean_gap=0.3,
+        burst_chance=0.0,
+        max_count=3,
+        until=2.0,
+    )
+    return replace(scenario, layout=layout, conditions=conditions, faults=faults, has_rivals=True)
+
+
+def islands(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Gateways lose all links, often for longer than a lease, and get them again; some of their clients leave."""
+    scenario = _small(adoptions(scenario, rng), rng)
+    spans = tuple(dict.fromkeys(scenario.layout.spans)) * rng.choice((1, 2))
+    layout = replace(scenario.layout, spans=spans, lease_seconds=0.5)
+    conditions = replace(scenario.conditions, spike_chance=0.0, slow_step_chance=0.0)
+    weights = {"isolate_gateway": 1.0, "kill_gateway": rng.choice((0.0, 0.5))}
+    faults = replace(
+        scenario.faults, weights=weights, mean_gap=0.3, burst_chance=0.0, max_count=8, until=5.0
+    )
+    load = replace(scenario.load, rewind_chance=0.6, turns=rng.randint(3, 5))
+    return replace(
+        scenario,
+        layout=layout,
+        conditions=conditions,
+        faults=faults,
+        load=load,
+        return_seconds=1.0,
+        max_wait_seconds=30.0,
+    )
+
+
+def _small(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Return the world with few sessions, whose slow readers are in a turn most of the time."""
+    load = replace(
+        scenario.load,
+        sessions=rng.randint(1, 2),
+        turns=rng.randint(2, 4),
+        max_tokens=(10, 40),
+        slow_reader_chance=0.7,
+        read_seconds=rng.choice((0.02, 0.05)),
+        quit_chance=0.0,
+        close_chance=0.05,
+    )
+    return replace(scenario, load=load)

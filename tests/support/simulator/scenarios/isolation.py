@@ -72,3 +72,35 @@ def bursts(scenario: Scenario, rng: random.Random) -> Scenario:
         load=load,
         max_wait_seconds=20.0,
     )
+
+
+def jam(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Two sessions, one server of each span, and room for one of two long turns: one of them must get it."""
+    blocks = rng.randint(2, 4)
+    cut = rng.randint(1, blocks - 1)
+    layout = replace(
+        scenario.layout,
+        n_blocks=blocks,
+        spans=((0, cut), (cut, blocks)),
+        page_size=4,
+        total_pages=30,  # 27 for turns: one of the longest takes 16, the KV of the other session at most 10
+        max_length=64,
+        gateways=2,
+    )
+    conditions = Conditions(latency=rng.choice((0.02, 0.05)))
+    load = replace(
+        scenario.load,
+        sessions=1,
+        start_seconds=0.02,
+        turns=5,
+        prompt=(1, 4),
+        max_tokens=(1, 1),
+        no_limit_chance=0.5,
+        think_seconds=0.0,
+        rewind_chance=0.0,
+        quit_chance=0.0,
+        close_chance=0.0,
+    )
+    return replace(
+        scenario, layout=layout, conditions=conditions, faults=Faults(), load=load, max_refusals=40
+    )

@@ -70,6 +70,28 @@ def rebuilds(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, load=load, faults=faults, copy_attempts=0)
 
 
+def rewound_copies(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Short turns that rewind follow each other while KV is read for copies, in steps that take long."""
+    scenario = moves(scenario, rng)
+    conditions = Conditions(
+        latency=scenario.conditions.latency, step_seconds=rng.choice((0.005, 0.02))
+    )
+    faults = replace(scenario.faults, weights={"drain_request": 1.0}, mean_gap=0.05)
+    load = replace(
+        scenario.load,
+        sessions=rng.randint(2, 4),
+        prompt=(20, 60),
+        max_tokens=(2, 12),
+        turns=6,
+        stop_chance=0.5,
+        rewind_chance=0.9,
+        think_seconds=0.0,
+        close_chance=0.0,
+    )
+    layout = replace(scenario.layout, page_size=rng.choice((1, 2, 4)))
+    return replace(scenario, layout=layout, conditions=conditions, faults=faults, load=load)
+
+
 def rebalances(scenario: Scenario, rng: random.Random) -> Scenario:
     """Servers join beside replicas that have all sessions: sessions are rebalanced, in spite of faults."""
     layout = _draw_replicas(scenario.layout, rng)

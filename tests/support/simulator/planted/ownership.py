@@ -1,0 +1,131 @@
+"""Planted bugs in ownership (R20): each puts back a hole that the protocol once had, between two gateways.
+
+As in `protocol.py`: subclasses of product classes, one rule broken in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from support.simulator.planted.swap import swap_class
+from typing_extensions import override
+
+from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.messages import Fence, Refusal
+from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
+from modelswarm_gateway.core.recovery.recovery import Recovery
+from modelswarm_gateway.core.sessions.session import Session
+from modelswarm_serving.core.fencing import Fencing
+from modelswarm_serving.core.hops.hop import NO_LIMIT, Hop, TransferCursor
+from modelswarm_serving.core.hops.hop_table import FormerOwner, HopTable
+from modelswarm_serving.core.kv.transfer import KvTransfers, _Task
+from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.settings import ServerSettings
+from modelswarm_serving.model.base import KvRead, ModelShape
+
+# -- at the servers ----------------------------------------------------------------------------
+
+
+class KeepsHandles(HopTable):
+    """A taken hop keeps its handle."""
+
+    @override
+    def set_owner(self, hop: Hop, gateway: PeerId) -> None:
+        self._former[hop.handle] = FormerOwner(hop.gateway, hop.gateway_handle)
+        hop.gateway, hop.started_by_owner = gateway, False
+
+
+class FencesHopsOfOthers(Fencing):
+    """B1a and B1c: a Fence by handle takes a hop that another gateway has had since, with its turn and its KV."""
+
+    @override
+    def _find_hop(self, peer: PeerId, fence: Fence) -> Hop | None:
+        return (
+            self.hops.get(fence.handle) if fence.create is None else super()._find_hop(peer, fence)
+        )
+
+    @override
+    def _fence_hop(self, hop: Hop, peer: PeerId, fence: Fence, now: float) -> None:
+        if fence.create is None and peer != hop.gateway:
+            silent = self._peers.silent_seconds(hop.gateway, now)
+            is_free = silent >= self._peers.lease_seconds(hop.gateway) or not hop.started_by_owner
+            if not is_free or fence.epoch <= hop.epoch:
+                self._refuse(peer, fence, Refusal.STALE_EPOCH, hop.rank)
+                return
+            self.hops.set_owner(hop, peer)
+        super()._fence_hop(hop, peer, fence, now)
+
+
+class SharesHandles(ServerCore):
+    """B1a and B1c: a handle does not belong to one owner."""
+
+    def __init__(
+        self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
+    ) -> None:
+        super().__init__(settings, shape, draw)
+        swap_class(self._fencing, FencesHopsOfOthers)
+        swap_class(self._fencing.hops, KeepsHandles)
+
+
+class SilentAboutPendingFences(Fencing):
+    """B5: a Fence that waits for a step is not answered when another gateway takes the hop."""
+
+    _fencing_peer: PeerId = ""
+
+    @override
+    def on_fence(self, peer: PeerId, fence: Fence, now: float) -> None:
+        self._fencing_peer = peer
+        super().on_fence(peer, fence, now)
+
+    @override
+    def _refuse(
+        self,
+        peer: PeerId,
+        fence: Fence,
+        refusal: Refusal,
+        owner_rank: tuple[Epoch | None, Epoch | None] = (None, None),
+    ) -> None:
+        if peer == self._fencing_peer:
+            super()._refuse(peer, fence, refusal, owner_rank)
+
+
+class KeepsWhatNeverRan(Fencing):
+    """B6: a taken hop keeps the entries of a prompt that never ran."""
+
+    @override
+    def apply_pending_fence(self, hop: Hop, now: float) -> None:
+        hop.ran_log = NO_LIMIT
+        super().apply_pending_fence(hop, now)
+
+
+class SharesPagesWithReads(KvTransfers):
+    """B4: a KV read shares the list of pages with its hop, which a Fence cuts while the step runs."""
+
+    @override
+    def _next_read(self, hop: Hop) -> _Task | None:
+        task = super()._next_read(hop)
+        if task is None or not isinstance(task[2], KvRead):
+            return task
+        assert isinstance(task[1], TransferCursor)
+        return task[0], task[1], replace(task[2], pages=hop.pages)
+
+
+# -- at the gateways ---------------------------------------------------------------------------
+
+
+class KeepsGrantsOfRefusedTurns(Recovery):
+    """B2: a refused turn keeps what other hops have granted."""
+
+    @override
+    def park(self, session: Session, *, refused: bool = False) -> None:
+        super().park(session)
+
+
+class GoesOnAfterHolds(OwnershipCheck):
+    """B7: a session that was held for longer than a lease goes on without asking for its owner."""
+
+    @override
+    def require(self, session: Session, due_at: float, *, has_route: bool = False) -> None:
+        if not has_route:
+            super().require(session, due_at)
