@@ -27,7 +27,6 @@ class OwnershipCheck:
         registry: ServerRegistry,
         emit: Callable[[Effect], None],
     ) -> None:
-        """`peer` is this gateway."""
         self._settings, self._peer, self._registry, self._emit = settings, peer, registry, emit
 
     def require(self, session: Session, due_at: float, *, has_route: bool = False) -> None:
@@ -75,10 +74,7 @@ class OwnershipCheck:
             session.query.due_at = math.inf
 
     def ask_again(self, session: Session, server: PeerId | None = None) -> None:
-        """Ask a server that connects after the check, or all of them because one has forgotten a hop.
-
-        If the new owner closed that hop, its own hops may not have existed when the servers were asked.
-        """
+        """Ask a server that connects after the check, or all of them because a hop is gone: its owner may be new."""
         if session.query is not None and session.query.until > -math.inf:
             self._ask(session, session.query, server)
 

@@ -111,10 +111,7 @@ class Recovery:
         self.hop_messages.send_fence(session, hop, for_recovery=True)
 
     def park(self, session: Session, *, refused: bool = False) -> None:
-        """Fence without StartEpoch (R8, parked): hops may keep only what the log holds now.
-
-        `refused`: they also give back what the turn was granted, so that two refused turns never wait for each other.
-        """
+        """Fence without StartEpoch (R8, parked). After a refusal hops also give back what the turn was granted."""
         session.raise_epoch()
         session.credit_cap = None
         session.state = SessionState.PARKED
@@ -226,9 +223,8 @@ class Recovery:
         hop.forget(session.epoch)
         if session.contested_since is None:
             session.contested_since = now
-        owner = answer.owner_last_started or NO_EPOCH, answer.owner_epoch
-        lower = owner[1] is None or owner > session.rank
-        if lower or now - session.contested_since >= self._settings.contest_seconds:
+        owner = answer.owner_last_started or NO_EPOCH, answer.owner_epoch or session.epoch
+        if owner >= session.rank or now - session.contested_since >= self._settings.contest_seconds:
             self.relinquish(session)
         elif session.state is SessionState.FENCING:
             session.refusal = RefusalReason.NO_SERVERS

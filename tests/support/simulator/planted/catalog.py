@@ -228,7 +228,7 @@ PLANTS: dict[str, Plant] = {
 REGRESSIONS: dict[str, Regression] = {
     "keeps unreachable hops": at_seed(in_planner(KeepsUnreachableHops, "partition"), 30),
     "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 52),
-    "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "gateways"), 1724),
+    "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 9),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 198),
     "takes old answers": at_seed(in_hop_table(TakesOldAnswers, "deadlines"), 692),
     "ignores detached hops": at_seed(in_recovery(IgnoresDetachedHops, "asleep"), 10_009),
@@ -237,5 +237,5 @@ REGRESSIONS: dict[str, Regression] = {
     "asks linked servers only": at_seed(
         in_ownership_check(AsksLinkedServersOnly, "asleep"), 10_231
     ),
-    "silent about taken hops": at_seed(in_server(SilentAboutTakenHops, "asleep"), 100_179),
+    "silent about taken hops": at_seed(in_server(SilentAboutTakenHops, "rivals"), 5),
 }
