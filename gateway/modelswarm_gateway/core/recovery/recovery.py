@@ -118,8 +118,7 @@ class Recovery:
         session.truncate_hops(session.length)
         for hop in session.hops:
             hop.is_fenced = False
-            is_open = hop.server_handle != NO_HANDLE or (refused and hop.create_epoch is not None)
-            if is_open and self._registry.is_connected(hop.peer):
+            if self._registry.is_connected(hop.peer) and hop.server_handle != NO_HANDLE:
                 self.hop_messages.send_fence(session, hop, parked=True, released=refused)
 
     # ---- the route
@@ -215,11 +214,7 @@ class Recovery:
         self._replan(session, now)
 
     def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
-        """Handle a session that two gateways claim, each of which may own some of its hops.
-
-        If both relinquished it, nothing would be left. So only the gateway with the lower rank does. The other one
-        retries for `contest_seconds`.
-        """
+        """Two gateways claim the session: the lower rank relinquishes it, the other one retries for a while."""
         hop.forget(session.epoch)
         if session.contested_since is None:
             session.contested_since = now
@@ -295,6 +290,9 @@ class Recovery:
         """Refuse a turn, all or nothing (R12, admission): a first turn frees its hops, a later one keeps its KV."""
         session.excluded.clear()
         if session.has_run:
+            for hop in [hop for hop in session.hops if hop.server_handle == NO_HANDLE]:
+                session.hops.remove(hop)
+                self.hops.detach(hop)
             self.park(session, refused=True)
         else:
             session.state = SessionState.PARKED

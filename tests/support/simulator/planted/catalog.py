@@ -56,16 +56,12 @@ from support.simulator.planted.recovery import (
     NeverSuspects,
 )
 from support.simulator.planted.regressions import (
-    AlwaysRelinquishes,
     AsksLinkedServersOnly,
-    AsksOnceAfterStall,
     AwaitsLostAnswers,
     CountsEachDirection,
-    IgnoresDetachedHops,
     KeepsRefusedHops,
     KeepsUnreachableHops,
     SilentAboutTakenHops,
-    TakesOldAnswers,
 )
 from support.simulator.planted.replay_log import (
     IgnoresHoles,
@@ -230,10 +226,6 @@ REGRESSIONS: dict[str, Regression] = {
     "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 52),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 9),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 198),
-    "takes old answers": at_seed(in_hop_table(TakesOldAnswers, "deadlines"), 692),
-    "ignores detached hops": at_seed(in_recovery(IgnoresDetachedHops, "asleep"), 10_009),
-    "both relinquish": at_seed(in_recovery(AlwaysRelinquishes, "asleep"), 399),
-    "asks once after a stall": at_seed(in_ownership_check(AsksOnceAfterStall, "asleep"), 10_014),
     "asks linked servers only": at_seed(
         in_ownership_check(AsksLinkedServersOnly, "asleep"), 10_231
     ),

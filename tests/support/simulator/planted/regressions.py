@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing_extensions import override
 
-from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
-from modelswarm.protocol.messages import FenceAck, StartEpoch
+from modelswarm.protocol.identity import NO_HANDLE, PeerId
+from modelswarm.protocol.messages import StartEpoch
 from modelswarm_gateway.core.recovery.fault_attribution import HopEvidence, attribute
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
@@ -92,46 +92,7 @@ class AwaitsLostAnswers(HopTable):
             hop.create_epoch = epoch
 
 
-class TakesOldAnswers(HopTable):
-    """R2 (fencing): a repeated FenceAck brings back a server handle that was freed."""
-
-    @override
-    def record_fence_ack(self, hop: Hop, answer: FenceAck) -> bool:
-        hop.handle_epoch = NO_EPOCH
-        return super().record_fence_ack(hop, answer)
-
-
 # -- sessions that two gateways claim ----------------------------------------------------------
-
-
-class IgnoresDetachedHops(Recovery):
-    """R20 (takeover): a refusal as stale is ignored when it comes from a hop that was just detached."""
-
-    @override
-    def on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
-        found = self.hops_by_handle.get(answer.handle)
-        if found is None or found[1].peer != peer or answer.handle not in self.hops.closing:
-            super().on_fence_ack(peer, answer, now)
-        else:
-            self.hops.record_fence_ack(found[1], answer)
-
-
-class AlwaysRelinquishes(Recovery):
-    """R20 (takeover): of two gateways with some hops each both relinquish the session, so nothing is left of it."""
-
-    @override
-    def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
-        hop.forget(session.epoch)
-        self.relinquish(session)
-
-
-class AsksOnceAfterStall(OwnershipCheck):
-    """R19 (leases): servers are not asked again when one of them turns out to have forgotten a hop."""
-
-    @override
-    def ask_again(self, session: Session, server: PeerId | None = None) -> None:
-        if server is not None:
-            super().ask_again(session, server)
 
 
 class AsksLinkedServersOnly(OwnershipCheck):
