@@ -103,7 +103,7 @@ def test_lines_tell_each_phase_without_a_terminal(folder: Path, tmp_path: Path) 
         in status
     )
     assert "== gateway (gateway-1.log)" in logs
-    assert "serves HTTP at" in logs
+    assert " serves http at " in logs
 
 
 def test_unusable_tokenizer_is_said_until_it_is_mended(folder: Path) -> None:
