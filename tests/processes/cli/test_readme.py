@@ -82,7 +82,8 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
 
 
 def test_the_readme_shows_every_command_this_file_runs() -> None:
-    assert set(commands()) == {"plan", "up", "chat", "generate", "status", "routes", "drain"}
+    run = {"plan", "up", "logs", "chat", "generate", "status", "routes", "drain"}
+    assert set(commands()) == run
 
 
 def test_plan_prints_spans_and_room(shown: Shown) -> None:
@@ -102,6 +103,11 @@ def test_generate_goes_on_with_the_text(shown: Shown) -> None:
 def test_status_shows_servers(shown: Shown) -> None:
     out = shown.run(*commands()["status"])
     assert "4:8" in out and "ready" in out
+
+
+def test_logs_shows_last_lines_of_every_process(shown: Shown) -> None:
+    out = shown.run(*commands()["logs"])
+    assert "== gateway (" in out and "== counting-s0-r0 (" in out and " serves http at " in out
 
 
 def test_routes_shows_costs(shown: Shown) -> None:
