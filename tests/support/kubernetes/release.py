@@ -34,7 +34,7 @@ EVENTS = "/api/v1/namespaces/{}/events"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 WHOLE_SECONDS = 240.0
 NOTICED_SECONDS = 4.0  # after a fault, in which a pause is its effect
-HTTP, GRPC, METRICS = 8000, 8001, 8002
+HTTP, GRPC, METRICS, ADMIN = 8000, 8001, 8002, 8003
 
 
 class Timeline:
@@ -130,7 +130,7 @@ class Release:
         """Return the sessions of all gateways, with the gateway's pod."""
         found = []
         for name, address in self.gateways().items():
-            with SwarmClient(f"{address}:{GRPC}") as client:
+            with SwarmClient(f"{address}:{ADMIN}") as client:
                 try:
                     found += [(name, session) for session in client.fetch_snapshot(2.0).sessions]
                 except SwarmClientError:
@@ -196,7 +196,7 @@ class Release:
         )
 
     def _linked(self, address: str) -> set[str]:
-        with SwarmClient(f"{address}:{GRPC}") as client:
+        with SwarmClient(f"{address}:{ADMIN}") as client:
             try:
                 return {name_of(server.peer) for server in client.fetch_snapshot(2.0).servers}
             except SwarmClientError:
