@@ -58,9 +58,9 @@ class ResumingClient:
                 self._client.received_log() if self._has_tail(self._client.gateway) else []
             )
             self._lost_at = self._tools.clock.now
-            old = self._client.gateway
-            if self._client.token_at < old.isolated_until:  # its hops may have been freed meanwhile
-                self._lost_at = min(self._lost_at, old.isolated_since)
+            for each in self._gateways.values():  # hops of an isolated owner may have been freed
+                if self._client.token_at < each.isolated_until:
+                    self._lost_at = min(self._lost_at, each.isolated_since)
         self._client.move_to(gateway)
         self._round += 1
         self.looking, self._where = True, None
@@ -97,8 +97,9 @@ class ResumingClient:
             gateway.later(0.0, self._close, gateway)
 
     def received_log_may_change(self) -> None:
-        """Another request of the session rewinds or closes it."""
+        """Another request of the session rewinds or closes it: what the client has received may be gone."""
         self._received = []
+        self._client.forget_received_log()
 
     def _has(self, gateway: GatewayProcess) -> bool:
         return gateway.core.find_view(self._client.name) is not None
@@ -161,8 +162,10 @@ class ResumingClient:
             self._skipped_servers |= bool(where.unanswered)
             # A turn that shares no prefix with the received log has truncated all of it.
             has_common = self._received[:1] == client.log[:1]
+            # A gateway that comes back frees the hops that it had replaced, perhaps the last log copy.
+            is_cut_off = "isolate_gateway" in self._tools.scenario.faults.weights
             self._expect(
-                not (self._received and has_common),
+                not (self._received and has_common) or is_cut_off,
                 "nothing is left of the log that the client has received",
             )
             client.gateway.core.open_session(client.name, MODEL, now, above=where.epoch.counter)

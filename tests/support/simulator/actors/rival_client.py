@@ -37,7 +37,7 @@ class RivalClient:
         self.gateway.later(delay, self._look)
 
     def _has_session(self) -> bool:
-        return self.gateway.core.find_view(self._client.name) is not None
+        return self.gateway.alive and self.gateway.core.find_view(self._client.name) is not None
 
     def _look(self) -> None:
         now = self._tools.clock.now

@@ -209,7 +209,7 @@ PLANTS: dict[str, Plant] = {
         "islands",
         100,
     ),
-    "R20 silent about pending Fences": in_fencing(SilentAboutPendingFences, "rivals"),
+    "R20 silent about pending Fences": in_fencing(SilentAboutPendingFences, "rivals", 150),
     "R20 keeps what never ran": in_fencing(KeepsWhatNeverRan, "rivals", 200),
     "R20 renews lapsed leases": in_fencing(RenewsLapsedLeases, "asleep", 80),
     "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),
