@@ -54,8 +54,8 @@ class OwnershipCheck:
         if query is None:
             return False
         if now >= query.due_at:
-            query.due_at = now + self._settings.lease_seconds / 2
             query.until = now + self._settings.search_seconds
+            query.due_at = query.until + self._settings.lease_seconds / 2
             query.unanswered = set(query.servers)
             self._ask(session, query)
             query.unanswered -= self._registry.suspected

@@ -74,7 +74,10 @@ class RivalClient:
         self.gateway.pump()
 
     def _begin(self, log: FetchedLog) -> None:
-        if not self._has_session() or self._client.done or self._client.gateway is self.gateway:
+        if not self._has_session() or self._client.gateway is self.gateway:
+            return
+        if self._client.done:  # its client has closed the session, and asks for nothing more
+            self._leave()
             return
         rng, tokens = self._rng, list(log.tokens)
         if rng.random() < 0.5:  # an edited prompt: what the client has received may be truncated

@@ -17,7 +17,7 @@ from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_serving.core.fencing import Fencing
-from modelswarm_serving.core.hops.hop import NO_LIMIT, Hop, TransferCursor
+from modelswarm_serving.core.hops.hop import Hop, TransferCursor
 from modelswarm_serving.core.hops.hop_table import FormerOwner, HopTable
 from modelswarm_serving.core.kv.transfer import KvTransfers, _Task
 from modelswarm_serving.core.server import ServerCore
@@ -88,15 +88,6 @@ class SilentAboutPendingFences(Fencing):
     ) -> None:
         if peer == self._fencing_peer:
             super()._refuse(peer, fence, refusal, owner_rank)
-
-
-class KeepsWhatNeverRan(Fencing):
-    """B6: a taken hop keeps the entries of a prompt that never ran."""
-
-    @override
-    def apply_pending_fence(self, hop: Hop, now: float) -> None:
-        hop.ran_log = NO_LIMIT
-        super().apply_pending_fence(hop, now)
 
 
 class SharesPagesWithReads(KvTransfers):
