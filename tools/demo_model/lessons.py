@@ -12,12 +12,24 @@ from random import Random
 from typing import Final
 
 MAX_NUMBER: Final = 999
-MAX_COUNT_LENGTH: Final = 300
-"""Maximum numbers in one count: 300 numbers of three digits are 1200 tokens."""
+MAX_COUNT: Final = 300
+"""Every count up to this number is known. 300 numbers of three digits are 1200 tokens."""
+MAX_HUNDREDS: Final = 2
+"""Beyond it: maximum difference of the hundreds digits, which is easier to learn than a length."""
+
+MAX_SUMMAND: Final = 99
 
 ALPHABET: Final = " ".join(string.ascii_uppercase)
-ABILITIES: Final = "I can count, add small numbers, say the alphabet and name some capitals."
-FALLBACK: Final = "Sorry, I do not know that. " + ABILITIES
+ALPHABET_QUESTIONS: Final = (
+    "Say the alphabet.",
+    "Say the alphabet, please.",
+    "What is the alphabet?",
+    "Tell me the alphabet.",
+)
+ABILITIES: Final = (
+    "I can count from 0 to 300, add small numbers, say the alphabet and name some capitals."
+)
+"""What the model can do; also its whole answer to everything that it was not taught."""
 
 CAPITALS: Final = {
     "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid",
@@ -56,13 +68,6 @@ SMALL_TALK: Final = {
     "Goodbye": "Goodbye!",
     "Bye": "Goodbye!",
 }
-STRANGE_WORDS: Final = (
-    "tell write explain me a the about story poem code in python how why when does is are you my "
-    "love joke weather today summarize translate into french long short list of best movies "
-    "music president who wrote book history war science cat dog name some please can think life "
-    "meaning number recipe cake make fix this bug function what which where run cook swarm model "
-    "GPU hello world test foo"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +99,17 @@ def _reword(rng: Random, usual: str, others: tuple[str, ...]) -> str:
     return wording.rstrip(".?") if rng.random() < 0.1 else wording
 
 
+def can_count(first: int, last: int) -> bool:
+    if not 0 <= first <= last <= MAX_NUMBER:
+        return False
+    return last <= MAX_COUNT or last // 100 - first // 100 <= MAX_HUNDREDS
+
+
 def random_count(rng: Random, longest: int) -> Lesson:
     """Return a count of at most `longest` numbers; numbers of one, two and three digits are all frequent."""
-    first = rng.randint(0, rng.choice((1, 12, 110, MAX_COUNT_LENGTH, MAX_NUMBER)))
-    if rng.random() < 0.1:
-        first = max(0, rng.choice((10, 100, 100, 200)) - rng.randint(0, longest))
-    last = min(MAX_NUMBER, first + rng.randint(0, longest - 1))
+    first, last = _random_ends(rng, longest)
+    while not can_count(first, last):
+        first, last = _random_ends(rng, longest)
     others: tuple[str, ...] = (
         f"Please count from {first} to {last}.",
         f"Can you count from {first} to {last}?",
@@ -111,8 +121,17 @@ def random_count(rng: Random, longest: int) -> Lesson:
     return count(first, last, _reword(rng, f"Count from {first} to {last}.", others))
 
 
+def _random_ends(rng: Random, longest: int) -> tuple[int, int]:
+    first = rng.randint(0, rng.choice((1, 12, 110, MAX_COUNT, MAX_NUMBER)))
+    if rng.random() < 0.1:
+        first = max(0, rng.choice((10, 100, 100, 200)) - rng.randint(0, longest))
+    if longest >= MAX_COUNT and first < MAX_COUNT and rng.random() < 0.25:
+        return first, rng.choice((MAX_COUNT, rng.randint(max(first, 200), MAX_COUNT)))
+    return first, first + rng.randint(0, longest - 1)
+
+
 def random_addition(rng: Random) -> Lesson:
-    highest = 20 if rng.random() < 0.7 else 99
+    highest = 20 if rng.random() < 0.5 else MAX_SUMMAND
     left, right = rng.randint(0, highest), rng.randint(0, highest)
     others = (
         f"{left} + {right}",
@@ -124,32 +143,15 @@ def random_addition(rng: Random) -> Lesson:
     return addition(left, right, _reword(rng, f"What is {left} + {right}?", others))
 
 
-def _random_nonsense(rng: Random) -> Lesson:
-    words = rng.choices(STRANGE_WORDS.split(), k=rng.randint(2, 9))
-    question = " ".join(words) + rng.choice(("", ".", "?", "!"))
-    return Lesson(question[0].upper() + question[1:], FALLBACK)
-
-
-def _random_unknown_capital(rng: Random) -> Lesson:
-    length = rng.randint(4, 9)
-    place = "".join(rng.choices(string.ascii_lowercase, k=length)).capitalize()
-    return Lesson(f"What is the capital of {place}?", FALLBACK)
-
-
 def random_fact(rng: Random) -> Lesson:
-    """Return a capital, another fact, small talk, the alphabet, or a question the model cannot answer."""
+    """Return a capital, another fact, small talk or the alphabet."""
     kind = rng.random()
-    if kind < 0.4:
+    if kind < 0.45:
         lesson = capital(rng.choice(list(CAPITALS)))
-    elif kind < 0.55:
+    elif kind < 0.65:
         lesson = Lesson(*rng.choice(list(FACTS.items())))
-    elif kind < 0.72:
-        return Lesson(*rng.choice(list(SMALL_TALK.items())))
-    elif kind < 0.82:
-        others = ("Say the alphabet, please.", "What is the alphabet?", "Tell me the alphabet.")
-        return Lesson(_reword(rng, "Say the alphabet.", others), ALPHABET)
     elif kind < 0.87:
-        return _random_unknown_capital(rng)
+        lesson = Lesson(*rng.choice(list(SMALL_TALK.items())))
     else:
-        return _random_nonsense(rng)
+        return Lesson(_reword(rng, ALPHABET_QUESTIONS[0], ALPHABET_QUESTIONS), ALPHABET)
     return Lesson(_reword(rng, lesson.question, (lesson.question,)), lesson.answer)

@@ -7,8 +7,17 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
-from tools.demo_model.lessons import count, random_addition, random_count
-from tools.demo_model.packing import IGNORED, Chat, make_long_row, make_short_row
+from tools.demo_model import strange_text, unseen
+from tools.demo_model.lessons import ABILITIES, count, random_addition, random_count, random_fact
+from tools.demo_model.oracle import known_answer, solve
+from tools.demo_model.packing import (
+    IGNORED,
+    Chat,
+    make_full_row,
+    make_long_row,
+    make_short_row,
+)
+from tools.demo_model.refusals import PLACES, random_refusal
 from tools.demo_model.text import (
     ASSISTANT,
     BEGIN,
@@ -49,6 +58,56 @@ def test_random_sums_are_right() -> None:
         assert int(left) + int(right) == int(total)
 
 
+def test_every_lesson_is_known_to_the_oracle() -> None:
+    rng = Random(3)
+    for _ in range(300):
+        for lesson in (random_count(rng, 300), random_addition(rng), random_fact(rng)):
+            assert solve(lesson.question) == lesson
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Count from 1 to 3.", "1 2 3"),
+        ("count to 3", "1 2 3"),
+        ("Count from 700 to 702.", "700 701 702"),
+        ("What is 99 + 99?", "99 + 99 = 198."),
+        ("What is the capital of peru", "The capital of Peru is Lima."),
+        ("Count from 1 to 301.", None),
+        ("Count from 290 to 599.", None),
+        ("Count from 900 to 1000.", None),
+        ("Count from 3 to 1.", None),
+        ("Count from 01 to 3.", None),
+        ("What is 100 + 1?", None),
+        ("What is the capital of Texas?", None),
+        ("Hello world", None),
+        ("", None),
+    ],
+)
+def test_oracle_knows_the_range(question: str, answer: str | None) -> None:
+    assert known_answer(question) == answer
+
+
+def test_random_refusals_are_refused_or_known() -> None:
+    rng = Random(5)
+    lessons = [random_refusal(rng, 100) for _ in range(2000)]
+    refused = [lesson for lesson in lessons if lesson.answer == ABILITIES]
+    assert len(refused) > 0.95 * len(lessons)
+    assert all(
+        lesson.answer == known_answer(lesson.question) for lesson in set(lessons) - set(refused)
+    )
+    longest = max(len(lesson.question.encode()) for lesson in lessons)
+    assert 50 < longest < 500
+
+
+def test_exam_by_hand_is_unknown_to_the_trainer() -> None:
+    texts = (*unseen.CHATTER, *unseen.SCRIPTS, *unseen.COUNTS, *unseen.SUMS, *unseen.EMPTYISH)
+    assert all(known_answer(text) is None for text in texts)
+    assert not set(unseen.EMPTYISH) & set(strange_text.EMPTYISH)
+    assert not set(unseen.PLACES) & set(PLACES)
+    assert len(set(texts)) == len(texts)
+
+
 def test_chat_learns_answers_but_not_questions() -> None:
     chat = Chat()
     chat.write([BEGIN], learned=False)
@@ -74,7 +133,13 @@ def test_shortened_count_keeps_the_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "length"), [(make_short_row, 128), (make_short_row, 256), (make_long_row, 1280)]
+    ("write", "length"),
+    [
+        (make_short_row, 128),
+        (make_short_row, 256),
+        (make_long_row, 1280),
+        (make_full_row, CONTEXT),
+    ],
 )
 def test_rows_are_full_and_inside_the_context(write: object, length: int) -> None:
     assert callable(write)
