@@ -16,6 +16,7 @@ PeerId = str
 """`name/incarnation/boot`: a process that restarts, even in the same pod, is another peer."""
 
 NO_HANDLE: Handle = 0
+NO_GATEWAY: PeerId = ""  # owner of a hop that its gateway has relinquished
 
 MAX_NUMBER = 1 << 62
 """Greatest epoch, position or counter of a message. Frames with a greater one are refused when they are read, so that

@@ -277,7 +277,10 @@ class OwnedSessions:
 
 @dataclass(frozen=True, slots=True)
 class Close:
+    """Frees a hop. A relinquished one that has run stays without an owner, for the next takeover (R20, ownership)."""
+
     handle: Handle
+    relinquished: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from modelswarm.protocol.identity import NO_HANDLE, Epoch, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Epoch, PeerId
 from modelswarm.protocol.messages import (
     FaultKind,
     FaultReport,
@@ -118,7 +118,7 @@ class GatewayCore:
         owned = tuple(
             OwnedSession(session.name, hop.server_handle, session.epoch)
             for session in self._sessions.values()
-            for hop in session.hops
+            for hop in session.owned_hops
             if hop.peer == hello.peer and hop.server_handle != NO_HANDLE
         )
         self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, OwnedSessions(owned)))
@@ -352,6 +352,8 @@ class GatewayCore:
             return
         if token.token >= 0:
             s.log.append(token.token)
+        s.newest_run_epoch = s.epoch
+        self._recovery.close_lost_hops(s)
         since = s.record_progress()
         if since is not None:
             self._effects.append(Resumed(s.name, now - since))
@@ -401,13 +403,10 @@ class GatewayCore:
         if session is not None:
             was_waiting = self._ownership_check.is_waiting(session, now)
             if self._ownership_check.is_lost(session, peer, found):
-                self._recovery.relinquish(session)
-            elif (
-                was_waiting
-                and session.state is SessionState.HELD
-                and not self._ownership_check.is_waiting(session, now)
-            ):
-                self._recovery.enter_loop(session, now)
+                outranked = (found.last_started or NO_EPOCH, found.epoch) > session.rank
+                self._recovery.relinquish(session, is_outranked=outranked)
+            elif was_waiting and not self._ownership_check.is_waiting(session, now):
+                self._recovery.on_owner_checked(session, now)
         self._session_search.on_session_info(peer, found, now)
 
     # ---- helpers and views

@@ -856,15 +856,18 @@ class Close(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
+    RELINQUISHED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
+    relinquished: _builtins.bool
     def __init__(
         self,
         *,
         handle: _builtins.int = ...,
+        relinquished: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handle", b"handle", "relinquished", b"relinquished"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

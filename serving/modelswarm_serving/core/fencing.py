@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Epoch, Handle, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, NO_GATEWAY, NO_HANDLE, Epoch, PeerId
 from modelswarm.protocol.messages import (
+    Close,
     Create,
     FaultKind,
     Fence,
@@ -73,9 +74,12 @@ class Fencing:
         return self.hops.get_by_key(create.session, create.first, create.last)
 
     def _fence_hop(self, hop: Hop, peer: PeerId, fence: Fence, now: float) -> None:
-        silent = self._peers.silent_seconds(hop.gateway, now)
+        silent, lease = (
+            self._peers.silent_seconds(hop.gateway, now),
+            self._peers.lease_seconds(hop.gateway),
+        )
         ownership = decide_ownership(
-            hop, peer, fence, silent, self._peers.lease_seconds(hop.gateway)
+            hop, peer, fence, silent < lease, self._peers.is_linked(hop.gateway)
         )
         if ownership is Ownership.STALE_EPOCH:
             self._refuse(peer, fence, Refusal.STALE_EPOCH, hop.rank)
@@ -88,9 +92,7 @@ class Fencing:
             self._create_hop(peer, fence, fence.create, now)
             return
         if ownership is Ownership.TAKEN_OVER:
-            former = hop.handle
-            self.hops.set_owner(hop, peer)
-            self._replay_log.rename(former, hop.handle)
+            self._set_owner(hop, peer)
         if fence.epoch < hop.epoch:
             return
         if fence.epoch == hop.epoch:
@@ -100,9 +102,7 @@ class Fencing:
                 self._renew_grant(hop, now)
                 self._outbox.send_to_gateway(peer, hop.fence_ack)
             return
-        self._scheduler.remove_hop(hop)
-        self._flow_control.remove_hop(hop)
-        hop.stop_epoch()
+        self._stop_hop(hop)
         hop.gateway_handle, hop.epoch = fence.gateway_handle, fence.epoch
         hop.newest_run_epoch = max(hop.newest_run_epoch, fence.last_started or NO_EPOCH)
         self._peers.start_lease(peer, now)
@@ -110,6 +110,16 @@ class Fencing:
         hop.pending_fence = _merge_fences(hop.pending_fence, fence)
         if not hop.in_step:
             self.apply_pending_fence(hop, now)
+
+    def _stop_hop(self, hop: Hop) -> None:
+        self._scheduler.remove_hop(hop)
+        self._flow_control.remove_hop(hop)
+        hop.stop_epoch()
+
+    def _set_owner(self, hop: Hop, gateway: PeerId) -> None:
+        former = hop.handle
+        self.hops.set_owner(hop, gateway)
+        self._replay_log.rename(former, hop.handle)
 
     def apply_pending_fence(self, hop: Hop, now: float) -> None:
         """Truncate the hop as its pending Fence says and acknowledge; called when no step holds the hop."""
@@ -288,10 +298,17 @@ class Fencing:
 
     # --- the end of a hop --------------------------------------------------------------------
 
-    def on_close(self, peer: PeerId, handle: Handle) -> None:
-        hop = self.hops.get(handle)
-        if hop is not None and hop.gateway == peer:
+    def on_close(self, peer: PeerId, close: Close, now: float) -> None:
+        """Free a hop. One that its owner relinquishes keeps KV and log for a takeover, as after an expired lease."""
+        hop = self.hops.get(close.handle)
+        if hop is None or hop.gateway != peer:
+            return
+        if not (close.relinquished and hop.was_started and hop.pending_fence is None):
             self.free_hop(hop)
+            return
+        self._stop_hop(hop)
+        self._set_owner(hop, NO_GATEWAY)
+        self._peers.on_relinquished(now)
 
     def free_hop(self, hop: Hop) -> None:
         """Remove the hop at once; its pages are released when the step that borrowed them ends."""

@@ -21,20 +21,22 @@ class Ownership(enum.Enum):
 
 
 def decide_ownership(
-    hop: Hop, peer: PeerId, fence: Fence, silent: float, lease: float
+    hop: Hop, peer: PeerId, fence: Fence, has_lease: bool, is_linked: bool
 ) -> Ownership:
-    """Decide a Fence of `peer`; `silent` is the time in seconds since the last message of the owner.
+    """Decide a Fence of `peer`; `has_lease` and `is_linked` are about the hop's owner.
 
-    While its lease runs, the owner keeps every hop that it has started. A hop that it never started goes to the higher
-    rank, so that one of two simultaneous takeovers gets all hops. An owner that returns after its lease has expired
-    competes by rank as well, until its StartEpoch. An owner with an expired lease keeps no hop.
+    While its lease runs, the owner keeps every hop that it has started. Without a link it does not if an epoch ran
+    since: then the hop is a leftover. A hop that it never started goes to the higher rank, so that one of two
+    simultaneous takeovers gets all hops. An owner that returns after its lease has expired competes by rank as well,
+    until its StartEpoch. An owner with an expired lease keeps no hop.
     The new owner gets KV and log only if nothing ran here since the epoch that it found. What is here is then a prefix
     of what that epoch ran.
     """
     if peer == hop.gateway:
         return Ownership.OWNER
     rank = (fence.last_started or NO_EPOCH, fence.epoch)
-    if silent < lease and (hop.started_by_owner or rank <= hop.rank):
+    is_leftover = rank[0] > hop.newest_run_epoch and not is_linked
+    if has_lease and (rank <= hop.rank or (hop.started_by_owner and not is_leftover)):
         return Ownership.STALE_EPOCH
     if fence.epoch > hop.epoch and fence.last_started in (hop.newest_run_epoch, hop.epoch):
         return Ownership.TAKEN_OVER

@@ -149,7 +149,7 @@ class ServerCore:
             case CopyKv():
                 self._on_copy_kv(peer, item)
             case Close():
-                self._fencing.on_close(peer, item.handle)
+                self._fencing.on_close(peer, item, now)
             case OwnedSessions():
                 self._on_owned_sessions(peer, item)
             case Heartbeat():

@@ -19,7 +19,7 @@ from support.core.scripted_gateway import (
     start_all,
 )
 
-from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.identity import NO_GATEWAY, Epoch
 from modelswarm.protocol.messages import (
     Close,
     Create,
@@ -375,3 +375,43 @@ def test_taken_hop_starts_empty_if_another_epoch_ran(found: str) -> None:
     assert [(each.kv, each.log) for each in adopter.fenced.values()] == [(0, 0)] * 2
     adopter.resume()
     assert adopter.log[12:] == whole
+
+
+def test_relinquished_hop_keeps_its_log_for_a_takeover() -> None:
+    network = ServerNetwork()
+    client = opened(network, length=12, new=20)
+    whole = client.expected(client.log, 20)
+    client.resume(credit=16)
+    for index, handle in enumerate(client.own):
+        client.put(index, Close(handle, relinquished=True))
+    other = "gateway/2/z"
+    network.add_gateway(other)
+    adopter = replace(client, gateway=other, base=900, reports=[], tokens=[], fenced={})
+    adopter.epoch, adopter.last_started = Epoch(client.epoch.counter, 2), client.epoch
+    adopter.refence()
+    assert [answer.kv for answer in adopter.fenced.values()] == [len(client.log) - 1] * 2
+    adopter.resume()
+    assert adopter.log[12:] == whole
+
+
+def test_relinquished_hop_is_freed_after_two_leases() -> None:
+    network = ServerNetwork()
+    client = opened(network)
+    client.resume(credit=16)
+    client.put(1, Close(client.own[1], relinquished=True))
+    network.run()
+    tail = client.hops[1][0]
+    lease = tail.core._fencing._peers.lease_seconds(NO_GATEWAY)
+    network.tick(1.5 * lease)
+    assert tail.core.stats.sessions == 1
+    network.tick(2.5 * lease)
+    assert (tail.core.stats.sessions, tail.core.stats.free_pages) == (0, 64)
+
+
+def test_relinquished_hop_that_never_ran_is_freed() -> None:
+    network = ServerNetwork()
+    client = opened(network)
+    tail = client.hops[1][0]
+    client.put(1, Close(client.own[1], relinquished=True))
+    network.run()
+    assert (tail.core.stats.sessions, tail.core.stats.free_pages) == (0, 64)

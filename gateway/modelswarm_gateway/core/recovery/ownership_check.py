@@ -66,6 +66,11 @@ class OwnershipCheck:
         query = session.query
         return query is not None and bool(query.unanswered) and now < query.until
 
+    def unanswered(self, session: Session, now: float) -> frozenset[PeerId]:
+        """Return the servers that have not answered in time."""
+        query = session.query
+        return frozenset(query.unanswered if query is not None and now >= query.until else ())
+
     def on_start(self, session: Session) -> None:
         """The session runs: only servers that were not reached are still asked."""
         if session.query is not None and session.query.until == -math.inf:
@@ -92,6 +97,6 @@ class OwnershipCheck:
             return False
         query.unanswered.discard(peer)
         ran = found.last_started or NO_EPOCH
-        ran_elsewhere = ran > query.last_started and ran.gateway != session.epoch.gateway
+        ran_elsewhere = ran > query.newest_run_epoch and ran.gateway != session.epoch.gateway
         is_other = bool(found.hops) and found.owner != self._peer
         return is_other and (ran_elsewhere or (ran, found.epoch) > session.rank)

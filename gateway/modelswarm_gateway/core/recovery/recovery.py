@@ -79,7 +79,7 @@ class Recovery:
         session.credit_cap = None
         session.attempts += 1
         session.truncate_hops(session.length)
-        for hop in [*session.hops, *session.copy_targets]:
+        for hop in session.owned_hops:
             hop.is_fenced, hop.is_round_trip_timed = False, True
         if session.attempts % self._settings.attempts_without_token == 0:
             session.refusal = RefusalReason.FAULTS
@@ -125,13 +125,19 @@ class Recovery:
 
     def _complete_route(self, session: Session, now: float) -> bool:
         """Replace lost hops so that the route covers all blocks. Return False if the session was held or refused."""
-        plan = self._plan_route(session, self._registry.suspected, now)
-        if plan is None and self._registry.suspected:  # last resort: they may answer after all
+        unanswered = self._ownership_check.unanswered(session, now)
+        avoided = self._registry.suspected | unanswered
+        plan = self._plan_route(session, avoided, now)
+        if plan is None and avoided:  # last resort: they may answer after all
             plan = self._plan_route(session, frozenset(), now)
         if plan is None:
             self._no_route(session, now)
             return False
         self._set_route(session, [self._hop_for(session, each) for each in plan])
+        if any(hop.server_handle == NO_HANDLE and hop.peer in unanswered for hop in session.hops):
+            session.refusal = RefusalReason.NO_SERVERS
+            self.hold(session, now)  # a create could free what another gateway ran there last
+            return False
         return True
 
     def _plan_route(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
@@ -151,15 +157,26 @@ class Recovery:
         for hop in [*session.hops, *session.copy_targets]:
             if hop.gateway_handle not in kept:
                 self.hops.detach(hop)
+                if hop.server_handle != NO_HANDLE and not self._registry.is_connected(hop.peer):
+                    session.lost_hops.append(hop)
         for hop in route:
             self.hops.attach(session, hop)
         session.hops, session.copy_targets = route, []
+        session.lost_hops = [hop for hop in session.lost_hops if hop not in route]
 
-    def close_hops(self, session: Session) -> None:
+    def close_hops(self, session: Session, *, relinquished: bool = False) -> None:
         """Close every hop, so that all connected servers free its pages."""
         for hop in [*session.hops, *session.copy_targets]:
-            self.hops.detach(hop)
+            self.hops.detach(hop, relinquished=relinquished)
         session.hops, session.copy_targets = [], []
+        self.close_lost_hops(session, relinquished=relinquished)
+
+    def close_lost_hops(self, session: Session, *, relinquished: bool = False) -> None:
+        """Close the hops of servers that were lost and have a link again."""
+        for hop in session.lost_hops:
+            if self._registry.is_connected(hop.peer):
+                self.hops.send_close(hop, relinquished=relinquished)
+        session.lost_hops = []
 
     # ---- fences and answers
 
@@ -170,8 +187,8 @@ class Recovery:
         session, hop = found
         was_closing = hop.gateway_handle in self.hops.closing
         if not self.hops.record_fence_ack(hop, answer):
-            if was_closing and session.hops and answer.refusal is Refusal.STALE_EPOCH:
-                self.relinquish(session)  # another gateway owns the session and runs
+            if was_closing and answer.refusal is Refusal.STALE_EPOCH:
+                self._relinquish_to_higher(session, answer)
             return
         if answer.epoch != session.epoch or hop.is_fenced:
             return
@@ -185,6 +202,8 @@ class Recovery:
             hop.is_fenced = True
             hop.kv, hop.log, hop.retained = answer.kv, answer.log, answer.retained
             hop.counters = answer.counters
+            if hop.counters is not None:
+                session.newest_run_epoch = max(session.newest_run_epoch, hop.counters.epoch)
             hop.kv_limit = hop.log_limit = NO_TRUNCATION
             if session.state is SessionState.FENCING:
                 if hop.is_round_trip_timed:
@@ -197,8 +216,20 @@ class Recovery:
 
     def _on_unknown_hop(self, session: Session, hop: Hop, now: float) -> None:
         hop.forget(session.epoch)
-        if session.state is SessionState.FENCING:
+        if session.state is not SessionState.FENCING:
+            return
+        self._ownership_check.require(session, now)  # the hop may have another owner since
+        if not self._ownership_check.awaits_answers(session, now):
             self.hop_messages.send_fence(session, hop)
+
+    def on_owner_checked(self, session: Session, now: float) -> None:
+        """No other gateway owns the session: fence its hops, or create those that were unknown."""
+        if session.state is SessionState.HELD:
+            self.enter_loop(session, now)
+        elif session.state is SessionState.FENCING:
+            for hop in session.hops:
+                if hop.server_handle == NO_HANDLE and hop.create_epoch is None:
+                    self.hop_messages.send_fence(session, hop)
 
     def _on_refusal(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
         """Plan without a server that has no room, in the same epoch; fenced hops stay fenced."""
@@ -216,14 +247,23 @@ class Recovery:
     def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
         """Two gateways claim the session: the lower rank relinquishes it, the other one retries for a while."""
         hop.forget(session.epoch)
+        if self._relinquish_to_higher(session, answer) or hop not in session.hops:
+            return
         if session.contested_since is None:
             session.contested_since = now
-        owner = answer.owner_last_started or NO_EPOCH, answer.owner_epoch or session.epoch
-        if owner >= session.rank or now - session.contested_since >= self._settings.contest_seconds:
+        if now - session.contested_since >= self._settings.contest_seconds:
             self.relinquish(session)
         elif session.state is SessionState.FENCING:
             session.refusal = RefusalReason.NO_SERVERS
             self.hold(session, now)
+
+    def _relinquish_to_higher(self, session: Session, answer: FenceAck) -> bool:
+        """Relinquish the session if the owner that a server named has a higher rank. Return True if it has."""
+        owner = answer.owner_last_started or NO_EPOCH, answer.owner_epoch or session.epoch
+        if owner < session.rank:
+            return False
+        self.relinquish(session, is_outranked=True)
+        return True
 
     def _attribute_overdue(self, session: Session, now: float) -> None:
         """Attribute an overdue token once all hops are fenced, and plan without the faulty servers if possible."""
@@ -269,7 +309,7 @@ class Recovery:
         self.hop_messages.send_log(session, head, min(points[0].start, head.log))
         if tail is not head:
             self.hop_messages.send_log(session, tail, tail.log)
-        session.state, session.last_started = SessionState.RUNNING, session.epoch
+        session.state = SessionState.RUNNING
         session.has_run = True
         session.excluded.clear()
         session.refusal = RefusalReason.FAULTS
@@ -329,12 +369,16 @@ class Recovery:
         """Close a session that cannot be recovered."""
         self._drop(session, SessionLost(session.name, detail))
 
-    def relinquish(self, session: Session) -> None:
-        """Close a session that another gateway owns (R20, ownership). A Close only affects hops that are still ours."""
-        self._drop(session, OwnershipLost(session.name))
+    def relinquish(self, session: Session, *, is_outranked: bool = False) -> None:
+        """Close a session that another gateway owns (R20, ownership). A Close only affects hops that are still ours.
 
-    def _drop(self, session: Session, reason: Effect) -> None:
-        self.close_hops(session)
+        The hops of the lower rank are left for a takeover: the other gateway may have ended. Those of a higher rank are
+        freed, or they would outrank what the other gateway runs.
+        """
+        self._drop(session, OwnershipLost(session.name), relinquished=is_outranked)
+
+    def _drop(self, session: Session, reason: Effect, *, relinquished: bool = False) -> None:
+        self.close_hops(session, relinquished=relinquished)
         session.state = SessionState.PARKED
         self._forget(session)
         self._emit(reason)

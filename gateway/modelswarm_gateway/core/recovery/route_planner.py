@@ -16,7 +16,13 @@ from modelswarm_gateway.core.routing.cost_model import Needs
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.variant import ModelVariant
-from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState, ring_neighbours
+from modelswarm_gateway.core.sessions.session import (
+    Hop,
+    Session,
+    SessionState,
+    longest_chain,
+    ring_neighbours,
+)
 
 MAX_DETOURS = 32  # most plans tried in search of one without unreliable links
 
@@ -73,9 +79,11 @@ class RoutePlanner:
     ) -> Plan | None:
         """Return the session's hops that can stay, and servers for the blocks between them."""
         route: Plan = []
-        kept = [
-            h for h in session.hops if self._registry.is_connected(h.peer) and h.peer not in without
-        ]
+        kept = longest_chain(
+            hop
+            for hop in [*session.hops, *session.lost_hops]
+            if self._registry.is_connected(hop.peer) and hop.peer not in without
+        )
         needs = hop_needs(session, without, lost=[h for h in session.hops if h not in kept])
         edge = 0
         for hop in [*kept, None]:

@@ -29,21 +29,25 @@ class HopTable:
 
     def find_or_create(self, session: Session, peer: PeerId, first: int, last: int) -> Hop:
         """Return the session's hop for these blocks on `peer`, one being closed included; else a new one."""
-        mine = [*session.hops, *session.copy_targets]
+        mine = session.owned_hops
         mine += [hop for r, hop in self.closing.items() if self.by_handle[r][0] is session]
         for hop in mine:
             if hop.peer == peer and hop.blocks == (first, last):
                 return hop
         return self.create_hop(peer, first, last)
 
-    def create_hop(self, peer: PeerId, first: int, last: int) -> Hop:
-        """Return a new hop with an unused handle. It is not in the table until `attach`."""
+    def create_hop(self, peer: PeerId, first: int, last: int, *, kv: int = 0, log: int = 0) -> Hop:
+        """Return a new hop with an unused handle. It is not in the table until `attach`.
+
+        `kv` and `log`: what another gateway has left there.
+        """
         server = self._registry.find_server(peer)
         assert server is not None, "a route has connected servers only"
         reply = NO_HANDLE
         while reply == NO_HANDLE or reply in self.by_handle:
             reply = self._draw()
-        return Hop(server.address, first, last, reply, zone=server.hello.zone)
+        zone = server.hello.zone
+        return Hop(server.address, first, last, reply, kv_limit=kv, log_limit=log, zone=zone)
 
     def attach(self, session: Session, hop: Hop) -> None:
         """Enter the hop into the table as part of the session's route or beside it."""
@@ -52,7 +56,7 @@ class HopTable:
         self.closing.pop(hop.gateway_handle, None)
         self.by_handle[hop.gateway_handle] = (session, hop)
 
-    def detach(self, hop: Hop) -> None:
+    def detach(self, hop: Hop, *, relinquished: bool = False) -> None:
         """Remove the hop from its session and close it on its server as soon as its server handle is known."""
         self._registry.remove_hop(hop.peer)
         if not self._registry.is_connected(hop.peer):
@@ -60,7 +64,7 @@ class HopTable:
                 hop.gateway_handle, None
             )  # OwnedSessions frees it there when the link returns
         elif hop.server_handle != NO_HANDLE:
-            self._send_close(hop)
+            self.send_close(hop, relinquished=relinquished)
             self.by_handle.pop(hop.gateway_handle, None)
         elif hop.create_epoch is None:
             self.by_handle.pop(hop.gateway_handle, None)  # refused, or given up by the server
@@ -85,7 +89,7 @@ class HopTable:
         if hop.gateway_handle not in self.closing:
             return True
         if answer.server_handle != NO_HANDLE:
-            self._send_close(hop)
+            self.send_close(hop)
         elif hop.create_epoch is not None:
             return False  # an earlier create was refused; the last one may still be granted
         del self.closing[hop.gateway_handle]
@@ -102,5 +106,5 @@ class HopTable:
                 del self.closing[reply]
                 self.by_handle.pop(reply, None)
 
-    def _send_close(self, hop: Hop) -> None:
-        self._emit(Send(hop.server, Lane.LIVE, Close(hop.server_handle)))
+    def send_close(self, hop: Hop, *, relinquished: bool = False) -> None:
+        self._emit(Send(hop.server, Lane.LIVE, Close(hop.server_handle, relinquished)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Address, Epoch, Handle, PeerId
@@ -77,7 +77,7 @@ class Hop:
 class OwnershipQuery:
     """The question to all servers for the owner of a session that was cut off (R20, ownership)."""
 
-    last_started: Epoch  # newest epoch that this gateway knew to have run when it was cut off
+    newest_run_epoch: Epoch  # newest one that this gateway knew to have run when it was cut off
     servers: frozenset[PeerId]  # of its route then
     due_at: float = math.inf  # Fences from then on wait for it
     until: float = -math.inf  # answers are awaited until then; -inf: not asked yet
@@ -92,7 +92,7 @@ class Session:
     model: str
     epoch: Epoch
     variant: ModelVariant | None = None  # of the servers of this turn
-    last_started: Epoch | None = None  # the last epoch with a StartEpoch, here or found
+    newest_run_epoch: Epoch = NO_EPOCH  # newest epoch that is known to have run, here or elsewhere
     is_named: bool = False  # a client chose the name and may use it again after the session ended
     query: OwnershipQuery | None = None  # another gateway may own it
     log: list[int] = field(default_factory=list)
@@ -100,6 +100,8 @@ class Session:
     hops: list[Hop] = field(default_factory=list)
     # New hops of a migration, beside the route.
     copy_targets: list[Hop] = field(default_factory=list)
+    # Hops of servers without a link, replaced in the route since. No newer epoch has run yet.
+    lost_hops: list[Hop] = field(default_factory=list)
 
     turn: Turn = field(default_factory=lambda: Turn(reserved_positions=1, end=1))
     turn_number: int = 0
@@ -146,14 +148,24 @@ class Session:
     @property
     def rank(self) -> tuple[Epoch, Epoch]:
         """Order of the gateways that claim it (R20, ownership): what ran counts before what was only tried."""
-        return self.last_started or NO_EPOCH, self.epoch
+        return self.newest_run_epoch, self.epoch
+
+    @property
+    def last_started(self) -> Epoch | None:
+        """The newest epoch that is known to have run; None before."""
+        return None if self.newest_run_epoch == NO_EPOCH else self.newest_run_epoch
+
+    @property
+    def owned_hops(self) -> list[Hop]:
+        """Hops of the route first."""
+        return [*self.hops, *self.copy_targets, *self.lost_hops]
 
     def raise_epoch(self) -> None:
         self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
 
     def truncate_hops(self, kept: int) -> None:
         """Mark as stale everything that hops hold beyond the log's first `kept` entries (R3, lowest cuts)."""
-        for hop in [*self.hops, *self.copy_targets]:
+        for hop in self.owned_hops:
             hop.truncate(min(kept, self.length - 1), min(kept, self.length))
 
     def replace_log(self, tokens: Sequence[int]) -> None:
@@ -213,6 +225,15 @@ def ring_neighbours(session: Session, hop: Hop) -> frozenset[PeerId]:
     at = session.hops.index(hop)
     around = session.hops[at - 1], session.hops[(at + 1) % len(session.hops)]
     return frozenset(other.peer for other in around if other is not hop)
+
+
+def longest_chain(hops: Iterable[Hop]) -> list[Hop]:
+    """Return hops for one route in block order; of two for the same blocks the one that may have more KV."""
+    chain: list[Hop] = []
+    for hop in sorted(hops, key=lambda hop: (hop.first, -hop.kv_limit)):
+        if not chain or hop.first >= chain[-1].last:
+            chain.append(hop)
+    return chain
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

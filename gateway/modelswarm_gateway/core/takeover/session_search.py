@@ -155,17 +155,22 @@ def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo])
         owner = max(alive, key=_rank)
         return SessionLocation(session, highest, owner.owner, owner.target, is_owner_alive=True)
     newest = max(answers.values(), key=_rank)
-    ran = newest.last_started
-    if newest.owner == me or ran is None:  # it ended here, or never ran
+    if newest.owner == me:  # it ended here
         return SessionLocation(session, highest)
     wait = max(found.lease_ms - found.owner_silent_ms for found in held.values()) / 1000
-    parts = [
-        (peer, hop)
-        for peer, found in held.items()
-        for hop in found.hops
-        if ran in (found.last_started, hop.epoch)
-    ]
-    logs = [(hop.log, hop.epoch, peer) for peer, hop in parts if hop.log]
+    logs: list[tuple[int, Epoch, PeerId]] = []
+    for ran in sorted({found.last_started or NO_EPOCH for found in held.values()}, reverse=True):
+        parts = [
+            (peer, hop)
+            for peer, found in held.items()
+            for hop in found.hops
+            if ran in (found.last_started, hop.epoch)
+        ]
+        logs = [(hop.log, hop.epoch, peer) for peer, hop in parts if hop.log]
+        if logs:  # an epoch whose log has not arrived anywhere has generated nothing
+            break
+    if ran == NO_EPOCH:  # it never ran
+        return SessionLocation(session, highest)
     logs.sort(key=lambda log: log[:2], reverse=True)
     return SessionLocation(
         session,

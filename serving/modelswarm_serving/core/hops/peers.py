@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 
 from modelswarm.protocol.heartbeat import BUSY_SECONDS, counted_lease
-from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.identity import NO_GATEWAY, PeerId
 from modelswarm.protocol.messages import Role
 
 MAX_TICK_SECONDS = 3 * BUSY_SECONDS
@@ -130,8 +130,8 @@ class Peers:
         return peer in self._leases and self.silent_seconds(peer, now) >= self.lease_seconds(peer)
 
     def is_gone(self, peer: PeerId) -> bool:
-        """True if its link broke and has not come back."""
-        return peer in self._break_counts and peer not in self._linked
+        """True if its link broke and has not come back, or for NO_GATEWAY."""
+        return peer not in self._linked and (peer == NO_GATEWAY or peer in self._break_counts)
 
     def start_lease(self, gateway: PeerId, now: float) -> None:
         """Start the lease of a gateway that owns a hop but has no link (its message came late)."""
@@ -147,6 +147,11 @@ class Peers:
             self._resigned.add(peer)
         if peer in self._gone_since:
             self._gone_since[peer] = self.elapsed(now)
+
+    def on_relinquished(self, now: float) -> None:
+        """Record that a hop was left without an owner. All such hops are kept like those of one gateway that ended."""
+        self._resigned.add(NO_GATEWAY)
+        self._gone_since[NO_GATEWAY] = self.elapsed(now)
 
     def gone_seconds(self, peer: PeerId, now: float) -> float:
         """Return the seconds since the link to `peer` broke; negative while it is up."""
