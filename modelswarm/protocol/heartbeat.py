@@ -1,4 +1,4 @@
-"""Timers that tell when a heartbeat to a peer is due (R21, heartbeats).
+"""Timers that tell when a heartbeat to a peer is due (R21, failure detection).
 
 Used by the nodes of gateways and servers. Any message to a peer is a sign of life, so a process that sends data needs
 no heartbeats for that. Only a heartbeat carries a server's status (free pages, load, steps), so a server also sends one

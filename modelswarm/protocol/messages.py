@@ -53,13 +53,13 @@ class Hello:
     hold_ms: int = 0  # hold limit of this model's sessions; 0: the gateway's own limit
     zone: str = ""  # failure domain; empty: unknown. Recovery prefers another zone
     lease_ms: int = 0  # session lease of this server (R19, leases); 0: not given
-    heartbeat_ms: int = 0  # heartbeat interval of a busy server (R21, heartbeats); 0: not given
+    heartbeat_ms: int = 0  # interval of a busy server (R21, failure detection); 0: not given
     replaces: tuple[PeerId, ...] = ()  # gateways whose processes have ended (R19, leases)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters of the tail. Equal (logits, params, log, position) give an equal token (I4, R17 sampling)."""
+    """Parameters of the tail. Equal (logits, params, log, position) give an equal token (I4; R17, sampling)."""
 
     temperature: float = 0.0  # 0: greedy
     top_k: int = 0  # 0: off
@@ -76,7 +76,7 @@ class Sampling:
 class Turn:
     """Requirements of one turn of a session, equal for every hop."""
 
-    reserved_positions: int  # KV positions to reserve pages for, at least `end - 1`; 0: see R8
+    reserved_positions: int  # KV positions that need pages, at least `end - 1`; 0: see R8 (parked)
     end: int  # maximum log length in entries; the last entry finishes with LENGTH
     sampling: Sampling = field(default_factory=Sampling)
     begin: int = 0  # log length at which the turn began: the length of its prompt
@@ -90,12 +90,12 @@ class Create:
     first: int
     last: int
     for_recovery: bool = False  # may use the pages reserved for recovery (R12, admission)
-    page_hashes: tuple[bytes, ...] = ()  # for the prefix cache (R16); not used yet
+    page_hashes: tuple[bytes, ...] = ()  # reserved (R16, prefix cache); not used yet
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The only message that truncates or opens a hop (R2, R3). Exactly one of `handle` and `create` is set."""
+    """The only message that truncates or opens hops (R2: fencing, R3: lowest cuts). Has either `handle` or `create`."""
 
     handle: Handle
     gateway_handle: Handle  # the gateway's handle of this hop
@@ -105,13 +105,13 @@ class Fence:
     create: Create | None = None
     turn: Turn | None = None  # set with `create`, and when a new turn begins
     branch: int = 0  # reserved: speculative rollback
-    # Newest epoch that ran, as far as this gateway knows (R20, ownership); None: none ran.
+    # Newest epoch that ran, as far as this gateway knows (R20, takeover); None: none ran.
     last_started: Epoch | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Counters of a hop, frozen at the first Fence after a StartEpoch; input of fault attribution (R5)."""
+    """Counters of a hop, frozen at the first Fence after a StartEpoch; input of fault attribution (R5, one loop)."""
 
     epoch: Epoch
     received: int  # next row position expected from the predecessor (head: from Input and ring)
@@ -222,9 +222,9 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Absolute limits of flow control (R7, R11).
+    """Absolute limits of flow control (R7: credit, R11: windows).
 
-    They only rise within an epoch, are reset by Fence, and are kept until StartEpoch (R10).
+    They only rise within an epoch, are reset by Fence, and stay until StartEpoch (R10, nothing overtakes StartEpoch).
     From a hop to its predecessor: rows below `received` have arrived, rows below `limit` may be sent.
     From the gateway to the tail: tokens at positions below `limit` may enter the ring.
     With `kv_copy`, from a standby hop to the hop that it copies: the same, counted in positions. To its gateway: the KV
@@ -235,7 +235,7 @@ class Window:
     epoch: Epoch
     received: int
     limit: int
-    committed: int = 0  # for the prefix cache (R16); not used yet
+    committed: int = 0  # reserved (R16, prefix cache); not used yet
     page_hashes: tuple[bytes, ...] = ()
     kv_copy: bool = False
 
@@ -257,7 +257,7 @@ class FaultReport:
     epoch: Epoch
     kind: FaultKind
     peer: PeerId = ""  # other end of the faulty link; empty when the fault is this server's own
-    generation: int = 0  # of that link, so that a pair's failure is counted once (R5)
+    generation: int = 0  # of that link, so that a pair's failure is counted once (R5, one loop)
     detail: str = ""
 
 
@@ -363,7 +363,7 @@ class DrainState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Status of a process (R21, heartbeats). A gateway's renews the leases of its sessions (R19), or releases them."""
+    """Status of a process (R21, failure detection). A gateway's renews or releases its session leases (R19, leases)."""
 
     steps: int = 0
     oldest_ready_ms: float = 0.0  # age of the oldest row that is waiting or running

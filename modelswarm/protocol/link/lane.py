@@ -1,7 +1,7 @@
 """One lane of an open link: a queue with a writing task, and a reading task.
 
 Made by `links.py` for each of the two streams of a link. The writer packs all queued items into as few frames as
-possible. Nothing here waits for the handler or blocks a sender (R11, flow control). A queue that grows too long, or a
+possible. Nothing here waits for the handler or blocks a sender (R11, windows). A queue that grows too long, or a
 peer that reads nothing for too long, ends the link. Knows items and frames; does not know peers or gRPC.
 """
 
@@ -28,7 +28,7 @@ class LinkLimits:
     connect_seconds: float = 1.0
     handshake_seconds: float = 5.0
     stalled_seconds: float = 30.0
-    queued_bytes: int = 256 << 20  # per lane: many times a server's window for one peer (R11)
+    queued_bytes: int = 256 << 20  # per lane: many times a server's window per peer (R11, windows)
     close_seconds: float = 0.5  # for writing queued items when this process closes its links
 
 

@@ -45,7 +45,7 @@ class ResponseBuilder(Protocol):
         ...
 
     def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
-        """Return the event of some text. `event_id`: the last log position that it covers (R17, resumption)."""
+        """Return the event of some text. `event_id`: the last log position that it covers (R17, sampling)."""
         ...
 
     def closing(self, finish: str, completion: int) -> bytes:

@@ -1,4 +1,4 @@
-"""Reads server-sent events of another gateway and cuts them where a stream can be resumed (R17, resumption).
+"""Reads server-sent events of another gateway and cuts them where a stream can be resumed (R17, sampling).
 
 Used by the relay. Never returns half an event: the gateway that continues the stream writes the next event whole. Knows
 no sessions.

@@ -1,7 +1,7 @@
 """The health monitor: drives all detectors at every tick and starts recovery for the faults that nothing reports.
 
 Used by `gateway.py`, which passes every message and every tick. It finds silent servers, hops that do not acknowledge
-a Fence, overdue tokens and outliers. It also finds stalls of our own event loop (R19, ownership; R21, failure
+a Fence, overdue tokens and outliers. It also finds stalls of our own event loop (R19, leases; R21, failure
 detection). Does not know faults that are reported: a server's own FaultReport, broken links, and gaps in rows.
 """
 

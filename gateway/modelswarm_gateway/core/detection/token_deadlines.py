@@ -1,4 +1,4 @@
-"""Deadlines of tokens: the time by which a session's next token is due (R21, silence), from its servers' step times.
+"""Token deadlines (R21, failure detection): latest time of a session's next token, from its servers' step times.
 
 Pure; used by `monitor.py`, which keeps a `Progress` per session. Generous on purpose: a deadline that is too short
 costs a Fence, while most faults are found by other means. Knows no silence and no links.
@@ -42,7 +42,7 @@ class Progress:
 
 
 def is_token_due(session: Session) -> bool:
-    """True if the swarm may produce a token now: the client has read enough (R7, flow control)."""
+    """True if the swarm may produce a token now: the client has read enough (R7, credit)."""
     return session.state is SessionState.RUNNING and session.length <= session.credit
 
 

@@ -205,7 +205,7 @@ class Migrations:
             self._no_target_until[old.peer] = now + NO_TARGET_SECONDS
             return
         if parked or targets is None:
-            # No copy: its next turn uses other servers (R8, parked sessions).
+            # No copy: its next turn uses other servers (R8, parked).
             session.hops.remove(old)
             self._recovery.hops.detach(old)
             return

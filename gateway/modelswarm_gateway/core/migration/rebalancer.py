@@ -1,7 +1,7 @@
 """The rebalancer: migrates sessions from servers that have too many of them to replicas that have few, one at a time.
 
 Ticked by `gateway.py`. It gathers the loads that `imbalance.py` judges, and picks the session. Does not know how a
-session is migrated (R13, `migrations.py`).
+session is migrated (R13, migration; `migrations.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Failures of the link between two servers that both run (R5, recovery).
+"""Failures of the link between two servers that both run (R5, one loop).
 
 The part `registry.links` of the server registry; recovery and migration plan around unreliable links. A failure is
 forgotten after a while. Knows no routes.
