@@ -222,7 +222,10 @@ class ServerCore:
             self._outbox.send_to_gateway(peer, report)
 
     def _hop_in_epoch(self, item: Rows | Token | Window | Input) -> Hop | None:
-        """Return the hop of a message of the current epoch; None for all others, which are dropped (R1, epochs)."""
+        """Return the hop of a message of the current epoch.
+
+        None for all others, which are dropped (R1, rows never truncate).
+        """
         hop = self._fencing.hops.get(item.handle)
         if hop is None or item.epoch != hop.epoch or hop.phase is Phase.STOPPED:
             return None
@@ -378,7 +381,7 @@ class ServerCore:
 
     @property
     def busy_gateways(self) -> set[PeerId]:
-        """Gateways due a heartbeat every 100 ms (R21, heartbeats): those with a running session here.
+        """Gateways due a heartbeat every 100 ms (R21, failure detection): those with a running session here.
 
         During a drain all linked gateways.
         """

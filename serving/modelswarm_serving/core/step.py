@@ -100,7 +100,7 @@ class Steps:
 
     def _first_emitted(self, hop: Hop, first: int, end: int) -> int:
         """Return the first position whose output row is needed. The replay log takes all rows, also those that the
-        successor has (R6, replay log)."""
+        successor has (R6, replay)."""
         if hop.is_tail:
             return end
         assert hop.started is not None

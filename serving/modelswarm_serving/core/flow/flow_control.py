@@ -1,4 +1,4 @@
-"""Flow control of rows: each hop grants its predecessor a window (R11: windows, R12: memory).
+"""Flow control of rows: each hop grants its predecessor a window (R11: windows, R12: admission).
 
 Used by `server.py` and `step.py`. A hop grants a window of rows beyond its applied rows. The rows in flight from one
 peer to all hops, below their row n, are bounded as well. When a span is lost, hundreds of sessions are replayed over
@@ -38,7 +38,7 @@ class FlowControl:
         if hop in self._in_flight:  # a decoding hop is not
             self._set_in_flight(hop, to.address.peer, min(hop.granted, n) - hop.received)
         limit = min(hop.kv + self._window, hop.turn.reserved_positions)
-        # all bulk rows are here: the predecessor may switch to the live lane (R9, lanes)
+        # all bulk rows are here: the predecessor may switch to the live lane (R9, one lane at a time)
         acknowledge = hop.received >= n > started.start and not hop.bulk_acknowledged
         # granted in halves of the window; the reserve may cap `granted`, but not the distance
         distance = hop.kv + self._window - hop.granted

@@ -1,6 +1,7 @@
-"""Receives rows, tokens and log entries for a hop (R1: epochs, R10: early messages). Returns the fault found, or None.
+"""Receives rows, tokens and log entries for a hop (R1: rows never truncate, R10: nothing overtakes StartEpoch).
 
-Called by `server.py`, which has checked handle, epoch, phase and sender, and reports the fault. Sends nothing.
+Returns the fault found, or None. Called by `server.py`, which has checked handle, epoch, phase and sender, and
+reports the fault. Sends nothing.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def retained_fault(log: ReplayLog, hop: Hop, message: StartEpoch) -> Fault | Non
 
 
 def send_retained(out: Outbox, hop: Hop, log: ReplayLog, row_bytes: int) -> Fault | None:
-    """Send retained rows [sent, start) on the bulk lane, as far as the successor's window reaches (R6, replay log).
+    """Send retained rows [sent, start) on the bulk lane, as far as the successor's window reaches (R6, replay).
 
     They leave before the first computed row, because no row is computed beyond that window.
     """
@@ -53,7 +53,10 @@ def send_retained(out: Outbox, hop: Hop, log: ReplayLog, row_bytes: int) -> Faul
 
 
 def send_rows(out: Outbox, hop: Hop, first: int, rows: bytes | memoryview, row_bytes: int) -> None:
-    """Send rows [first, ...) of a step: those below n on bulk at once, later ones on live in turn (R9, lanes)."""
+    """Send rows [first, ...) of a step: those below n on bulk at once, later ones on live in turn.
+
+    See R9 (one lane at a time).
+    """
     started = hop.started
     assert started is not None and started.successor is not None
     n, to = started.length - 1, started.successor
@@ -72,7 +75,7 @@ def send_rows(out: Outbox, hop: Hop, first: int, rows: bytes | memoryview, row_b
 
 
 def flush_live(out: Outbox, hop: Hop) -> None:
-    """Send the rows >= n that waited until all bulk rows were acknowledged (R9, lanes)."""
+    """Send the rows >= n that waited until all bulk rows were acknowledged (R9, one lane at a time)."""
     started = hop.started
     assert started is not None and started.successor is not None
     n, to = started.length - 1, started.successor
@@ -86,7 +89,10 @@ def flush_live(out: Outbox, hop: Hop) -> None:
 
 
 def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
-    """Append the sampled token to the log and send it: to the gateway always, to the ring up to the credit (R7)."""
+    """Append the sampled token to the log and send it.
+
+    To the gateway always, to the ring up to the credit (R7, credit).
+    """
     started = hop.started
     assert started is not None
     position = len(hop.log)

@@ -1,4 +1,4 @@
-"""Counter-based noise for sampling (R17, determinism): a pure function of (seed, choice, position, token id).
+"""Counter-based noise for sampling (R17, sampling): a pure function of (seed, choice, position, token id).
 
 There is no generator state, so a retried, migrated or rebuilt session draws the same tokens, in any batch.
 The mixing function is splitmix64's finaliser (Steele, Lea, Flood: Fast splittable pseudorandom number generators,

@@ -1,7 +1,7 @@
 """Samples the next token of many sessions at once, each by its own parameters.
 
 Called by the tail's span with the logits of the rows that have a sample request. A token is a pure function of (logits,
-parameters, log, position): see `noise.py` for R17 (determinism). Order: penalty, temperature, the filters of
+parameters, log, position): see `noise.py` for R17 (sampling). Order: penalty, temperature, the filters of
 `filters.py`, Gumbel-max. Knows nothing of sessions, stop tokens or models.
 """
 
