@@ -1,4 +1,4 @@
-"""A Token message is appended once, in order, and only from the tail of the running epoch (I2, I3, R4)."""
+"""A Token message is appended once, in order, and only from the tail of the running epoch (I2, I3; R4, freeze)."""
 
 from __future__ import annotations
 

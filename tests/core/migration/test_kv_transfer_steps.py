@@ -227,7 +227,7 @@ def test_last_position_is_copied_before_far_behind_copies() -> None:
 
 
 def test_read_in_a_step_keeps_its_pages_when_the_hop_shrinks() -> None:
-    """A turn ends while its KV is read, and the next one rewinds and needs fewer pages (R8: the Fence cuts at once)."""
+    """A turn ends during a KV read. The next one rewinds and needs fewer pages: its Fence cuts at once (R8, parked)."""
     network = ServerNetwork(options={"n_blocks": 6, "total_pages": 64, "page_size": 4})
     client = running(network)
     source = client.hops[1][0]

@@ -1,4 +1,4 @@
-"""Two sessions want a next turn, and there is room for one (R8: refused turns, R12: admission), with both cores."""
+"""Two sessions want a next turn, and there is room for one (R8: parked, R12: admission), with both cores."""
 
 from __future__ import annotations
 

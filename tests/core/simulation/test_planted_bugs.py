@@ -44,7 +44,7 @@ def test_regression_seed_without_its_bug_passes(name: str) -> None:
 
 
 def test_gap_check_alone_is_not_needed_with_ordered_lanes() -> None:
-    """The gap of R1 cannot be planted alone: only together with R9 does a gap arise."""
+    """A gap of R1 (rows never truncate) needs a second planted bug, in R9 (one lane at a time)."""
     assert first_violation(Cores(server=IgnoresGaps), "slow_bulk", range(30)) is None
 
 

@@ -1,4 +1,4 @@
-"""A gateway of `modelswarm up` is killed: its streams resume at the next one, without waiting for a lease (R19)."""
+"""A gateway of `modelswarm up` is killed: its streams resume at the next one, which awaits no lease (R19, leases)."""
 
 from __future__ import annotations
 

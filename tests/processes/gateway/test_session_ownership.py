@@ -1,4 +1,4 @@
-"""Names of sessions at several gateways: who has one, and who may open, use or resume it (R20)."""
+"""Names of sessions at several gateways: who has one, and who may open, use or resume it (R20, takeover)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gateway is lost: its named sessions go on at another one, and are never had by two (R19, R20)."""
+"""A gateway is lost: its named sessions go on at another one, and are never had by two (R19: leases, R20: takeover)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Servers that know a named session are silent or cut off: a gateway does not take that for "nowhere" (R20)."""
+"""Servers that know a named session are silent or cut off: no gateway takes that for "nowhere" (R20, takeover)."""
 
 from __future__ import annotations
 

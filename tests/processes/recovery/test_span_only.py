@@ -1,4 +1,4 @@
-"""Real processes: when a server dies, the others of its route run nothing again (R6)."""
+"""Real processes: when a server dies, the others of its route run nothing again (R6, replay)."""
 
 from __future__ import annotations
 

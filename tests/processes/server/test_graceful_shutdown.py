@@ -1,4 +1,4 @@
-"""SIGTERM of a server process: it reports the drain, serves sessions until they have left, and exits (R13, drain)."""
+"""SIGTERM of a server process: it reports the drain, serves sessions until all have left, exits (R13, migration)."""
 
 from __future__ import annotations
 

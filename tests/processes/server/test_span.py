@@ -176,7 +176,7 @@ def test_a_part_of_a_span_computes_that_part(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_copied_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
-    """R13: another server writes what was read here, into other pages, and in parts."""
+    """R13 (migration): another server writes what was read here, into other pages, and in parts."""
     options = replace(OPTIONS, dtype=dtype)
     old, whole, part = (load_span(folder, 0, 4, options) for _ in range(3))
     tokens = prompts()[0]

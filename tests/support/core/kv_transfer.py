@@ -1,4 +1,4 @@
-"""A hop that is copied by hand (R13, the servers' half), on the hash model."""
+"""A hop that is copied by hand: the servers' half of R13 (migration), on the hash model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A gateway that does only what a test tells it, over real server cores on the in-memory network.
 
 `ServerNetwork` holds servers and what they said to scripted gateways. `Client` is one session of such a gateway: it
-fences, says Go by the pass R6 and reads what the servers say.
+fences, says Go by the pass of R6 (replay) and reads what the servers say.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Client:
                 self.log.append(item.token)
 
     def starts(self) -> list[int]:
-        """Return the position at which each hop restarts, by the restart pass (R6)."""
+        """Return the position at which each hop restarts, by the restart pass (R6, replay)."""
         answers = [self.fenced[index] for index in range(len(self.hops))]
         states = [
             HopState(answer.kv, last, answer.retained)

@@ -1,4 +1,4 @@
-"""Another request for a client's session, at another gateway: two gateways take the session over at once (R20).
+"""Another request for a client's session, at another gateway: two gateways take it over at once (R20, takeover).
 
 Does what the API of a gateway does, but heeds no claim: a gateway that stalls between its search and its Fences does
 not either. The tokens of its turn are checked against the log and the parameters of that gateway (`world.py`).

@@ -1,4 +1,4 @@
-"""Planted bugs in ownership (R20): each puts back a hole that the protocol once had, between two gateways.
+"""Planted bugs in ownership (R20, takeover): each puts back a hole that the protocol once had, between two gateways.
 
 As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """

@@ -81,7 +81,7 @@ class MixesLanes(ServerCore):
 
 
 class MixesLanesAndIgnoresGaps(MixesLanes, IgnoresGaps):
-    """R1 and R9 together: no gap arises while R9 holds."""
+    """R1 (rows never truncate) and R9 (one lane at a time) together: no gap arises while R9 holds."""
 
 
 class EarlyTail(Hop):

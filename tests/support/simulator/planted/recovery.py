@@ -1,4 +1,4 @@
-"""Planted bugs in recovery and detection: retained rows (R6, replay), KV copies (R13, migration), silence (R21).
+"""Planted bugs in recovery and detection (R6: replay, R13: migration, R21: failure detection).
 
 As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """

@@ -105,7 +105,7 @@ class AsksLinkedServersOnly(OwnershipCheck):
 
 
 class SilentAboutTakenHops(ServerCore):
-    """R20 (ownership): a StartEpoch for a hop that another gateway took over is not answered."""
+    """R20 (takeover): a StartEpoch for a hop that another gateway took over is not answered."""
 
     @override
     def _reject_unknown(self, peer: PeerId, message: StartEpoch) -> None:

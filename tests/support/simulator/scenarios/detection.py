@@ -1,4 +1,4 @@
-"""Scenarios of faults that only silence (R21) or a deadline shows: stops, parted pairs, one-way links.
+"""Scenarios of faults that only silence or a deadline shows (R21, failure detection): stops, partitions, one-way links.
 
 Used by `base.py`, which has the list of all.
 """
