@@ -105,8 +105,7 @@ class Fence:
     create: Create | None = None
     turn: Turn | None = None  # set with `create`, and when a new turn begins
     branch: int = 0  # reserved: speculative rollback
-    # Newest epoch that ran, as far as this gateway knows (R20, takeover); None: none ran.
-    last_started: Epoch | None = None
+    last_started: Epoch | None = None  # newest epoch that ran, as far as the gateway knows (R20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +276,8 @@ class OwnedSessions:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Frees a hop. A relinquished one that has run stays without an owner, for the next takeover (R20, ownership)."""
-
     handle: Handle
-    relinquished: bool = False
+    relinquished: bool = False  # a hop that has run stays, without an owner (R20, ownership)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ class ServerSettings:
     recovery_fraction: float = 0.1  # share of the pages for recoveries only (R12, admission)
     token_budget: int = 512  # rows per step
     row_window: int = 1024  # rows a predecessor may send beyond the applied ones (R11, windows)
-    in_flight_bytes: int = 32 << 20  # bytes of rows in flight here from one peer (R12, admission)
+    in_flight_bytes: int = 32 << 20  # bytes of rows in flight here from one peer (R11, windows)
     replay_bytes: int = 256 << 20  # host memory of the replay log (R6, replay); 0: no replay log
     transfer_rate: int = 0  # bytes/s of KV transfers (R13, migration) during decoding; 0: no limit
 

@@ -181,7 +181,7 @@ INVARIANTS: Promises = {
     "I6 Admission": (
         f"{CORE}/server/test_admission.py::test_create_reserves_pages_and_keeps_a_tenth_for_recovery",
         f"{API}/test_http_faults.py::test_request_without_room_is_refused_with_retry_after",
-        f"{PLANTED}[R12 grants full windows]",
+        f"{PLANTED}[R11 grants full windows]",
         f"{SIMULATED}[tight-range(0, 5)]",
     ),
     "I7 Isolation": (

@@ -1,4 +1,4 @@
-"""Flow control of rows: each hop grants its predecessor a window (R11: windows, R12: admission).
+"""Flow control of rows: each hop grants its predecessor a window (R11, windows).
 
 Used by `server.py` and `step.py`. A hop grants a window of rows beyond its applied rows. The rows in flight from one
 peer to all hops, below their row n, are bounded as well. When a span is lost, hundreds of sessions are replayed over

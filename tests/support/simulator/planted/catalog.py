@@ -195,7 +195,7 @@ PLANTS: dict[str, Plant] = {
     "R10 drops early inputs": in_server(DropsEarlyInputs, "sparse"),
     "R11 ignores windows": in_server(IgnoresWindows, "prefill"),
     "R8 keeps grants of refused turns": in_recovery(KeepsGrantsOfRefusedTurns, "jam", 150),
-    "R12 grants full windows": in_server(GrantsFullWindows, "bursts"),
+    "R11 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
     "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies"),
     "R13 rebalances stale sessions": in_migrations(RebalancesStaleSessions, "rebalances", 40),

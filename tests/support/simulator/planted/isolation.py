@@ -24,7 +24,7 @@ class FailsAllHops(ServerCore):
 
 
 class GrantsFullWindows(ServerCore):
-    """R12 (admission): each hop grants its whole window, whatever all hops expect from one peer."""
+    """R11 (windows): each hop grants its whole window, whatever all hops expect from one peer."""
 
     def __init__(
         self, settings: ServerSettings, shape: ModelShape, draw: Callable[[], int]
