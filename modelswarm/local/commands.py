@@ -35,7 +35,7 @@ class LocalSettings:
     token_budget: int | None = None  # rows per step of a server; None: the server's default
     restart_limit: float = 30.0  # seconds; the longest wait before a process is started again
     hash_model: bool = False  # the exact test model instead of the transformer
-    start_timeout: float = 180.0  # seconds until all processes must be ready
+    start_timeout: float = 180.0  # seconds without progress after which a start fails
     publish: bool = True  # `status`, `chat` and `generate` find the swarm
     run_name: str | None = None  # its folder's name, unique on this machine; None: the swarm's name
     flags: Mapping[str, tuple[str, ...]] = field(

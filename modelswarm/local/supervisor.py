@@ -75,7 +75,7 @@ class JobChange:
 
 
 class StartError(ModelSwarmError):
-    """A process ended, or was not ready in time, while the swarm was being started."""
+    """A process ended, or made no progress, while the swarm was being started."""
 
     def __init__(self, message: str, is_user_error: bool = False) -> None:
         super().__init__(message)
@@ -135,10 +135,13 @@ class Supervisor:
         self._thread = threading.Thread(target=self._run, name="supervisor", daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Start every job and wait until all are ready. On failure stop all and raise StartError."""
+        """Start every job and wait until all are ready. On failure stop all and raise StartError.
+
+        `timeout`: seconds without progress of any job that is not ready.
+        """
         self._thread.start()
         try:
-            self._wait_all_ready(time.monotonic() + timeout)
+            self._wait_all_ready(timeout)
         except BaseException:
             self.stop()
             raise
@@ -242,22 +245,28 @@ class Supervisor:
         with self._changed:
             self._changed.notify_all()
 
-    def _wait_all_ready(self, deadline: float) -> None:
+    def _wait_all_ready(self, timeout: float) -> None:
         def settled() -> bool:
             states = [record.state for record in self._records.values()]
             ready = all(state is JobState.READY for state in states)
             return ready or self._failure is not None or self._first_exited() is not None
 
-        self.wait_until(settled, deadline - time.monotonic())
+        late, deadline = self._describe_late_jobs(), time.monotonic() + timeout
+        while time.monotonic() < deadline and not self.wait_until(settled, min(timeout, 1.0)):
+            before, late = late, self._describe_late_jobs()
+            if late != before:
+                deadline = time.monotonic() + timeout
         self.raise_if_failed()
         record = self._first_exited()
         if record is not None:
             raise StartError(
                 _describe_start_failure(record), record.exit_code in LASTING_EXIT_CODES
             )
-        late = [_describe_late(r) for r in self._records.values() if r.state is not JobState.READY]
-        if late:
-            raise StartError(f"not ready in time: {', '.join(late)}; see {self._logs}")
+        if late := self._describe_late_jobs():
+            raise StartError(f"no progress for {timeout:g} s: {', '.join(late)}; see {self._logs}")
+
+    def _describe_late_jobs(self) -> list[str]:
+        return [_describe_late(r) for r in self._records.values() if r.state is not JobState.READY]
 
     def _first_exited(self) -> _JobRecord | None:
         return next((running for running in self._records.values() if running.exit_reason), None)

@@ -109,7 +109,6 @@ class LocalSwarm:
             }
         )
         self._folder = RunFolder.claim(wanted.run_name or self.plan.name)
-        deadline = time.monotonic() + wanted.start_timeout
         try:
             if self.plan.chat_template is not None:
                 self._folder.chat_template.write_text(self.plan.chat_template, encoding="utf-8")
@@ -117,7 +116,7 @@ class LocalSwarm:
                 self._folder.announce(self._start_info())
             self._supervisor = self._new_supervisor(self._folder)
             self._supervisor.start(wanted.start_timeout)
-            self._wait_linked(deadline, self._folder)
+            self._wait_linked(wanted.start_timeout, self._folder)
             info = self._run_info()
             if wanted.publish:
                 self._folder.publish(info)
@@ -255,15 +254,22 @@ class LocalSwarm:
             raise RuntimeError("the swarm has not been started")
         return self._supervisor
 
-    def _wait_linked(self, deadline: float, folder: RunFolder) -> None:
-        """Wait until every gateway has a link to every server and the model's tokenizer."""
+    def _wait_linked(self, timeout: float, folder: RunFolder) -> None:
+        """Wait until every gateway has a link to every server and the model's tokenizer.
+
+        `timeout`: seconds without progress.
+        """
         for job, gateway in zip(self.gateways, self.gateway_addresses, strict=True):
+            seen, deadline = None, 0.0
             with SwarmClient(gateway.admin) as client:
                 while not (progress := self.fetch_gateway_progress(client)).is_ready:
                     self.raise_if_failed()
-                    if time.monotonic() > deadline:
+                    if (progress.phase, progress.done) != seen:
+                        seen = progress.phase, progress.done
+                        deadline = time.monotonic() + timeout
+                    elif time.monotonic() > deadline:
                         log = folder.logs / f"{job.name}-{job.incarnation}.log"
-                        raise StartError(_describe_late_gateway(job.name, progress, log))
+                        raise StartError(_describe_late_gateway(job.name, progress, timeout, log))
                     time.sleep(POLL_SECONDS)
 
     def gateway_target(self, name: str) -> str | None:
@@ -373,7 +379,8 @@ class LocalSwarm:
         return dataclasses.replace(wanted, http=http, grpc=grpc, metrics=metrics, admin=admin)
 
 
-def _describe_late_gateway(name: str, progress: StartProgress, log: Path) -> str:
-    """Return the sentence about a gateway that is not ready in time, with the last lines of its log."""
+def _describe_late_gateway(name: str, progress: StartProgress, timeout: float, log: Path) -> str:
+    """Return the sentence about a gateway that makes no progress, with the last lines of its log."""
     lines = "".join(f"\n  {line}" for line in read_log_tail(log))
-    return f"{name} is not ready in time: {describe_progress(progress)}; its last lines:{lines}"
+    phase = describe_progress(progress)
+    return f"{name} made no progress for {timeout:g} s: {phase}; its last lines:{lines}"

@@ -168,7 +168,7 @@ def sleeping_server(
 
 def test_start_that_takes_too_long_names_the_phase(folder: Path) -> None:
     settings = replace(HASH, start_timeout=1.0)
-    with pytest.raises(StartError, match=r"not ready in time: .*tiny-s0-r0 \(importing\)"):
+    with pytest.raises(StartError, match=r"no progress for 1 s: .*tiny-s0-r0 \(importing\)"):
         LocalSwarm(plan(folder, spans=1, replicas=1), settings, spawn=sleeping_server).start()
 
 

@@ -5,6 +5,7 @@ Real processes: small stand-ins in the servers' place, so that each test takes a
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -197,10 +198,29 @@ def test_process_that_is_never_ready_ends_the_start(tmp_path: Path) -> None:
     never = Job("slow", job.command, lambda pid: False, job.remove_files)
     supervisor = Supervisor([never], dict(os.environ), tmp_path)
 
-    with pytest.raises(StartError, match="not ready in time: slow"):
+    with pytest.raises(StartError, match=r"no progress for 0\.5 s: slow"):
         supervisor.start(0.5)
 
     assert all(view.state is JobState.STOPPED for view in supervisor.job_statuses())
+
+
+@pytest.mark.full
+def test_start_with_progress_outlasts_its_timeout(tmp_path: Path) -> None:
+    """Each second the job tells another phase; it is ready at the third one."""
+    job, phases = stand_in(tmp_path, "slow"), itertools.count()
+    told: list[int] = []
+
+    def describe(pid: int) -> str:
+        told.append(next(phases))
+        return f"phase {told[-1]}"
+
+    slow = Job(
+        "slow", job.command, lambda pid: len(told) > 3, job.remove_files, describe_start=describe
+    )
+    supervisor = Supervisor([slow], dict(os.environ), tmp_path)
+    supervisor.start(1.0)
+    assert [view.state for view in supervisor.job_statuses()] == [JobState.READY]
+    supervisor.stop()
 
 
 PARENT = """
