@@ -60,12 +60,7 @@ class GatewayApp:
         metrics = node.recovery_events.observer = Metrics(node, vllm_names=settings.vllm_metrics)
         if cluster is not None:
             metrics.registry.register(PodCollector(cluster))
-        options = ServiceSettings(
-            max_named_sessions=settings.max_named_sessions,
-            idle_seconds=settings.idle_seconds,
-            keepalive_seconds=settings.keepalive_seconds,
-        )
-        service = GenerationService(node, metrics, loop.time, options)
+        service = GenerationService(node, metrics, loop.time, _service_settings(settings))
         forwarder, grpc_server = Forwarder(), GrpcServer(service, client_api(service))
         admin_server = GrpcServer(service, admin_api(service, node.drains))
         grpc_target = grpc_server.bind("--grpc", settings.grpc)
@@ -106,13 +101,8 @@ class GatewayApp:
         finally:
             if settings.run_file is not None:
                 remove_run_file(settings.run_file)
-            await _run_all(
-                [
-                    grpc_server.stop(),
-                    admin_server.stop(),
-                    *(server.stop() for server in http_servers),
-                ]
-            )
+            apis = (grpc_server.stop(), admin_server.stop())
+            await _run_all([*apis, *(server.stop() for server in http_servers)])
             for task in tasks:
                 task.cancel()
             await _run_all([node.shut_down(), forwarder.close()])
@@ -184,6 +174,14 @@ class GatewayApp:
         await service.wait_until_idle(left)
         service.abort_all()
         refusing.cancel()
+
+
+def _service_settings(settings: Settings) -> ServiceSettings:
+    return ServiceSettings(
+        max_named_sessions=settings.max_named_sessions,
+        idle_seconds=settings.idle_seconds,
+        keepalive_seconds=settings.keepalive_seconds,
+    )
 
 
 def _readiness_check(

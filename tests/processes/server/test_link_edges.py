@@ -8,7 +8,7 @@ import pytest
 from support.processes.link_peers import DEADLINE, joined, nodes
 
 from modelswarm.protocol.identity import Address, PeerId
-from modelswarm.protocol.messages import Heartbeat
+from modelswarm.protocol.messages import Close, Heartbeat, Hello, Item
 
 
 @pytest.mark.parametrize("target", ["a\0b:1", "\ud800:1", "nowhere"])
@@ -40,3 +40,31 @@ async def test_failing_unlink_handler_leaves_no_task() -> None:
         await b.received.until(lambda: len(b.received.up) == 2)
         a.send(b.address, [Heartbeat(steps=7)])
         await b.received.until(lambda: Heartbeat(steps=7) in b.received.items)
+
+
+async def test_failing_item_handler_ends_that_link_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+
+        def fail(peer: str, items: list[Item]) -> None:
+            raise RuntimeError("a bug")
+
+        b.received.hook = fail
+        a.send(b.address, [Close(1)])
+        await a.received.until(lambda: bool(a.received.down))
+        await b.received.until(lambda: bool(b.received.down))
+        assert any(record.exc_info for record in caplog.records)
+
+
+async def test_failing_link_handler_ends_that_link() -> None:
+    async with nodes("a", "b") as (a, b):
+
+        def fail(peer: str, hello: Hello) -> None:
+            raise RuntimeError("a bug")
+
+        b.received.on_link_up = fail  # type: ignore[method-assign]
+        a.links.dial(b.address)
+        await a.received.until(lambda: bool(a.received.down))
+        await b.received.until(lambda: bool(b.received.down))

@@ -30,7 +30,6 @@ from modelswarm.protocol.link.lane import LinkLimits
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
     Close,
-    Hello,
     Input,
     Item,
     Lane,
@@ -363,34 +362,6 @@ async def test_reconnecting_peer_replaces_its_old_link() -> None:
             a.send(Address("again/1/x", ""), [Close(7)])
             async with asyncio.timeout(DEADLINE):
                 assert await second.lanes[Lane.LIVE].read() == next(iter(pack([Close(7)])))
-
-
-async def test_failing_item_handler_ends_that_link_and_is_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async with nodes("a", "b") as (a, b):
-        await joined(a, b)
-
-        def fail(peer: str, items: list[Item]) -> None:
-            raise RuntimeError("a bug")
-
-        b.received.hook = fail
-        a.send(b.address, [Close(1)])
-        await a.received.until(lambda: bool(a.received.down))
-        await b.received.until(lambda: bool(b.received.down))
-        assert any(record.exc_info for record in caplog.records)
-
-
-async def test_failing_link_handler_ends_that_link() -> None:
-    async with nodes("a", "b") as (a, b):
-
-        def fail(peer: str, hello: Hello) -> None:
-            raise RuntimeError("a bug")
-
-        b.received.on_link_up = fail  # type: ignore[method-assign]
-        a.links.dial(b.address)
-        await a.received.until(lambda: bool(a.received.down))
-        await b.received.until(lambda: bool(b.received.down))
 
 
 async def test_cancelling_acceptor_is_a_failed_dial() -> None:
