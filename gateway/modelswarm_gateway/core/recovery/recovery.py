@@ -162,7 +162,6 @@ class Recovery:
         for hop in route:
             self.hops.attach(session, hop)
         session.hops, session.copy_targets = route, []
-        session.lost_hops = [hop for hop in session.lost_hops if hop not in route]
 
     def close_hops(self, session: Session, *, relinquished: bool = False) -> None:
         """Close every hop, so that all connected servers free its pages."""

@@ -53,6 +53,8 @@ class HopTable:
         """Enter the hop into the table as part of the session's route or beside it."""
         if hop not in session.hops and hop not in session.copy_targets:
             self._registry.add_hop(hop.peer, session.turn.reserved_positions, session.length)
+        if hop in session.lost_hops:
+            session.lost_hops.remove(hop)
         self.closing.pop(hop.gateway_handle, None)
         self.by_handle[hop.gateway_handle] = (session, hop)
 
