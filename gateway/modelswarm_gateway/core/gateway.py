@@ -292,6 +292,7 @@ class GatewayCore:
             return
         self._record_epoch(s)
         self._recovery.close_hops(s)
+        s.state = SessionState.PARKED
         for other in self._sessions.values():
             if other.state is SessionState.HELD:
                 other.retry_at = min(other.retry_at, now)  # there may be room now

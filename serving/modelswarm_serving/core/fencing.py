@@ -303,7 +303,7 @@ class Fencing:
         hop = self.hops.get(close.handle)
         if hop is None or hop.gateway != peer:
             return
-        if not (close.relinquished and hop.was_started and hop.pending_fence is None):
+        if not (close.relinquished and hop.was_started):
             self.free_hop(hop)
             return
         self._stop_hop(hop)

@@ -15,7 +15,7 @@ from support.core.scripted_server import Script
 from support.core.server import MODEL, expected
 
 from modelswarm.protocol.identity import NO_HANDLE, Epoch, PeerId
-from modelswarm.protocol.messages import Close, FaultKind, Fence, FenceAck, Refusal
+from modelswarm.protocol.messages import Close, FaultKind, Fence, FenceAck, Lane, Refusal
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
@@ -262,3 +262,22 @@ def test_against_an_idle_owner_only_the_higher_goes(seed: int) -> None:
     split.swarm.run()
     assert split.answer(split.low) == WHOLE
     assert split.owners == [split.low.peer] * 2
+
+
+def test_late_refusal_does_not_end_the_next_session_of_a_name() -> None:
+    """Another gateway has the name. The session here is closed before it hears that, and opened again."""
+    swarm = takeover_network()
+    servers = [swarm.serve(0, 2), swarm.serve(2, 4)]
+    first, second = add_gateway(swarm, 1), add_gateway(swarm, 2)
+    second.start(SESSION, PROMPT, NEW, ahead=8, above=10)
+    swarm.held |= {(server.peer, first.peer, Lane.LIVE) for server in servers}
+    first.start(SESSION, PROMPT, NEW, ahead=8, above=0)
+    for gateway in (first, second):
+        gateway.core.close_session(SESSION, swarm.now)
+    swarm.run()
+    first.core.open_session(SESSION, MODEL, swarm.now, above=50)
+    swarm.held.clear()
+    swarm.run()
+    assert not first.all(OwnershipLost)
+    first.start(SESSION, PROMPT, NEW)
+    assert [*PROMPT, *first.tokens(SESSION)] == WHOLE

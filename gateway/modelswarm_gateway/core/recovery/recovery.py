@@ -163,18 +163,18 @@ class Recovery:
             self.hops.attach(session, hop)
         session.hops, session.copy_targets = route, []
 
-    def close_hops(self, session: Session, *, relinquished: bool = False) -> None:
+    def close_hops(self, session: Session) -> None:
         """Close every hop, so that all connected servers free its pages."""
         for hop in [*session.hops, *session.copy_targets]:
-            self.hops.detach(hop, relinquished=relinquished)
+            self.hops.detach(hop)
         session.hops, session.copy_targets = [], []
-        self.close_lost_hops(session, relinquished=relinquished)
+        self.close_lost_hops(session)
 
-    def close_lost_hops(self, session: Session, *, relinquished: bool = False) -> None:
+    def close_lost_hops(self, session: Session) -> None:
         """Close the hops of servers that were lost and have a link again."""
         for hop in session.lost_hops:
             if self._registry.is_connected(hop.peer):
-                self.hops.send_close(hop, relinquished=relinquished)
+                self.hops.send_close(hop)
         session.lost_hops = []
 
     # ---- fences and answers
@@ -186,7 +186,8 @@ class Recovery:
         session, hop = found
         was_closing = hop.gateway_handle in self.hops.closing
         if not self.hops.record_fence_ack(hop, answer):
-            if was_closing and answer.refusal is Refusal.STALE_EPOCH:
+            is_open = session.hops or session.is_in_turn
+            if was_closing and is_open and answer.refusal is Refusal.STALE_EPOCH:
                 self._relinquish_to_higher(session, answer)
             return
         if answer.epoch != session.epoch or hop.is_fenced:
@@ -374,10 +375,12 @@ class Recovery:
         The hops of the lower rank are left for a takeover: the other gateway may have ended. Those of a higher rank are
         freed, or they would outrank what the other gateway runs.
         """
-        self._drop(session, OwnershipLost(session.name), relinquished=is_outranked)
+        for hop in session.owned_hops:
+            hop.is_relinquished = is_outranked
+        self._drop(session, OwnershipLost(session.name))
 
-    def _drop(self, session: Session, reason: Effect, *, relinquished: bool = False) -> None:
-        self.close_hops(session, relinquished=relinquished)
+    def _drop(self, session: Session, reason: Effect) -> None:
+        self.close_hops(session)
         session.state = SessionState.PARKED
         self._forget(session)
         self._emit(reason)

@@ -58,7 +58,7 @@ class HopTable:
         self.closing.pop(hop.gateway_handle, None)
         self.by_handle[hop.gateway_handle] = (session, hop)
 
-    def detach(self, hop: Hop, *, relinquished: bool = False) -> None:
+    def detach(self, hop: Hop) -> None:
         """Remove the hop from its session and close it on its server as soon as its server handle is known."""
         self._registry.remove_hop(hop.peer)
         if not self._registry.is_connected(hop.peer):
@@ -66,7 +66,7 @@ class HopTable:
                 hop.gateway_handle, None
             )  # OwnedSessions frees it there when the link returns
         elif hop.server_handle != NO_HANDLE:
-            self.send_close(hop, relinquished=relinquished)
+            self.send_close(hop)
             self.by_handle.pop(hop.gateway_handle, None)
         elif hop.create_epoch is None:
             self.by_handle.pop(hop.gateway_handle, None)  # refused, or given up by the server
@@ -108,5 +108,5 @@ class HopTable:
                 del self.closing[reply]
                 self.by_handle.pop(reply, None)
 
-    def send_close(self, hop: Hop, *, relinquished: bool = False) -> None:
-        self._emit(Send(hop.server, Lane.LIVE, Close(hop.server_handle, relinquished)))
+    def send_close(self, hop: Hop) -> None:
+        self._emit(Send(hop.server, Lane.LIVE, Close(hop.server_handle, hop.is_relinquished)))

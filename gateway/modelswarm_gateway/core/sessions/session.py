@@ -49,6 +49,7 @@ class Hop:
     retained: tuple[RetainedRows, ...] = ()
     counters: Counters | None = None  # as frozen by the Fence; of the last epoch that ran
     accepted_turn: int = 0  # number of the last turn this hop has accepted
+    is_relinquished: bool = False  # its Close leaves KV and log to another gateway
     zone: str = ""  # failure domain of its server
     route_hop: RouteHop | None = None  # the planner's choice and its costs; None after a takeover
 

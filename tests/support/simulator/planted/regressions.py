@@ -72,9 +72,9 @@ class KeepsRefusedHops(HopTable):
     """I5: a hop that its server refused waits in the table for an answer when it is detached."""
 
     @override
-    def detach(self, hop: Hop, *, relinquished: bool = False) -> None:
+    def detach(self, hop: Hop) -> None:
         found = self.by_handle.get(hop.gateway_handle)
-        super().detach(hop, relinquished=relinquished)
+        super().detach(hop)
         is_refused = hop.server_handle == NO_HANDLE and hop.create_epoch is None
         if found is not None and is_refused and self._registry.is_connected(hop.peer):
             self.by_handle[hop.gateway_handle] = found
