@@ -309,6 +309,7 @@ class Fencing:
         self._stop_hop(hop)
         self._set_owner(hop, NO_GATEWAY)
         self._peers.on_relinquished(now)
+        hop.kept_since = self._peers.elapsed(now)
 
     def free_hop(self, hop: Hop) -> None:
         """Remove the hop at once; its pages are released when the step that borrowed them ends."""
@@ -352,7 +353,7 @@ class Fencing:
             if self._peers.gone_seconds(owner, now) >= 2 * self._peers.lease_seconds(owner)
         ]
         for hop in self.hops.owned_by(lost) if lost else ():
-            if self._peers.elapsed(now) - hop.log_requested_at >= 2 * self._peers.lease_seconds(
+            if self._peers.elapsed(now) - hop.kept_since >= 2 * self._peers.lease_seconds(
                 hop.gateway
             ):
                 self.free_hop(hop)

@@ -100,7 +100,7 @@ class SessionLookup:
             )
             return
         hop = max(hops, key=lambda hop: hop.durable_log)
-        log, hop.log_requested_at = hop.log[: hop.durable_log], self._peers.elapsed(now)
+        log, hop.kept_since = hop.log[: hop.durable_log], self._peers.elapsed(now)
         for start in range(0, max(1, len(log)), CHUNK_TOKENS):
             chunk = LogChunk(
                 session=hop.session,

@@ -281,3 +281,19 @@ def test_late_refusal_does_not_end_the_next_session_of_a_name() -> None:
     assert not first.all(OwnershipLost)
     first.start(SESSION, PROMPT, NEW)
     assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
+
+
+def test_relinquished_hop_ends_although_others_follow() -> None:
+    swarm = takeover_network()
+    server = swarm.serve(0, 4)
+    gateway = add_gateway(swarm, 1)
+    names = [f"{SESSION}{at}" for at in range(12)]
+    for name in names:
+        gateway.start(name, PROMPT, NEW, ahead=2, above=0)
+    for name in names:
+        session = gateway.core._sessions[name]
+        gateway.core._recovery.relinquish(session, is_outranked=True)
+        swarm.wait(LEASE / 4)
+    swarm.wait(LEASE / 8)
+    left = [hop.session for hop in server.core._fencing.hops]
+    assert left == names[-7:], "each is kept for two leases"

@@ -145,9 +145,8 @@ class Hop:
     progress_sent_at: float = -math.inf  # standby: last progress message to the gateway
 
     last_used: float = -math.inf  # last message of its gateway or last step
-    log_requested_at: float = (
-        -math.inf
-    )  # last LogRequest of another gateway, in `Peers.elapsed` time
+    # It is kept for two leases from then on: its last LogRequest, or when it was relinquished (`Peers.elapsed` time).
+    kept_since: float = -math.inf
     in_step: bool = False  # in the running step: the model borrows pages and log
     pending_fence: Fence | None = None  # to apply when that step ends
     is_freed: bool = False  # its pages are released when that step ends

@@ -149,9 +149,9 @@ class Peers:
             self._gone_since[peer] = self.elapsed(now)
 
     def on_relinquished(self, now: float) -> None:
-        """Record that a hop was left without an owner. All such hops are kept like those of one gateway that ended."""
+        """Record that a hop was left without an owner. All such hops are those of one gateway that ended."""
         self._resigned.add(NO_GATEWAY)
-        self._gone_since[NO_GATEWAY] = self.elapsed(now)
+        self._gone_since.setdefault(NO_GATEWAY, self.elapsed(now))
 
     def gone_seconds(self, peer: PeerId, now: float) -> float:
         """Return the seconds since the link to `peer` broke; negative while it is up."""
