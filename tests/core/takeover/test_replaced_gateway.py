@@ -118,3 +118,24 @@ def test_lease_of_ended_gateway_stays_over_after_its_late_link() -> None:
     assert peers.has_ended("first")
     peers.mark_ended("one more")
     assert not peers.has_ended("first")
+
+
+def test_fetched_log_is_not_cut_to_the_length_found_before() -> None:
+    """The hops go on while the successor finds the session. It fetches the log, fences, and ends as well."""
+    made, first = swarm()
+    for server in made.servers.values():
+        server.step_seconds = 0.05
+    first.core.on_read(SESSION, len(PROMPT) + 20, made.now)
+    made.run()
+    second = add_gateway(made, 2, replaces=(first.peer,))
+    where = second.find(SESSION)
+    for _ in range(10):
+        made.now += 0.05
+        made.run()
+    log = second.adopt(where)
+    assert len(log) > max(hop.log for _, hop in where.hops)
+    made.run()
+    made.kill(second.peer)
+    made.wait(LEASE + 0.2)
+    third = add_gateway(made, 3)
+    assert third.adopt(third.find(SESSION)) == log

@@ -36,10 +36,10 @@ class HopTable:
                 return hop
         return self.create_hop(peer, first, last)
 
-    def create_hop(self, peer: PeerId, first: int, last: int, *, kv: int = 0, log: int = 0) -> Hop:
+    def create_hop(self, peer: PeerId, first: int, last: int, *, kv: int = 0) -> Hop:
         """Return a new hop with an unused handle. It is not in the table until `attach`.
 
-        `kv` and `log`: what another gateway has left there.
+        `kv`: positions that another gateway has left there.
         """
         server = self._registry.find_server(peer)
         assert server is not None, "a route has connected servers only"
@@ -47,7 +47,7 @@ class HopTable:
         while reply == NO_HANDLE or reply in self.by_handle:
             reply = self._draw()
         zone = server.hello.zone
-        return Hop(server.address, first, last, reply, kv_limit=kv, log_limit=log, zone=zone)
+        return Hop(server.address, first, last, reply, kv_limit=kv, zone=zone)
 
     def attach(self, session: Session, hop: Hop) -> None:
         """Enter the hop into the table as part of the session's route or beside it."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
-from modelswarm_gateway.core.sessions.session import Session, longest_chain
+from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Session, longest_chain
 
 
 def take_over(
@@ -32,8 +32,11 @@ def take_over(
         server.hello.peer for server in registry.servers_of(session.model, session.variant)
     }
     found = [
-        recovery.hops.create_hop(peer, hop.first, hop.last, kv=hop.kv, log=hop.log)
+        recovery.hops.create_hop(peer, hop.first, hop.last, kv=hop.kv)
         for peer, hop in where.hops
         if peer in compatible
     ]
-    recovery.adopt_hops(session, longest_chain(found))
+    hops = longest_chain(found)
+    for hop in hops:  # they may have run on since they were found
+        hop.kv_limit = hop.log_limit = NO_TRUNCATION
+    recovery.adopt_hops(session, hops)
