@@ -321,6 +321,7 @@ class GatewayCore:
         for session in sessions:
             if session.state is SessionState.HELD and now >= session.retry_at:
                 self._recovery.enter_loop(session, now)
+            self._recovery.send_fences(session, now)
         self.migrations.advance(now)
         self._rebalancer.rebalance(now)
 
@@ -406,8 +407,14 @@ class GatewayCore:
             if self._ownership_check.is_lost(session, peer, found):
                 outranked = (found.last_started or NO_EPOCH, found.epoch) > session.rank
                 self._recovery.relinquish(session, is_outranked=outranked)
-            elif was_waiting and not self._ownership_check.is_waiting(session, now):
-                self._recovery.on_owner_checked(session, now)
+            elif (
+                was_waiting
+                and session.state is SessionState.HELD
+                and not self._ownership_check.is_waiting(session, now)
+            ):
+                self._recovery.enter_loop(session, now)
+            else:
+                self._recovery.send_fences(session, now)
         self._session_search.on_session_info(peer, found, now)
 
     # ---- helpers and views

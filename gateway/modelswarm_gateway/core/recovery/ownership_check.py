@@ -58,18 +58,19 @@ class OwnershipCheck:
             query.due_at = query.until + self._settings.lease_seconds / 2
             query.unanswered = set(query.servers)
             self._ask(session, query)
-            query.unanswered -= self._registry.suspected
         return self.is_waiting(session, now)
 
     def is_waiting(self, session: Session, now: float) -> bool:
         """True if answers are missing that the session waits for."""
         query = session.query
-        return query is not None and bool(query.unanswered) and now < query.until
+        if query is None or now >= query.until:
+            return False
+        return bool(query.unanswered - self._registry.suspected)
 
-    def unanswered(self, session: Session, now: float) -> frozenset[PeerId]:
-        """Return the servers that have not answered in time."""
+    def may_create(self, session: Session, peer: PeerId, now: float) -> bool:
+        """False if a hop created on `peer` could replace what another gateway has run there."""
         query = session.query
-        return frozenset(query.unanswered if query is not None and now >= query.until else ())
+        return query is None or not (peer in query.unanswered or self.is_waiting(session, now))
 
     def on_start(self, session: Session) -> None:
         """The session runs: only servers that were not reached are still asked."""

@@ -91,8 +91,7 @@ class Recovery:
             session.state, session.retry_at = SessionState.HELD, now + self._settings.search_seconds
         else:
             session.state, session.fenced_at = SessionState.FENCING, now
-            for hop in session.hops:
-                self.hop_messages.send_fence(session, hop)
+            self.send_fences(session, now)
 
     def cut_over(self, session: Session, old: Hop, new: list[Hop], now: float) -> None:
         """Replace a hop by the new hops of its migration (R13, migration) and enter the loop with them."""
@@ -125,19 +124,13 @@ class Recovery:
 
     def _complete_route(self, session: Session, now: float) -> bool:
         """Replace lost hops so that the route covers all blocks. Return False if the session was held or refused."""
-        unanswered = self._ownership_check.unanswered(session, now)
-        avoided = self._registry.suspected | unanswered
-        plan = self._plan_route(session, avoided, now)
-        if plan is None and avoided:  # last resort: they may answer after all
+        plan = self._plan_route(session, self._registry.suspected, now)
+        if plan is None and self._registry.suspected:  # last resort: they may answer after all
             plan = self._plan_route(session, frozenset(), now)
         if plan is None:
             self._no_route(session, now)
             return False
         self._set_route(session, [self._hop_for(session, each) for each in plan])
-        if any(hop.server_handle == NO_HANDLE and hop.peer in unanswered for hop in session.hops):
-            session.refusal = RefusalReason.NO_SERVERS
-            self.hold(session, now)  # a create could free what another gateway ran there last
-            return False
         return True
 
     def _plan_route(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
@@ -216,20 +209,17 @@ class Recovery:
 
     def _on_unknown_hop(self, session: Session, hop: Hop, now: float) -> None:
         hop.forget(session.epoch)
-        if session.state is not SessionState.FENCING:
-            return
-        self._ownership_check.require(session, now)  # the hop may have another owner since
-        if not self._ownership_check.awaits_answers(session, now):
-            self.hop_messages.send_fence(session, hop)
+        if session.state is SessionState.FENCING:
+            self._ownership_check.require(session, now)  # the hop may have another owner since
+            self._ownership_check.awaits_answers(session, now)
+            self.send_fences(session, now)
 
-    def on_owner_checked(self, session: Session, now: float) -> None:
-        """No other gateway owns the session: fence its hops, or create those that were unknown."""
-        if session.state is SessionState.HELD:
-            self.enter_loop(session, now)
-        elif session.state is SessionState.FENCING:
-            for hop in session.hops:
-                if hop.server_handle == NO_HANDLE and hop.create_epoch is None:
-                    self.hop_messages.send_fence(session, hop)
+    def send_fences(self, session: Session, now: float) -> None:
+        """Send the Fences of this epoch that were not sent yet and may be sent now."""
+        for hop in session.hops if session.state is SessionState.FENCING else ():
+            may_create = self._ownership_check.may_create(session, hop.peer, now)
+            if hop.fence_epoch != session.epoch and (may_create or hop.server_handle != NO_HANDLE):
+                self.hop_messages.send_fence(session, hop)
 
     def _on_refusal(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
         """Plan without a server that has no room, in the same epoch; fenced hops stay fenced."""
@@ -283,15 +273,13 @@ class Recovery:
         return True
 
     def _replan(self, session: Session, now: float) -> None:
-        before = {h.gateway_handle for h in session.hops}
         if not self._complete_route(session, now):
             return
         session.fenced_at = now
-        for new in session.hops:
-            new.is_round_trip_timed = new.gateway_handle not in before
-            if new.is_round_trip_timed:
-                new.is_fenced = False
-                self.hop_messages.send_fence(session, new)
+        for hop in session.hops:
+            hop.is_round_trip_timed = hop.fence_epoch != session.epoch
+            hop.is_fenced = hop.is_fenced and not hop.is_round_trip_timed
+        self.send_fences(session, now)
         self._start_if_fenced(session)
 
     # ---- StartEpoch

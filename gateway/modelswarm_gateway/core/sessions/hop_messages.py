@@ -49,7 +49,7 @@ class HopMessages:
 
         `parked`: the hop will not run. `released`: and keeps only the pages of its KV.
         """
-        create = None
+        hop.fence_epoch, create = session.epoch, None
         if hop.server_handle == NO_HANDLE:
             for_recovery = for_recovery or (session.has_run and session.is_recovering)
             create = Create(session.name, hop.first, hop.last, for_recovery=for_recovery)

@@ -40,6 +40,7 @@ class Hop:
     # Lowest truncations since the last FenceAck (R3, lowest cuts); 0: a created hop must start empty.
     kv_limit: int = 0
     log_limit: int = 0
+    fence_epoch: Epoch = NO_EPOCH  # epoch of the last Fence
     create_epoch: Epoch | None = None  # epoch of the last create that has no FenceAck yet
     is_fenced: bool = False  # the FenceAck for the session's epoch has come
     # The FenceAck will answer the Fence sent at `Session.fenced_at`: it measures the round trip.
@@ -59,7 +60,7 @@ class Hop:
 
     def forget(self, epoch: Epoch) -> None:
         """Forget the server's state: it no longer knows this hop, which must be created again from `epoch` on."""
-        self.handle_epoch = epoch
+        self.handle_epoch, self.fence_epoch = epoch, NO_EPOCH
         self.server_handle, self.accepted_turn = NO_HANDLE, 0
         self.kv, self.log, self.retained = 0, 0, ()
         self.kv_limit = self.log_limit = 0

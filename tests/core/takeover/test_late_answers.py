@@ -1,0 +1,117 @@
+"""Servers that answer late, or not at all, when a gateway asks for the owner of a session (R19, leases; R20)."""
+
+from __future__ import annotations
+
+from core.takeover.test_returning_gateway import OTHER, reconnect, swarm_of_pairs
+from core.takeover.test_takeover import (
+    NEW,
+    PROMPT,
+    SESSION,
+    WHOLE,
+    adopt,
+    start_partial_turn,
+    swarm,
+)
+from support.core.gateway import LEASE, add_gateway
+from support.core.network import Network
+from support.core.server import Options
+
+from modelswarm.protocol.messages import Lane
+from modelswarm_gateway.core.interface.effects import Ejected, OwnershipLost
+
+
+def test_suspected_server_gets_no_create_before_it_answers() -> None:
+    """The session has run there since, at a gateway that has ended. The server is stopped, and known to be silent."""
+    made = Network(None, Options(lease_seconds=LEASE))
+    made.serve(0, 4)
+    made.serve(0, 4)
+    first, second = start_partial_turn(made), add_gateway(made, 2)
+    [old] = first.route(SESSION)
+    [lost] = [peer for peer in made.servers if peer != old]
+    made.cut_link(first.peer, old)
+    made.wait(0.5)
+    first.read(SESSION, len(PROMPT) + 12)
+    assert first.route(SESSION) == [lost]
+    read = [*PROMPT, *first.tokens(SESSION)]
+    made.kill(lost)
+    first.core.cancel_turn(SESSION, made.now)
+    made.wait(LEASE + 0.2)
+    adopt(made, second)
+    second.start(SESSION, OTHER, NEW)
+    made.kill(second.peer)
+    made.wait(LEASE + 0.2)
+    reconnect(made, first, [old])
+    first.start("unnamed", PROMPT, NEW, ahead=2)
+    server = made.servers[old]
+    server.frozen = True
+    made.wait(2.5)
+    assert [each.peer for each in first.all(Ejected)] == [old]
+    first.begin(SESSION, read, len(WHOLE) - len(read))
+    made.wait(0.6)
+    server.frozen = False
+    made.wait(1.0)
+    assert first.all(OwnershipLost)
+    found = add_gateway(made, 9).find(SESSION)
+    assert found.log_holders, "the log that ran last was there, and its server lives"
+    assert len(add_gateway(made, 8).adopt(found)) == len(OTHER) + NEW
+
+
+def test_held_session_goes_on_as_soon_as_its_server_answers() -> None:
+    """The tail dies a second time in the turn. The next server that connects is asked, and answers at once."""
+    made = Network(None, Options(lease_seconds=4.0))
+    made.serve(0, 2)
+    tail = made.serve(2, 4)
+    first = start_partial_turn(made)
+    made.kill(tail.peer)
+    made.wait(3.0)
+    assert first.view(SESSION).state == "held"
+    tail = made.serve(2, 4)
+    made.wait(1.0)
+    first.read(SESSION, len(PROMPT) + 12)
+    assert first.view(SESSION).state == "running"
+    made.kill(tail.peer)
+    made.wait(0.5)
+    assert first.view(SESSION).state == "held"
+    made.serve(2, 4)
+    made.run()
+    assert first.view(SESSION).state == "running"
+
+
+def test_unknown_hop_does_not_wait_for_a_stopped_server() -> None:
+    """The tail has dropped its hop. A server beside the route is stopped, and does not say that it has none."""
+    made = swarm()
+    made.serve(0, 2)
+    first = start_partial_turn(made)
+    head, tail = first.route(SESSION)
+    [spare] = set(made.servers) - {head, tail}
+    first.core.cancel_turn(SESSION, made.now)
+    made.run()
+    read = [*PROMPT, *first.tokens(SESSION)]
+    fencing = made.servers[tail].core._fencing
+    for hop in list(fencing.hops):
+        fencing.free_hop(hop)
+    made.servers[spare].frozen = True
+    first.start(SESSION, read, len(WHOLE) - len(read))
+    made.wait(1.0)
+    assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
+    assert not first.all(Ejected)
+
+
+def test_kept_hop_is_used_although_its_server_answers_late() -> None:
+    """The gateway was stopped. When it goes on, the answers of one server come late; a replica has answered."""
+    made = swarm_of_pairs()
+    first = start_partial_turn(made)
+    route = first.route(SESSION)
+    rows = [server.core.stats.rows for server in made.servers.values()]
+    first.frozen = True
+    made.wait(0.7 * LEASE)
+    first.frozen = False
+    made.held.add((route[0], first.peer, Lane.LIVE))
+    made.wait(0.4)
+    made.held.clear()
+    made.wait(2.0)
+    first.read(SESSION, len(WHOLE))
+    assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
+    assert first.route(SESSION) == route
+    ran = sum(server.core.stats.rows for server in made.servers.values()) - sum(rows)
+    assert ran <= 2 * NEW, "no row is run again"
