@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from core.takeover.test_takeover import NEW, PROMPT, SESSION, swarm
+from core.takeover.test_returning_gateway import swarm_of_pairs
+from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners, start_partial_turn, swarm
 from support.core.gateway import add_gateway
 
 from modelswarm.protocol.messages import Close
@@ -33,3 +34,24 @@ def test_lost_hop_that_becomes_a_copy_is_not_closed() -> None:
     assert [each.outcome for each in first.all(MigrationEnded)] == ["migrated"]
     assert first.route(SESSION) == [head, lost]
     assert lost not in [send.to.peer for send in made.sent(Close, first.peer)]
+
+
+def test_lost_hop_of_parked_session_leaves_a_drained_server() -> None:
+    """The client has gone before the new route gave a token."""
+    made = swarm_of_pairs()
+    first = start_partial_turn(made)
+    lost = first.route(SESSION)[1]
+    for server in made.servers.values():
+        server.lazy = True
+    made.cut_link(first.peer, lost)
+    made.run()
+    assert lost not in first.route(SESSION)
+    first.core.cancel_turn(SESSION, made.now)
+    made.link(first.peer, lost)
+    made.run()
+    hops = made.servers[lost].core._fencing.hops
+    assert len(hops) == 1
+    first.core.migrations.drain(lost, "test", made.now)
+    made.wait(0.2)
+    assert len(hops) == 0
+    assert owners(made) == {first.peer}

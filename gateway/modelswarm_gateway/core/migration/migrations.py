@@ -105,6 +105,7 @@ class Migrations:
         self._quiesce_batches(now)
         if self._registry.drains.peers or self._capped:
             self._cap_credit()
+            self._close_lost_hops()
         hops_left = any(self._registry.hops[peer] for peer in self._registry.drains.peers)
         if hops_left and not recovery_in_progress(self._sessions.values()):
             self._start_some(now)
@@ -125,6 +126,14 @@ class Migrations:
                 self._capped.discard(session.name)
                 self._recovery.hop_messages.grant_credit(session)
         self._capped &= self._sessions.keys()
+
+    def _close_lost_hops(self) -> None:
+        """Close hops that a parked session may not use again soon: a drained server would never be empty."""
+        for session in self._sessions.values():
+            if session.state is SessionState.PARKED and any(
+                hop.peer in self._registry.drains.peers for hop in session.lost_hops
+            ):
+                self._recovery.close_lost_hops(session)
 
     def _check(self, migration: Migration, now: float) -> None:
         if not self._is_current(migration):
