@@ -363,3 +363,26 @@ def _arguments(
     found: tuple[SessionLocation, FetchedLog],
 ) -> tuple[SessionLocation, str, FetchedLog]:
     return found[0], MODEL, found[1]
+
+
+def test_part_of_an_input_does_not_hide_the_whole_log() -> None:
+    """A gateway loses its links to the route, starts a new one, and ends when a part of the log has arrived there."""
+    made = swarm_of_pairs()
+    settings = GatewaySettings(lease_seconds=LEASE, max_live_input_tokens=0, max_input_tokens=4)
+    first = add_gateway(made, 1, settings)
+    first.start(SESSION, PROMPT, NEW, ahead=8, above=0)
+    second = add_gateway(made, 2)
+    read = [*PROMPT, *first.tokens(SESSION)]
+    old = first.route(SESSION)
+    bulk = [(first.peer, each, Lane.BULK) for each in made.servers if each not in old]
+    made.held |= set(bulk)
+    for server in old:
+        made.cut_link(first.peer, server)
+    made.run()
+    for lane in bulk:
+        made.deliver(lane)
+    made.run()
+    made.held.clear()
+    made.kill(first.peer)
+    made.wait(LEASE + 0.2)
+    assert second.adopt(second.find(SESSION))[: len(read)] == read

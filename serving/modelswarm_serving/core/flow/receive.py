@@ -66,6 +66,7 @@ def _append_log(hop: Hop, start: int, tokens: Sequence[int], vocabulary: int) ->
         hop.log = [*hop.log, *fresh]
     else:
         hop.log.extend(fresh)
+    hop.on_log_extended()
     return None
 
 

@@ -207,7 +207,8 @@ class Hop:
 
     def truncate(self, kv: int, log: int) -> None:
         """Truncate KV and log; the hop must not be in a step. Entries that have not run are dropped (R20)."""
-        del self.log[max(0, min(log, self.ran_log)) :]
+        ran = max(self.ran_log, self.kv if self.is_head else 0)
+        del self.log[max(0, min(log, ran)) :]
         self.ran_log = len(self.log)
         self.kv = max(0, min(self.kv, kv))
         if self.is_head:
@@ -218,7 +219,6 @@ class Hop:
         """Start an epoch. Windows and credit that came before StartEpoch stay (R10, early messages)."""
         self.started, self.fence_ack, self.phase = message, None, Phase.RUNNING
         self.was_started = self.started_by_owner = True
-        self.ran_log = NO_LIMIT
         if not message.standby:  # on the other lane, later messages may overtake its StartEpoch
             del self.log[message.length :]
             self.newest_run_epoch = max(self.newest_run_epoch, message.epoch)
@@ -226,6 +226,13 @@ class Hop:
         self.sent = message.send_from
         self.credit = max(self.credit, message.credit)
         self.tokens_sent = message.length if self.is_tail else 0
+        self.on_log_extended()
+
+    def on_log_extended(self) -> None:
+        """Count new entries as run once the epoch has its whole log: a part of it must not hide an older log (R20)."""
+        started = self.started
+        if started is not None and (started.standby or len(self.log) >= started.length):
+            self.ran_log = NO_LIMIT
 
     def refuse_start(self, message: StartEpoch) -> None:
         """Stop the hop: a StartEpoch that cannot be followed is still the one of this epoch."""
