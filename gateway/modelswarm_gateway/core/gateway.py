@@ -406,7 +406,7 @@ class GatewayCore:
             was_waiting = self._ownership_check.is_waiting(session, now)
             if self._ownership_check.is_lost(session, peer, found):
                 outranked = (found.last_started or NO_EPOCH, found.epoch) > session.rank
-                self._recovery.relinquish(session, is_outranked=outranked)
+                self._recovery.relinquish(session, keeps_log=outranked)
             elif (
                 was_waiting
                 and session.state is SessionState.HELD

@@ -386,3 +386,30 @@ def test_part_of_an_input_does_not_hide_the_whole_log() -> None:
     made.kill(first.peer)
     made.wait(LEASE + 0.2)
     assert second.adopt(second.find(SESSION))[: len(read)] == read
+
+
+def test_newest_log_survives_a_leftover_of_an_idle_gateway() -> None:
+    """A gateway keeps an old hop on one server only. The one that ran since needs that server, and gives up."""
+    made = swarm()
+    head, lost = list(made.servers)
+    first = start_partial_turn(made)
+    made.cut_link(first.peer, head)
+    first.core.cancel_turn(SESSION, made.now)
+    second = add_gateway(made, 2)
+    made.cut_link(second.peer, lost)
+    third = made.serve(2, 4)
+    made.wait(LEASE + 0.2)
+    log = second.adopt(second.find(SESSION))
+    second.start(SESSION, log, len(WHOLE) - len(log), ahead=12)
+    assert second.route(SESSION) == [head, third.peer]
+    read = [*log, *second.tokens(SESSION)]
+    made.link(first.peer, head)
+    made.link(second.peer, lost)
+    made.run()
+    made.kill(third.peer)
+    made.wait(3.0)
+    assert second.all(OwnershipLost)
+    made.kill(first.peer)
+    made.wait(LEASE + 0.2)
+    other = add_gateway(made, 3)
+    assert other.adopt(other.find(SESSION)) == read[:-1], "only its tail had the last token"

@@ -292,7 +292,7 @@ def test_relinquished_hop_ends_although_others_follow() -> None:
         gateway.start(name, PROMPT, NEW, ahead=2, above=0)
     for name in names:
         session = gateway.core._sessions[name]
-        gateway.core._recovery.relinquish(session, is_outranked=True)
+        gateway.core._recovery.relinquish(session, keeps_log=True)
         swarm.wait(LEASE / 4)
     swarm.wait(LEASE / 8)
     left = [hop.session for hop in server.core._fencing.hops]

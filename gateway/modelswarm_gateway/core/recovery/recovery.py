@@ -242,7 +242,8 @@ class Recovery:
         if session.contested_since is None:
             session.contested_since = now
         if now - session.contested_since >= self._settings.contest_seconds:
-            self.relinquish(session)
+            ran_later = session.newest_run_epoch > (answer.owner_last_started or NO_EPOCH)
+            self.relinquish(session, keeps_log=ran_later)
         elif session.state is SessionState.FENCING:
             session.refusal = RefusalReason.NO_SERVERS
             self.hold(session, now)
@@ -252,7 +253,7 @@ class Recovery:
         owner = answer.owner_last_started or NO_EPOCH, answer.owner_epoch or session.epoch
         if owner < session.rank:
             return False
-        self.relinquish(session, is_outranked=True)
+        self.relinquish(session, keeps_log=True)
         return True
 
     def _attribute_overdue(self, session: Session, now: float) -> None:
@@ -357,14 +358,14 @@ class Recovery:
         """Close a session that cannot be recovered."""
         self._drop(session, SessionLost(session.name, detail))
 
-    def relinquish(self, session: Session, *, is_outranked: bool = False) -> None:
+    def relinquish(self, session: Session, *, keeps_log: bool = False) -> None:
         """Close a session that another gateway owns (R20, ownership). A Close only affects hops that are still ours.
 
-        The hops of the lower rank are left for a takeover: the other gateway may have ended. Those of a higher rank are
-        freed, or they would outrank what the other gateway runs.
+        `keeps_log`: the hops are left for a takeover. The other gateway may have ended, or owns an old hop only.
+        Otherwise they are freed, or they would outrank what the other gateway runs.
         """
         for hop in session.owned_hops:
-            hop.is_relinquished = is_outranked
+            hop.is_relinquished = keeps_log
         self._drop(session, OwnershipLost(session.name))
 
     def _drop(self, session: Session, reason: Effect) -> None:
