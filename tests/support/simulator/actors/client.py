@@ -25,6 +25,7 @@ from modelswarm_gateway.core.interface.effects import (
     SessionLost,
 )
 from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.core.sessions.session import common_prefix
 
 
 @dataclass(slots=True)
@@ -127,7 +128,11 @@ class Client:
         if limit and rng.random() < load.close_chance:
             close = length + rng.randint(0, limit)
         self.turn = Progress(request, length + limit, stop, close)
-        self._previous_log = self.received_log()
+        if self.has_token:
+            self._previous_log = list(self.log)
+        else:  # the turn before may have rewound the log
+            kept = common_prefix(self._previous_log, self.log)
+            self._previous_log = self._previous_log[:kept]
         self.log, self.has_token = list(request.tokens), False
         self._read, self._reroutes = length, 0
         self._serial += 1
