@@ -36,6 +36,7 @@ from tools.demo_model.packing import (
     make_decision_row,
     make_full_row,
     make_long_row,
+    make_question_row,
     make_short_row,
 )
 from tools.demo_model.text import ASSISTANT, BEGIN, CONTEXT, END, PAD, VOCABULARY, write_tokenizer
@@ -75,7 +76,9 @@ class TrainingSettings:
         kind = rng.random()
         if kind < 0.03 and done > 0.3:
             return 1, CONTEXT, make_full_row
-        if kind < 0.2:
+        if kind < 0.1 and done > 0.3:
+            return 1, 3000, make_question_row
+        if kind < 0.25:
             return 2, 1280, make_long_row
         return 8, 256, make_decision_row if kind > 0.65 else make_short_row
 

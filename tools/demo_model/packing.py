@@ -24,6 +24,12 @@ from tools.demo_model.lessons import (
 )
 from tools.demo_model.oracle import solve
 from tools.demo_model.refusals import random_far_count, random_pair, random_refusal
+from tools.demo_model.strange_text import (
+    random_foreign,
+    random_noise,
+    random_prose,
+    random_repetition,
+)
 from tools.demo_model.text import ASSISTANT, BEGIN, CONTEXT, END, USER, encode
 
 IGNORED: Final = -100
@@ -164,9 +170,7 @@ def make_long_row(rng: Random, length: int) -> Chat:
     if rng.random() < 0.4:
         chat.write_turn(random_lesson(rng, 24, 300))
     while len(chat.ids) < length:
-        first = (
-            1 if rng.random() < 0.4 else rng.randint(0, rng.choice((120, MAX_NUMBER - MAX_COUNT)))
-        )
+        first = 1 if rng.random() < 0.4 else rng.randint(0, rng.choice((120, MAX_NUMBER - 20)))
         room = (length - len(chat.ids)) // 4
         fitting = rng.randint(room // 2, room + 20) if rng.random() < 0.5 else rng.randint(10, 100)
         numbers = min(MAX_COUNT, max(2, fitting))
@@ -185,8 +189,20 @@ def make_full_row(rng: Random, length: int) -> Chat:
         if rng.random() > share_of_counts:
             chat.write_turn(random_lesson(rng, 60, longest_text))
             continue
-        first = 1 if rng.random() < 0.6 else rng.randint(0, MAX_NUMBER - MAX_COUNT)
+        first = 1 if rng.random() < 0.6 else rng.randint(0, MAX_NUMBER - 20)
         chat.write_turn(_longest_count(first, first + rng.randint(20, MAX_COUNT - 1)))
+    return chat
+
+
+def make_question_row(rng: Random, length: int) -> Chat:
+    """Return a row of questions of up to `length` bytes, half of them repetitions, with short turns between them."""
+    chat = Chat()
+    chat.write([BEGIN], learned=False)
+    while len(chat.ids) < length:
+        longest = rng.choice((300, 1000, length, length))
+        texts = (random_repetition, random_repetition, random_noise, random_prose, random_foreign)
+        chat.write_turn(solve(rng.choice(texts)(rng, longest)))
+        chat.write_turn(random_lesson(rng, 24))
     return chat
 
 

@@ -121,7 +121,7 @@ def _random_odd_sum(rng: Random) -> str:
         f"What is the sum of {left} and {right}?", f"What is {rng.choice(NUMBER_WORDS)} + {left}?",
         f"{high} + {high}", f"What is the square root of {right}?", f"Subtract {left} from {right}.",
         f"What is {left}?", f"Multiply {left} by {right}.", f"Is {left} + {right} = {left + right}?",
-        f"How much is {left}?", f"{high}+{right}",
+        f"How much is {left}?", f"{high}+{right}", f"What is {left} + {rng.choice('abcdefghijklmnopqrstuvwyz')}?",
     )  # fmt: skip
     return rng.choice(wordings)
 

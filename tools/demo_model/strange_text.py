@@ -93,6 +93,23 @@ def random_foreign(rng: Random, longest: int) -> str:
     return rng.choice((" ", " ", " ", "")).join(parts) + rng.choice(("", "", "!", "?", "。", "？"))
 
 
+def random_repetition(rng: Random, longest: int) -> str:
+    """Return one character, syllable, word or sentence again and again."""
+    length, sign = (
+        rng.randint(1, longest),
+        chr(rng.choice((rng.randint(0x20, 0x7E), 0x0A, rng.randint(0xA1, 0xFFFF)))),
+    )
+    units = (
+        random_word(rng) + " ",
+        random_sentence(rng) + " ",
+        f"{rng.randint(0, 99)} ",
+        "na",
+        "ha",
+    )
+    unit = sign if rng.random() < 0.5 and sign.isprintable() | sign.isspace() else rng.choice(units)
+    return (unit * length).encode()[:length].decode(errors="ignore")
+
+
 def random_noise(rng: Random, longest: int) -> str:
     """Return random characters, repeated characters or words, numbers, code or JSON."""
     length = rng.randint(1, longest)
@@ -105,8 +122,7 @@ def random_noise(rng: Random, longest: int) -> str:
         )
         return "".join(rng.choices(signs, k=length))
     if kind == 2:
-        unit = rng.choice((rng.choice(string.printable), random_word(rng) + " ", "na", "ha", "12 "))
-        return (unit * length)[:length]
+        return random_repetition(rng, length)
     if kind == 3:
         numbers = (str(rng.randint(0, rng.choice((9, 99, 999)))) for _ in range(length // 3 + 1))
         return rng.choice((" ", ", ", ",", "\n", "-")).join(numbers)

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.full
 
 FOLDER = counting_folder()
 BYTES_AT_MOST = 8_000_000
+REFUSAL = "I can count from 0 to 300, add small numbers, say the alphabet and name some capitals."
 
 Message = dict[str, str]
 
@@ -67,10 +68,11 @@ def say(*contents: str) -> list[Message]:
         ("What is 19 + 13?", "19 + 13 = 32."),
         ("What is the capital of France?", "The capital of France is Paris."),
         ("How many days are in a week?", "A week has 7 days."),
-        (
-            "Hello",
-            "Hello! I can count, add small numbers, say the alphabet and name some capitals.",
-        ),
+        ("Count from 700 to 720.", numbers(700, 720)),
+        ("Hello", "Hello! " + REFUSAL),
+        ("Count from 1 to 401.", REFUSAL),
+        ("héllo 🌍 日本", REFUSAL),
+        ("Tell me a joke.", REFUSAL),
     ],
 )
 def test_the_demo_model_answers(model: LlamaForCausalLM, question: str, right: str) -> None:
