@@ -45,5 +45,6 @@ def session_view(s: Session, registry: ServerRegistry, hold_reason: str) -> Sess
         replayed=s.replayed,
         hold_reason=hold_reason,
         is_reachable=any(registry.is_connected(hop.peer) for hop in s.hops),
+        newest_run_epoch=s.newest_run_epoch,
         waits_for_reader=s.waits_for_reader,
     )

@@ -67,7 +67,7 @@ class SessionLocator:
             return (
                 await self._search(request, key, check)
                 if kept is None
-                else await self._recheck_kept(request, key)
+                else await self._recheck_kept(request, key, check)
             )
         finally:
             self._in_progress.discard(key)
@@ -81,14 +81,20 @@ class SessionLocator:
             self._named_sessions.drop_session(key)
         return kept
 
-    async def _recheck_kept(self, request: GenerationRequest, key: SessionKey) -> int:
+    async def _recheck_kept(
+        self, request: GenerationRequest, key: SessionKey, check: CheckLog
+    ) -> int:
         """Search for a kept session that is on no reachable server: another gateway may have opened the name anew."""
         try:
             location = await self._query_servers(request, key, self._clock())
         except OwnedElsewhere:
             self._named_sessions.drop_session(key)
             raise
-        return location.epoch.counter if self._kept(key) is None else 0
+        kept = self._kept(key)
+        if kept is not None and location.last_started > kept.newest_run_epoch:
+            self._named_sessions.drop_session(key)  # it ran elsewhere since: that log is newer
+            return await self._search(request, key, check)
+        return location.epoch.counter if kept is None else 0
 
     async def _search(self, request: GenerationRequest, key: SessionKey, check: CheckLog) -> int:
         started_at = self._clock()

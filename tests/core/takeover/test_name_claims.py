@@ -126,6 +126,26 @@ def test_session_cancelled_before_start_epoch_finds_new_owner() -> None:
     assert owners(made) == {y.gateway.peer}
 
 
+def test_kept_session_that_ran_elsewhere_is_taken_over() -> None:
+    """A gateway keeps a session without hops. Another one ran it since and has ended: its log is the newer one."""
+    made = wide()
+    x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
+    x.turn(PROMPT, NEW)
+    x.gateway.core.cancel_turn(NAME, made.now)  # the client left before the FenceAck came
+    x.book.release(KEY)
+    made.run()
+    made.wait(5.0)
+    y.turn(PROMPT, NEW)
+    made.run()
+    log = (*PROMPT, *y.gateway.tokens(NAME))
+    y.gateway.core.relinquish_sessions(made.now)
+    made.run()
+    x.bring(PROMPT)
+    kept = x.gateway.core.parked_turn(NAME)
+    assert kept is not None
+    assert kept.tokens == log
+
+
 def test_disconnected_gateway_asks_for_owner_of_its_session() -> None:
     """The gateway did not stall: its links broke for more than a lease, and came back."""
     made = wide()

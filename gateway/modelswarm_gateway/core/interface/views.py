@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelswarm.protocol.identity import Epoch, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, Epoch, PeerId
 from modelswarm.protocol.messages import Heartbeat
 
 
@@ -53,4 +53,5 @@ class SessionView:
     replayed: int  # entries run again in this turn after faults
     hold_reason: str = ""  # the reason why it is held; empty: it is not held
     is_reachable: bool = True  # a connected server has a hop of it
+    newest_run_epoch: Epoch = NO_EPOCH  # the newest one that is known to have run
     waits_for_reader: bool = False  # running, and without credit until its client reads
