@@ -15,7 +15,11 @@ from support.simulator.scenarios.base import draw
 from support.simulator.world import World
 
 
-@pytest.mark.parametrize("name", PLANTS)
+def tiered(name: str) -> object:
+    return pytest.param(name, marks=pytest.mark.full) if PLANTS[name].is_slow else name
+
+
+@pytest.mark.parametrize("name", [tiered(name) for name in PLANTS])
 def test_planted_bug_is_found_in_half_budget(name: str) -> None:
     plant = PLANTS[name]
     seed = plant.first_seed()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.simulator.ring_coverage import has_ring
 from support.simulator.scenarios.base import SCENARIOS, draw
-from support.simulator.world import World, simulate
+from support.simulator.world import Outcome, World, simulate
 
 SAMPLE = range(5)  # seeds of the fast tier
 MORE = (range(5, 15), range(15, 30))
@@ -39,6 +39,16 @@ def test_sessions_of_killed_gateway_are_taken_over() -> None:
 
 def test_sessions_of_stalled_gateway_are_taken_over() -> None:
     assert sum(simulate(seed, "asleep").taken_over for seed in range(8)) > 0
+
+
+def test_clients_leave_turns_that_are_handed_over_or_refused() -> None:
+    outcome = Outcome()
+    for seed in range(4):
+        outcome.add(simulate(seed, "handover"))
+    assert outcome.taken_over > 0
+    assert outcome.refused > 0
+    assert outcome.faults["leave"] > 0
+    assert outcome.faults["hand_over"] > 0
 
 
 def test_sessions_are_rebalanced_to_servers_that_join_late() -> None:

@@ -95,7 +95,9 @@ def _run_many(seeds: range, scenario: str, keep_going: int) -> int:
         f"{total.reroutes} reroutes {dict(total.causes)}, migrations {dict(total.migrations)}, "
         f"{total.rebalanced} rebalanced, {total.refused} refused, "
         f"{total.taken_over} taken over, {total.lost} lost, {total.repeated} repeated, "
-        f"longest wait {total.longest_wait:.1f} s, {total.events} events, {cpu:.1f} s CPU, "
+        f"longest wait {total.longest_wait:.1f} s, longest without progress of any session "
+        f"{total.longest_starvation:.1f} s, without an owner {total.longest_ownerless:.1f} s, "
+        f"{total.events} events, {cpu:.1f} s CPU, "
         f"{total.sessions / max(cpu, 1e-9):.0f} sessions/s"
     )
     return failed

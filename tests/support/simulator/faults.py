@@ -20,6 +20,8 @@ from modelswarm.protocol.identity import PeerId
 
 # Keepalive interval and timeout of gRPC, as `modelswarm.protocol.link.grpc_stream` sets them.
 KEEPALIVE_SECONDS = 12.0
+# Seconds in which a gateway that ends has sent its last messages.
+FLUSH_SECONDS = 0.25
 
 
 class FaultInjector:
@@ -30,7 +32,9 @@ class FaultInjector:
         boot: Callable[[str, Span, int], None],
         gateways: dict[str, GatewayProcess],
         start_gateway: Callable[[str, int], None],
+        leave_gateway: Callable[[GatewayProcess], None],
         leave_stopped_gateway: Callable[[GatewayProcess], None],
+        leave_turn: Callable[[random.Random], bool],
     ) -> None:
         self.counts: Counter[str] = Counter()  # of injected faults, by kind
         self._last = 0.0  # time of the last one
@@ -40,7 +44,9 @@ class FaultInjector:
         self._boot = boot  # starts a server process: name, span, boot number
         self._gateways = gateways
         self._start_gateway = start_gateway  # name, incarnation
+        self._leave_gateway = leave_gateway  # its clients go elsewhere
         self._leave_stopped_gateway = leave_stopped_gateway  # its clients may go elsewhere
+        self._leave_turn = leave_turn  # a client leaves its turn and returns elsewhere
         self._rng = random.Random(f"faults/{tools.scenario.name}/{tools.scenario.seed}")
         self._coverage = Coverage(
             {name: server.span for name, server in servers.items()},
@@ -66,6 +72,8 @@ class FaultInjector:
             "drain_request": self._drain_request,
             "evict": self._evict,
             "kill_gateway": self._kill_gateway,
+            "hand_over": self._hand_over,
+            "leave": lambda: self._leave_turn(self._rng),
             "kill_fencing_gateway": self._kill_fencing_gateway,
             "kill_block": self._kill_block,
         }
@@ -103,8 +111,12 @@ class FaultInjector:
             return False
         one, other = self._rng.choice(pairs)
         self._note("drops", f"{one} - {other}")
-        self._tools.network.drop(one, other)
+        self._drop(one, other)
         return True
+
+    def _drop(self, one: str, other: str) -> None:
+        self._tools.network.disturbances.record(self._tools.clock.now, one, other)
+        self._tools.network.drop(one, other)
 
     def _kill(self) -> bool:
         living = [server for server in self._servers.values() if server.alive]
@@ -194,10 +206,25 @@ class FaultInjector:
         if gateway.alive:
             self._note("kills", gateway.name)
             gateway.alive = False
-            self._tools.network.remove(gateway.address.peer)
-            self._start_gateway(
-                gateway.name, gateway.incarnation + self._tools.scenario.layout.gateways
-            )
+            self._restart_gateway(gateway)
+
+    def _restart_gateway(self, gateway: GatewayProcess) -> None:
+        self._tools.network.remove(gateway.address.peer)
+        self._start_gateway(
+            gateway.name, gateway.incarnation + self._tools.scenario.layout.gateways
+        )
+
+    def _hand_over(self) -> bool:
+        """SIGTERM: a gateway relinquishes its sessions while another one runs, and restarts under its name."""
+        running = [gateway for gateway in self._gateways.values() if gateway.alive]
+        if len(running) < 2:
+            return False
+        gateway = self._rng.choice(running)
+        self._note("hands over", gateway.name)
+        gateway.relinquish()
+        self._leave_gateway(gateway)
+        self._tools.clock.after(FLUSH_SECONDS, self._restart_gateway, gateway)
+        return True
 
     def _kill_fencing_gateway(self) -> bool:
         gateway = self._rng.choice(list(self._gateways.values()))
@@ -315,7 +342,7 @@ class FaultInjector:
         if pairs and self._rng.random() < 0.5:
             pair = self._rng.choice(pairs)
             self._note("drops", f"{pair}, of which one takes part in a migration")
-            self._tools.network.drop(*pair)
+            self._drop(*pair)
         else:
             self._kill_server(server)
         return True

@@ -7,6 +7,7 @@ and each side is notified once, in its own time. Messages in flight on a broken 
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -20,7 +21,24 @@ from modelswarm.protocol.messages import Heartbeat, Hello, Item, Lane, Rows, Sen
 
 _UNLIMITED = 1 << 60
 DIAL_SECONDS = 1.0  # until a dial without an answer fails
+LATE_SECONDS = 0.02  # in a scenario with spikes, a message that takes longer is a disturbance
 _NEVER_REPEATED = (Hello, Heartbeat)
+
+
+class Disturbances:
+    """The time until which the scenario disturbs each process: it, its steps, its links or messages on them."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def record(self, until: float, *names: str) -> None:
+        for name in names:
+            self._until[name] = max(until, self._until.get(name, -math.inf))
+
+    def seconds_since(self, now: float, *names: str) -> float:
+        """Return the seconds since one of the processes was disturbed; 0 if one is now."""
+        last = max(self._until.get(name, -math.inf) for name in names)
+        return max(0.0, now - last)
 
 
 class Endpoint(Protocol):
@@ -100,6 +118,7 @@ class Network:
         self.repeated = 0
         self.delayed_until = 0.0
         self.one_way_until = 0.0  # links of parted pairs break then at the latest
+        self.disturbances = Disturbances()
         self._rng = rng
         self._ports: dict[PeerId, Port] = {}
         self._listening: dict[str, Port] = {}
@@ -118,6 +137,7 @@ class Network:
     def remove(self, peer: PeerId) -> None:
         """Remove a killed process and break its links."""
         port = self._ports.pop(peer)
+        self.disturbances.record(self.clock.now, port.endpoint.name)
         for links in port.links.values():
             for link in links:
                 link.open_at.discard(peer)
@@ -142,6 +162,7 @@ class Network:
     def part(self, receiver: str, sender: str, silence: float) -> None:
         """Part two processes for good: `receiver` receives nothing, and after `silence` seconds their links break."""
         self._parted.add(frozenset((receiver, sender)))
+        self.disturbances.record(math.inf, receiver, sender)
         self.one_way_until = max(self.one_way_until, self.clock.now + silence)
         for link in self._links:
             for channel in link.channels.values():
@@ -155,6 +176,7 @@ class Network:
     def isolate(self, name: str, seconds: float) -> None:
         """Break all links of a process; it gets no others for some seconds."""
         self._isolated[name] = self.clock.now + seconds
+        self.disturbances.record(self._isolated[name], name)
         for pair in self.pairs():
             if name in pair:
                 self.drop(*pair)
@@ -167,6 +189,7 @@ class Network:
         """Deliver nothing new from `sender` to `receiver` for some seconds. Nothing is lost, and no link breaks."""
         until = self.clock.now + seconds
         self.delayed_until = max(self.delayed_until, until)
+        self.disturbances.record(until, receiver, sender)
         for link in self._links:
             for channel in link.channels.values():
                 if (channel.receiver.endpoint.name, channel.sender.endpoint.name) == (
@@ -204,6 +227,10 @@ class Network:
             )
         channel = link.channels[port.peer, send.lane]
         channel.clear = max(self.clock.now + self._latency(send.lane), channel.clear)
+        if self.conditions.spike_chance and channel.clear > self.clock.now + LATE_SECONDS:
+            self.disturbances.record(
+                channel.clear, port.endpoint.name, channel.receiver.endpoint.name
+            )
         channel.sent += 1
         self._count_bytes(channel, send.item)
         self.clock.at(channel.clear, self._deliver, link, channel, channel.sent, send.item)

@@ -81,7 +81,8 @@ class Faults:
 class Load:
     """The sessions of the clients, and what each does."""
 
-    sessions: int = 5
+    sessions: int = 5  # per gateway that starts
+    max_sessions: int = 1_000_000  # of all gateways together
     start_seconds: float = 0.3  # all sessions start within this time
     turns: int = 2
     prompt: tuple[int, int] = (1, 12)
@@ -122,11 +123,15 @@ class Scenario:
     rebalance_after_seconds: float = 60.0
     hold_limit_seconds: float = NEVER  # finite: a session may be lost
     can_take_over: bool = False  # clients of a lost gateway go on at another one (R20, takeover)
+    forwards_requests: bool = False  # to the owner of a session, instead of closing it there
     has_rivals: bool = False  # other requests for a lost gateway's sessions, at other gateways
-    max_refusals: int = 1_000_000  # of one turn: beyond it the session starves
     return_seconds: float = 0.5  # a client comes to another gateway within this time
+    kept_leases: float = 1.5  # hops of lost gateways remain for so long; 1 where pages are short
     has_supervisor: bool = False  # a restarted gateway names those before it (R19, leases)
     max_wait_seconds: float = 12.0  # a session without progress for so long has stalled
+    max_starvation_seconds: float = 10.0  # without a token for any of the sessions that wait
+    max_ownerless_seconds: float = NEVER  # of a session whose client waits, after the last fault
+    max_excuse_seconds: float = 0.5  # from a disturbance of a server to its ejection
     vocab: int = 4093
 
     @property

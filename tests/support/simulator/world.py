@@ -18,6 +18,7 @@ from support.simulator.actors.rival_client import RivalClient
 from support.simulator.actors.server_process import Cores, ServerProcess, Tools
 from support.simulator.clock import Clock
 from support.simulator.faults import FaultInjector
+from support.simulator.liveness import Innocence, Ownership, Starvation
 from support.simulator.network import Network
 from support.simulator.oracles import (
     OwnLogs,
@@ -27,7 +28,7 @@ from support.simulator.oracles import (
     check_start,
 )
 from support.simulator.ring_coverage import Span
-from support.simulator.scenario import Scenario
+from support.simulator.scenario import NEVER, Scenario
 from support.simulator.scenarios.base import draw
 from support.simulator.trace import Trace, Violation
 
@@ -41,13 +42,11 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
 )
 from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, MigrationOutcome
-from modelswarm_gateway.core.sessions.session import SessionState
 
 SETTLE_SECONDS = 7.0  # from the last close to the check for leaks; grants have expired by then
+IDLE_SECONDS = 3.0  # from the last close to the end of the sessions that clients have left behind
 MAX_EVENTS = 400_000
 WATCH_SECONDS = 0.05  # between two checks of pages, retained rows and stalls
-MAX_TWO_OWNERS_SECONDS = 0.5  # in which one of two gateways that run a session learns of the other
-RUNNING = SessionState.RUNNING.value
 # Causes of a reroute or an ejection that only a deadline shows.
 DEADLINE_CAUSES = ("overdue", "silent")
 
@@ -67,6 +66,8 @@ class Outcome:
     repeated: int = 0
     taken_over: int = 0  # sessions, by another gateway
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
+    longest_starvation: float = 0.0  # of all waiting sessions, after the last fault
+    longest_ownerless: float = 0.0  # of a session whose client waits, after the last fault
     faults: Counter[str] = field(default_factory=Counter)
     migrations: Counter[str] = field(default_factory=Counter)  # by outcome
     rebalanced: int = 0  # sessions that migrated to rebalance
@@ -84,6 +85,8 @@ class Outcome:
         self.repeated += other.repeated
         self.taken_over += other.taken_over
         self.longest_wait = max(self.longest_wait, other.longest_wait)
+        self.longest_starvation = max(self.longest_starvation, other.longest_starvation)
+        self.longest_ownerless = max(self.longest_ownerless, other.longest_ownerless)
         self.faults.update(other.faults)
         self.causes.update(other.causes)
         self.migrations.update(other.migrations)
@@ -114,9 +117,11 @@ class World:
         self._resuming: dict[str, ResumingClient] = {}
         self._rivals: dict[tuple[str, PeerId], RivalClient] = {}  # by session and gateway
         self._own_logs = OwnLogs(scenario)
-        self._twice: dict[str, float] = {}  # sessions that two gateways run, since when
         self.servers: dict[str, ServerProcess] = {}
         self.gateways: dict[str, GatewayProcess] = {}
+        self._ownership = Ownership(scenario, self.clients, self.gateways)
+        self._starvation = Starvation(scenario, self.clients)
+        self._innocence = Innocence(scenario, self.network.disturbances)
         self._unannounced: set[str] = set()  # servers that no gateway knows yet
         for number, span in enumerate(scenario.layout.spans):
             if scenario.layout.announce_seconds and span in scenario.layout.spans[:number]:
@@ -128,7 +133,9 @@ class World:
             self._boot,
             self.gateways,
             self._start_gateway,
+            self._leave_gateway,
             self._leave_stopped_gateway,
+            self._leave_turn,
         )
 
     def run(self) -> Outcome:
@@ -138,14 +145,25 @@ class World:
         self.faults.start()
         while not all(client.done for client in self.clients.values()):
             self._step()
-        rest = (
-            max(self.clock.now, self.scenario.faults.until, self._last_disturbance_end())
-            + SETTLE_SECONDS
+        if self.scenario.forwards_requests:
+            self.clock.after(IDLE_SECONDS, self._close_idle_sessions)
+        lease = self.scenario.layout.lease_seconds
+        settle = max(SETTLE_SECONDS, 2 * lease + 1.0 if lease < NEVER else 0.0)
+        rest = settle + max(
+            self.clock.now, self.scenario.faults.until, self._last_disturbance_end()
         )
         while self.clock.now < rest:
             self._step()
         check_at_rest(self.gateways.values(), self.servers.values())
         return self._summary()
+
+    def _close_idle_sessions(self) -> None:
+        """Close the parked sessions that gateways keep, as after their idle time."""
+        for gateway in self.gateways.values():
+            in_turn = {view.session for view in gateway.views_in_turn()}
+            for session in [name for name in gateway.core._sessions if name not in in_turn]:
+                gateway.core.close_session(session, self.clock.now)
+            gateway.pump()
 
     def _last_disturbance_end(self) -> float:
         """Return the time from which no process is stopped and no link delays or loses a direction."""
@@ -162,21 +180,24 @@ class World:
         if not (self.scenario.can_take_over and others) or client.done:
             client.abandon()
             return
-        resuming = self._resuming.setdefault(
-            client.name, ResumingClient(self._tools, client, self.gateways)
-        )
+        resuming = self._resuming_client(client)
         resuming.start(others[0], self._rng.uniform(0.0, self.scenario.return_seconds))
         self._start_rival(client)
 
     def _start_rival(self, client: Client) -> None:
-        """Let another request of the session come to another gateway than the one its client moved to."""
+        """Let other requests of the session come to all gateways but the one that its client moved to."""
         others = [g for g in self.gateways.values() if g.alive and g is not client.gateway]
-        if self.scenario.has_rivals and others and not client.done:
-            gateway = self._rng.choice(others)
+        for gateway in others if self.scenario.has_rivals and not client.done else ():
             resuming = self._resuming[client.name]
             rival = RivalClient(self._tools, client, resuming, gateway)
             self._rivals[client.name, gateway.address.peer] = rival
             rival.start(self._rng.uniform(0.0, 0.5))
+
+    def _leave_gateway(self, gateway: GatewayProcess) -> None:
+        """The gateway has ended: its clients go elsewhere."""
+        for client in self.clients.values():
+            if client.gateway is gateway:
+                self._move_client(client)
 
     def _leave_stopped_gateway(self, gateway: GatewayProcess) -> None:
         """The gateway is stopped or cut off: its clients go elsewhere at some time, unless it is back before."""
@@ -186,6 +207,27 @@ class World:
         for client in self.clients.values():
             if client.gateway is gateway:
                 self.clock.after(self._rng.uniform(0.0, latest), self._leave, client, gateway)
+
+    def _leave_turn(self, rng: random.Random) -> bool:
+        """Let a client leave its turn and return, mostly at another gateway. Return False if there is none."""
+        now = self.clock.now
+        running = [g for g in self.gateways.values() if g.alive and g.resumes_at <= now]
+        busy = [
+            client
+            for client in self.clients.values()
+            if client.turn is not None and client.gateway in running
+        ]
+        if not busy:
+            return False
+        client = rng.choice(busy)
+        self.trace.note(now, client.name, "leaves", client.gateway.name)
+        self._resuming_client(client).leave_turn(rng.choice(running), rng)
+        return True
+
+    def _resuming_client(self, client: Client) -> ResumingClient:
+        return self._resuming.setdefault(
+            client.name, ResumingClient(self._tools, client, self.gateways)
+        )
 
     def _remaining_absence(self, gateway: GatewayProcess) -> float:
         return max(gateway.resumes_at, gateway.isolated_until) - self.clock.now
@@ -203,9 +245,7 @@ class World:
         """Start a gateway, perhaps in place of a killed one, with new clients; it discovers the servers."""
         old = self.gateways.get(name)
         if old is not None:
-            for client in self.clients.values():
-                if client.gateway is old:
-                    self._move_client(client)
+            self._leave_gateway(old)
         gateway = GatewayProcess(self._tools, self._deliver, name, incarnation)
         if old is not None and self.scenario.has_supervisor:
             gateway.replaces = (*old.replaces, old.address.peer)
@@ -218,7 +258,8 @@ class World:
                     self._rng.uniform(0.0, DISCOVERY_SECONDS), gateway.learn, server.address
                 )
         load = self.scenario.load
-        for number in range(len(self.clients), len(self.clients) + load.sessions):
+        last = min(load.max_sessions, len(self.clients) + load.sessions)
+        for number in range(len(self.clients), last):
             client = Client(self._tools, gateway, f"c{number}")
             self.clients[client.name] = client
             gateway.later(self._rng.uniform(0.01, load.start_seconds), client.start)
@@ -237,6 +278,8 @@ class World:
         out.lost, out.repeated = self.network.lost, self.network.repeated
         out.taken_over = sum(each.taken_over for each in self._resuming.values())
         out.faults = self.faults.counts
+        out.longest_starvation = self._starvation.longest
+        out.longest_ownerless = self._ownership.longest_ownerless
         return out
 
     def _boot(self, name: str, span: Span, boot: int) -> None:
@@ -313,6 +356,7 @@ class World:
         """Check that no hop was avoided for a missing FenceAck: that would hide a lost message."""
         if effect.cause in DEADLINE_CAUSES and not self.scenario.has_silent_faults:
             raise Violation(f"only a deadline ended it: {gateway.name} got {effect}")
+        self._innocence.check(gateway, effect.peer, effect.cause, self.clock.now)
 
     def _watch(self) -> None:
         """Check pages and retained rows, and that no session waits too long after the last fault."""
@@ -327,27 +371,16 @@ class World:
                 self.outcome.longest_wait = max(self.outcome.longest_wait, waited)
                 if waited > self.scenario.max_wait_seconds:
                     raise Violation(f"{client.name} has waited {waited:.1f} s", client.name)
-        if self.scenario.can_take_over:
-            self._watch_owners()
+        self._check_liveness(now)
         self.clock.after(WATCH_SECONDS, self._watch)
 
-    def _watch_owners(self) -> None:
-        """Check that no two gateways run one session, but for the moment that it takes to learn of the other one.
-
-        A gateway that is stopped, is cut off or has just come back cannot know.
-        """
-        now, lease = self.clock.now, self.scenario.layout.lease_seconds
-        running: Counter[str] = Counter()
+    def _check_liveness(self, now: float) -> None:
+        calm_since = max(self.faults.ends_at, self._last_disturbance_end())
+        if self.scenario.can_take_over:
+            self._ownership.check(now, calm_since)
+        self._starvation.check(now, calm_since)
         for gateway in self.gateways.values():
-            if now - max(gateway.resumes_at, gateway.isolated_until) > lease:
-                running.update(
-                    view.session for view in gateway.views_in_turn() if view.state == RUNNING
-                )
-        twice = {session for session, count in running.items() if count > 1}
-        self._twice = {session: self._twice.get(session, now) for session in sorted(twice)}
-        for session, since in self._twice.items():
-            if now - since > MAX_TWO_OWNERS_SECONDS:
-                raise Violation(f"two gateways run {session} since {since:.3f}", session)
+            self._innocence.check_suspects(gateway, now)
 
 
 def simulate(seed: int, name: str = "mixed", cores: Cores | None = None) -> Outcome:

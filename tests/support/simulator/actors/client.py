@@ -7,7 +7,7 @@ gateway core. Each token must equal the reference's, each position comes once an
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from support.simulator.actors.gateway_process import GatewayProcess
 from support.simulator.actors.server_process import MODEL, Tools
@@ -53,14 +53,23 @@ class Client:
         self.tokens = 0
         self.progress_at = 0.0  # time of the last progress
         self.token_at = 0.0  # time of the last token
+        self.served_at = 0.0  # time of the last token, read or end of a turn; no refusal
+        self._is_pending = (
+            False  # a request was refused, or its gateway is lost, and it is not yet repeated
+        )
         self._read = 0
         self._reading = False
         self._slow = self._rng.random() < self._load.slow_reader_chance
         self._reroutes = 0  # in this turn
         self.has_token = False  # of this turn, or of the last one
         self._previous_log: list[int] = []  # the log at the end of the turn before
-        self._refusals = 0  # of this turn
         self._serial = 0  # raised by every turn: timers of older turns are void
+        self._next_request: TurnRequest | None = None  # of a client that left a turn and returns
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if a turn runs, or a request for one waits to be repeated."""
+        return not self.done and (self.turn is not None or self._is_pending)
 
     # -- actions ---------------------------------------------------------------------------
 
@@ -73,6 +82,10 @@ class Client:
 
     def _next_turn(self) -> None:
         if self.done:
+            return
+        if self._next_request is not None:
+            request, self._next_request = self._next_request, None
+            self._begin(request)
             return
         if self.turns_left == 0:
             self.close()
@@ -127,7 +140,7 @@ class Client:
             stop = length + rng.randint(1, limit)
         if limit and rng.random() < load.close_chance:
             close = length + rng.randint(0, limit)
-        self.turn = Progress(request, length + limit, stop, close)
+        self.turn, self._is_pending = Progress(request, length + limit, stop, close), False
         if self.has_token:
             self._previous_log = list(self.log)
         else:  # the turn before may have rewound the log
@@ -156,7 +169,7 @@ class Client:
 
     def abandon(self) -> None:
         """End without closing, because the gateway was killed and the session is lost."""
-        self.done = True
+        self.done, self.served_at = True, self._tools.clock.now
         self.turn = None
         self._serial += 1
 
@@ -164,15 +177,22 @@ class Client:
         """Return the log that the client has received: a takeover must not lose any of it."""
         return list(self.log) if self.has_token else self._previous_log
 
-    def forget_received_log(self) -> None:
-        self.has_token, self._previous_log = False, []
-
     def move_to(self, gateway: GatewayProcess) -> None:
         """Continue at this gateway, because the former one is gone."""
         self.gateway = gateway
-        self.turn = None
+        self.turn, self._is_pending = None, True
         self._serial += 1
         self._reading = False
+
+    def leave_turn(self, rng: random.Random) -> None:
+        """Leave the turn. The next one has the same prompt, an edited one, or another one."""
+        assert self.turn is not None
+        request, vocab = self.turn.request, self._tools.scenario.vocab
+        kept = rng.choice((len(request.tokens), rng.randrange(len(request.tokens)), 0))
+        tokens = request.tokens[:kept]
+        if kept < len(request.tokens):
+            tokens += tuple(rng.randrange(vocab) for _ in range(rng.randint(1, 6)))
+        self._next_request = replace(request, tokens=tokens)
 
     def schedule_next_turn(self) -> None:
         self._serial += 1
@@ -189,6 +209,7 @@ class Client:
             return
         self._read += 1
         self._record_progress()
+        self.served_at = self._tools.clock.now
         self.gateway.core.on_read(self.name, self._read, self._tools.clock.now)
         self._schedule_read()
         self.gateway.pump()
@@ -228,8 +249,8 @@ class Client:
         self._expect(seen.position < turn.end, f"{seen} is beyond the turn's end {turn.end}")
         self._check_token(seen, turn)
         self.log.append(seen.token)
-        self.has_token, self._refusals = True, 0
-        self.token_at = self._tools.clock.now
+        self.has_token = True
+        self.token_at = self.served_at = self._tools.clock.now
         self.tokens += 1
         self._read_token()
         return self._act(seen, turn)
@@ -273,7 +294,7 @@ class Client:
 
     def _end_turn(self) -> None:
         self._note("turn ends", f"{len(self.log)} entries")
-        self.turn = None
+        self.turn, self.served_at = None, self._tools.clock.now
         self._serial += 1
         self._reading = False
         think = self._load.think_seconds
@@ -286,12 +307,7 @@ class Client:
         assert self.turn is not None
         request, turn = self.turn.request, self.turn
         self._expect(len(self.log) == len(request.tokens), f"{effect} after a token")
-        self.turn = None
-        self._refusals += 1
-        most = self._tools.scenario.max_refusals
-        self._expect(
-            self._refusals <= most, f"the turn was refused {self._refusals} times: {effect}"
-        )
+        self.turn, self._is_pending = None, True
         self._record_progress()
         if self._rng.random() < self._load.quit_chance:
             self.close()

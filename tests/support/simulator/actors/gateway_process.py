@@ -77,6 +77,7 @@ class GatewayProcess:
     def stop(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT some seconds later."""
         self.resumes_at = max(self.resumes_at, self._tools.clock.now + seconds)
+        self._tools.network.disturbances.record(self.resumes_at, self.name)
 
     def kill_after_fences(self, fences: int, kill: Callable[[], None]) -> None:
         """Call `kill` after so many more Fences: between two of them, if a route has more hops."""
@@ -115,6 +116,8 @@ class GatewayProcess:
 
     def on_link_up(self, other: Endpoint) -> None:
         assert isinstance(other, ServerProcess), "servers never dial gateways"
+        if not self.alive:
+            return
         self._heartbeats.on_peer_connected(other.address.peer)
         self.core.on_peer_connected(other.hello, self._tools.clock.now)
         self.pump()
@@ -147,6 +150,12 @@ class GatewayProcess:
             self.core.cancel_turn(session, self._tools.clock.now)
             self.pump()
 
+    def relinquish(self) -> None:
+        """SIGTERM: give up all sessions. What was sent is still delivered; nothing more is received."""
+        self.core.relinquish_sessions(self._tools.clock.now)
+        self.pump()
+        self.alive = False
+
     # -- views for faults ------------------------------------------------------------------
 
     def views_in_turn(self) -> list[SessionView]:
@@ -164,6 +173,8 @@ class GatewayProcess:
     # -- work ------------------------------------------------------------------------------
 
     def pump(self) -> None:
+        if not self.alive:
+            return
         effects = self.core.take_effects()
         for effect in effects:
             if self._is_killed_by(effect):

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 from support.simulator.actors.client import Client
 from support.simulator.actors.gateway_process import GatewayProcess
 from support.simulator.actors.server_process import MODEL, Tools
 from support.simulator.trace import Violation
 
+from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.interface.effects import Effect, OwnershipLost
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
-from modelswarm_gateway.core.sessions.session import SessionState
+from modelswarm_gateway.core.sessions.session import SessionState, common_prefix
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
 RETRY_SECONDS = 0.1
@@ -46,6 +48,7 @@ class ResumingClient:
         self._ask_until = 0.0  # until then servers that did not answer are asked again
         # It continued without servers that did not answer: there may be two sessions of its name (R20, takeover).
         self._skipped_servers = False
+        self.rival_prompts: list[list[int]] = []  # of turns of other requests for the session
         self.taken_over = 0
         # "heir" is a part of the seed, like the names of scenarios.
         self._rng = random.Random(f"heir/{tools.scenario.seed}/{client.name}")
@@ -96,11 +99,6 @@ class ResumingClient:
             self._received = []  # the close is the client's own
             gateway.later(0.0, self._close, gateway)
 
-    def received_log_may_change(self) -> None:
-        """Another request of the session rewinds or closes it: what the client has received may be gone."""
-        self._received = []
-        self._client.forget_received_log()
-
     def _has(self, gateway: GatewayProcess) -> bool:
         return gateway.core.find_view(self._client.name) is not None
 
@@ -123,10 +121,8 @@ class ResumingClient:
         if client.done or number != self._round:
             return
         gateway = client.gateway
-        if self._has(gateway):  # it was here before
-            gateway.core.cancel_turn(client.name, now)
-            self._end()
-            gateway.pump()
+        if self._has(gateway) and not self._is_unreachable(gateway):  # it was here before
+            self._continue_kept(gateway)
         elif now < gateway.discovered_at:
             self._look_later(gateway.discovered_at - now)
         else:
@@ -145,8 +141,17 @@ class ResumingClient:
 
     def _found(self, where: SessionLocation) -> None:
         client, now = self._client, self._tools.clock.now
+        kept = client.gateway.core.find_view(client.name)
+        if kept is not None and not where.is_owner_alive and not where.unanswered:
+            if where.last_started <= kept.newest_run_epoch:
+                self._continue_kept(client.gateway)
+                return
+            client.gateway.core.close_session(client.name, now)  # it ran elsewhere since
         if where.is_owner_alive:
-            self._close_at_owner(where.owner)
+            if self._tools.scenario.forwards_requests:
+                self._forward(where.owner)
+            else:
+                self._close_at_owner(where.owner)
             self._look_later(RETRY_SECONDS)
         elif (where.claimant and not self._tools.scenario.has_rivals) or (
             where.unanswered and now < self._ask_until
@@ -162,6 +167,7 @@ class ResumingClient:
             self._skipped_servers |= bool(where.unanswered)
             # A turn that shares no prefix with the received log has truncated all of it.
             has_common = self._received[:1] == client.log[:1]
+            has_common &= all(cut[:1] == client.log[:1] for cut in self.rival_prompts)
             # A gateway that comes back frees the hops that it had replaced, perhaps the last log copy.
             is_cut_off = "isolate_gateway" in self._tools.scenario.faults.weights
             self._expect(
@@ -176,14 +182,37 @@ class ResumingClient:
         if log.turn is None or not log.tokens or self._where is None:
             self._look_later(RETRY_SECONDS)
             return
-        # The log of the next turn counts too, as far as it was stored.
-        found, prompt = list(log.tokens), client.log
-        is_next_turn = not client.has_token and found[: len(prompt)] == prompt[: len(found)]
-        self._expect(
-            is_next_turn or list(log.tokens[: len(self._received)]) == self._received,
-            f"the log that is left has {len(log.tokens)} entries and not those that the client has received",
-        )
+        self._check_log(log.tokens, "is left")
         client.gateway.later(self._takeover_delay(), self._take_over, self._where, log, self._round)
+
+    def _is_unreachable(self, gateway: GatewayProcess) -> bool:
+        """True if a session that the gateway keeps is on no server that it reaches: it asks before it goes on."""
+        view = gateway.core.find_view(self._client.name)
+        return self._tools.scenario.forwards_requests and view is not None and not view.is_reachable
+
+    def _continue_kept(self, gateway: GatewayProcess) -> None:
+        """Go on with the session that the gateway has."""
+        kept = gateway.core.parked_turn(self._client.name)
+        if self._tools.scenario.forwards_requests:
+            self._check_log(() if kept is None else kept.tokens, f"{gateway.name} keeps")
+        gateway.core.cancel_turn(self._client.name, self._tools.clock.now)
+        self._end()
+        gateway.pump()
+
+    def _check_log(self, log: Sequence[int], where: str) -> None:
+        """Check that a log has all entries that the client has received.
+
+        The log of the next turn counts too, as far as it was stored.
+        """
+        client, found, prompt = self._client, list(log), self._client.log
+        is_next_turn = not client.has_token and found[: len(prompt)] == prompt[: len(found)]
+        received = self._received
+        for cut in self.rival_prompts:  # another request of the session may have cut its log
+            received = received[: common_prefix(received, cut)]
+        self._expect(
+            is_next_turn or found[: len(received)] == received,
+            f"the log that {where} has {len(found)} entries and not those that the client has received",
+        )
 
     def _takeover_delay(self) -> float:
         """Return a delay that lets some takeovers happen just when the stalled gateway resumes."""
@@ -203,9 +232,9 @@ class ResumingClient:
         client.gateway.pump()
 
     def _expect(self, holds: bool, text: str) -> None:
-        """Check what holds until leases have expired twice, if only gateways fail."""
+        """Check what holds until servers may free the hops of a lost gateway, if only gateways fail."""
         scenario, clock = self._tools.scenario, self._tools.clock
-        early = clock.now - self._lost_at < 1.5 * scenario.layout.lease_seconds
+        early = clock.now - self._lost_at < scenario.kept_leases * scenario.layout.lease_seconds
         if not holds and self._has_calm_links and early and not self._skipped_servers:
             raise Violation(f"{self._client.name}: {text}", self._client.name)
 
@@ -224,6 +253,24 @@ class ResumingClient:
             is_running = gateway.alive and gateway.resumes_at <= self._tools.clock.now
             if is_running and gateway.address.peer == owner:
                 gateway.later(0.0, self._close, gateway)
+
+    def _forward(self, owner: PeerId) -> None:
+        """Let the owner answer, as a gateway that forwards the request does."""
+        for gateway in self._gateways.values():
+            if gateway.alive and gateway.address.peer == owner:
+                self._client.move_to(gateway)
+                self._round += 1
+
+    def leave_turn(self, gateway: GatewayProcess, rng: random.Random) -> None:
+        """Leave the turn and return at `gateway`; the former gateway learns of it soon or late."""
+        client, former = self._client, self._client.gateway
+        client.leave_turn(rng)
+        self.start(gateway, rng.uniform(0.0, self._tools.scenario.return_seconds))
+        former.later(rng.choice((0.0, 0.3, 2.0)) * rng.random(), self._cancel_turn, former)
+
+    def _cancel_turn(self, former: GatewayProcess) -> None:
+        if self.looking or self._client.gateway is not former:
+            former.cancel_turn(self._client.name)
 
     def _close(self, gateway: GatewayProcess) -> None:
         if gateway is not self._client.gateway:

@@ -83,7 +83,7 @@ class RivalClient:
         if rng.random() < 0.5:  # an edited prompt: what the client has received may be truncated
             del tokens[rng.randrange(len(tokens)) :]
             tokens += [rng.randrange(self._tools.scenario.vocab) for _ in range(rng.randint(1, 6))]
-            self._resuming.received_log_may_change()
+            self._resuming.rival_prompts.append(tokens)
         room = self._tools.scenario.layout.max_length - len(tokens)
         sampling = Sampling(temperature=1.0, seed=rng.getrandbits(32))
         request = TurnRequest(tuple(tokens), min(room, rng.randint(1, 20)), sampling)
@@ -93,9 +93,12 @@ class RivalClient:
 
     def _leave(self) -> None:
         """The other request ends: it closes the session, or leaves it parked."""
-        core, now = self.gateway.core, self._tools.clock.now
         if not self._has_session() or self._client.gateway is self.gateway:
             return
-        self._resuming.received_log_may_change()
-        core.close_session(self._client.name, now)
+        core, now = self.gateway.core, self._tools.clock.now
+        if self._client.done or self._rng.random() < 0.5:
+            self._resuming.rival_prompts.append([])
+            core.close_session(self._client.name, now)
+        else:
+            core.cancel_turn(self._client.name, now)
         self.gateway.pump()

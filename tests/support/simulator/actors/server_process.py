@@ -175,6 +175,7 @@ class ServerProcess:
     def freeze(self, seconds: float) -> None:
         """Stop the engine for some seconds; links are still read."""
         self._frozen_until = self._tools.clock.now + seconds
+        self._disturb(self._frozen_until)
 
     def evict(self) -> bool:
         """Drop the retained rows of a hop, as when memory is short."""
@@ -195,6 +196,10 @@ class ServerProcess:
     def stop(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT some seconds later."""
         self.resumes_at = max(self.resumes_at, self._tools.clock.now + seconds)
+        self._disturb(self.resumes_at)
+
+    def _disturb(self, until: float) -> None:
+        self._tools.network.disturbances.record(until, self.name)
 
     def tick(self) -> None:
         """Tick the core as often as the node does."""
@@ -235,7 +240,9 @@ class ServerProcess:
     def _step_time(self) -> float:
         conditions = self._tools.scenario.conditions
         if conditions.slow_step_chance and self._rng.random() < conditions.slow_step_chance:
-            return conditions.slow_step * self._rng.random()
+            seconds = conditions.slow_step * self._rng.random()
+            self._disturb(self._tools.clock.now + seconds)
+            return seconds
         rows = _count_rows(self._work) if conditions.row_seconds else 0
         return conditions.step_seconds * (0.5 + self._rng.random()) + conditions.row_seconds * rows
 
@@ -281,6 +288,7 @@ class ServerProcess:
     def _fail(self, work: Sequence[Task], poisoned: Sequence[int], now: float) -> None:
         """Let the whole step raise, or some of its tasks fail."""
         self._tools.trace.note(now, self.name, "step fails")
+        self._disturb(now)
         if self._rng.random() < 0.5:
             self.core.fail_step("injected failure of the step", now)
             return

@@ -7,7 +7,7 @@ the one seed that finds each. A new bug is a class in this folder and a line her
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from support.simulator.actors.server_process import Cores, MakeGateway, MakeServer
 from support.simulator.planted.gateways import (
@@ -17,6 +17,13 @@ from support.simulator.planted.gateways import (
     TrustsNewestEpochOnly,
 )
 from support.simulator.planted.isolation import FailsAllHops, GrantsFullWindows
+from support.simulator.planted.liveness import (
+    EjectsSuspectRoutes,
+    EjectsWholeRoutes,
+    IgnoresGoodbyes,
+    KeepsClaims,
+    NeverEndsGrants,
+)
 from support.simulator.planted.ownership import (
     GoesOnAfterHolds,
     KeepsGrantsOfRefusedTurns,
@@ -82,6 +89,7 @@ class Plant:
     cores: Cores
     scenario: str
     budget: int = 100
+    is_slow: bool = False  # found after many seconds of CPU: a part of the full tier
 
     def first_seed(self) -> int | None:
         """Return the first seed that finds the bug; None if no seed of the budget does."""
@@ -155,8 +163,16 @@ def in_transfers(bug: type, scenario: str) -> Plant:
     return in_server(server_with(lambda core: core._transfers, bug), scenario)
 
 
+def in_peers(bug: type, scenario: str) -> Plant:
+    return in_server(server_with(lambda core: core._peers, bug), scenario)
+
+
 def in_both(server: MakeServer, gateway: MakeGateway, scenario: str, budget: int) -> Plant:
     return Plant(Cores(server=server, gateway=gateway), scenario, budget)
+
+
+def slow(plant: Plant) -> Plant:
+    return replace(plant, is_slow=True)
 
 
 def at_seed(plant: Plant, seed: int) -> Regression:
@@ -195,22 +211,33 @@ PLANTS: dict[str, Plant] = {
     "R10 drops early inputs": in_server(DropsEarlyInputs, "sparse"),
     "R11 ignores windows": in_server(IgnoresWindows, "prefill"),
     "R8 keeps grants of refused turns": in_recovery(KeepsGrantsOfRefusedTurns, "jam", 150),
+    "R12 never ends grants": in_fencing(NeverEndsGrants, "handover", 100),
     "R11 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
     "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies"),
-    "R13 rebalances stale sessions": in_migrations(RebalancesStaleSessions, "rebalances", 40),
+    "R13 rebalances stale sessions": slow(in_migrations(RebalancesStaleSessions, "rebalances", 40)),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
-    "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "islands"),
-    "R20 shares handles": in_server(SharesHandles, "rivals"),
-    "R20 shares handles, asks no one": in_both(
-        SharesHandles,
-        gateway_with(lambda core: core._ownership_check, GoesOnAfterHolds),
-        "islands",
-        100,
+    "R19 goes on after holds": slow(in_ownership_check(GoesOnAfterHolds, "islands")),
+    "R20 shares handles": slow(in_server(SharesHandles, "rivals")),
+    "R20 shares handles, asks no one": slow(
+        in_both(
+            SharesHandles,
+            gateway_with(lambda core: core._ownership_check, GoesOnAfterHolds),
+            "islands",
+            100,
+        )
     ),
-    "R20 silent about pending Fences": in_fencing(SilentAboutPendingFences, "rivals", 150),
-    "R20 renews lapsed leases": in_fencing(RenewsLapsedLeases, "asleep", 80),
+    "R20 silent about pending Fences": slow(in_fencing(SilentAboutPendingFences, "rivals", 150)),
+    "R20 renews lapsed leases": slow(in_fencing(RenewsLapsedLeases, "asleep", 80)),
     "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),
+    "R20 ignores goodbyes": in_peers(IgnoresGoodbyes, "handover"),
+    "R20 keeps claims": in_server(
+        server_with(lambda core: core._session_lookup, KeepsClaims), "handover"
+    ),
+    "R21 ejects whole routes": in_recovery(EjectsWholeRoutes, "frozen"),
+    "R21 ejects routes of suspects": in_gateway(
+        gateway_with(lambda core: core._health_monitor, EjectsSuspectRoutes), "frozen"
+    ),
     "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
     "R21 no token is overdue": in_gateway(NeverOverdue, "one_way"),
     "I5 never closes": in_gateway(NeverCloses, "calm"),
@@ -222,7 +249,7 @@ PLANTS: dict[str, Plant] = {
 REGRESSIONS: dict[str, Regression] = {
     "keeps unreachable hops": at_seed(in_planner(KeepsUnreachableHops, "partition"), 30),
     "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 52),
-    "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 9),
+    "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 198),
     "asks linked servers only": at_seed(
         in_ownership_check(AsksLinkedServersOnly, "asleep"), 10_231

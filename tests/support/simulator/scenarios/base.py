@@ -283,7 +283,13 @@ def _extinction(scenario: Scenario, rng: random.Random) -> Scenario:
     weights = {"drop_link": 1.0, "kill": 0.5, "kill_block": 0.1}
     load = replace(scenario.load, quit_chance=0.5)
     faults = replace(scenario.faults, weights=weights)
-    return replace(scenario, load=load, faults=faults, hold_limit_seconds=rng.choice((0.3, 2.0)))
+    return replace(
+        scenario,
+        load=load,
+        faults=faults,
+        hold_limit_seconds=rng.choice((0.3, 2.0)),
+        max_starvation_seconds=NEVER,
+    )
 
 
 def _long(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -379,6 +385,7 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "successors": gateways.successors,
     "rivals": gateways.rivals,
     "islands": gateways.islands,
+    "handover": gateways.handover,
     "long": _long,
     "reshaped": _reshaped,
     "cut_off": detection.cut_off,

@@ -8,7 +8,13 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from support.simulator.scenario import Scenario
+from support.simulator.ring_coverage import Span
+from support.simulator.scenario import Layout, Scenario
+
+# Sizes of `handover`: positions of the longest turn, positions that any session holds at rest, sessions of a world.
+MOST_POSITIONS = 200
+REST_POSITIONS = 60
+MOST_SESSIONS = 4
 
 
 def gateways(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -38,7 +44,13 @@ def adoptions(scenario: Scenario, rng: random.Random) -> Scenario:
     faults = replace(scenario.faults, mean_gap=0.3, weights=weights, max_count=6, until=1.5)
     load = replace(scenario.load, turns=rng.randint(2, 5), think_seconds=0.1, no_limit_chance=0.0)
     return replace(
-        scenario, layout=layout, faults=faults, load=load, can_take_over=True, max_wait_seconds=20.0
+        scenario,
+        layout=layout,
+        faults=faults,
+        load=load,
+        can_take_over=True,
+        max_wait_seconds=20.0,
+        max_ownerless_seconds=10.0,
     )
 
 
@@ -111,7 +123,83 @@ def rivals(scenario: Scenario, rng: random.Random) -> Scenario:
         max_count=3,
         until=2.0,
     )
-    return replace(scenario, layout=layout, conditions=conditions, faults=faults, has_rivals=True)
+    return replace(
+        scenario,
+        layout=layout,
+        conditions=conditions,
+        faults=faults,
+        has_rivals=True,
+        forwards_requests=True,
+    )
+
+
+def handover(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Clients leave turns and return at any gateway; gateways are ended or killed and restart under their names.
+
+    In half of the worlds each span has one server, and turns are refused. There is room for one turn up to the end of
+    the context, and for the KV of all other sessions.
+    """
+    scenario = _small(adoptions(scenario, rng), rng)
+    has_kills, is_tight = rng.random() < 0.5, rng.random() < 0.5
+    layout = replace(
+        scenario.layout,
+        gateways=rng.choice((2, 3)),
+        lease_seconds=rng.choice((0.5, 2.0)) if has_kills else 10.0,
+        grant_seconds=2.0,
+        max_length=MOST_POSITIONS,
+    )
+    weights = {"leave": 2.0, "hand_over": 1.0, "kill_gateway": 1.0 if has_kills else 0.0}
+    if is_tight:
+        positions = MOST_POSITIONS + (MOST_SESSIONS - 1) * REST_POSITIONS
+        pages = -(-positions // layout.page_size) + MOST_SESSIONS
+        layout = replace(layout, spans=_one_route(layout), total_pages=pages * 10 // 9 + 1)
+        weights["kill"] = rng.choice((0.0, 1.0))
+    conditions = replace(
+        scenario.conditions,
+        latency=rng.choice((0.002, 0.02)),
+        spike_chance=0.0,
+        slow_step_chance=0.0,
+        duplicate_chance=0.0,
+    )
+    faults = replace(
+        scenario.faults,
+        weights=weights,
+        mean_gap=0.2,
+        burst_chance=0.1,
+        max_count=8,
+        until=4.0,
+        permanent_chance=0.0,
+    )
+    load = replace(
+        scenario.load,
+        sessions=2,
+        max_sessions=MOST_SESSIONS,
+        turns=3,
+        prompt=(1, 6),
+        max_tokens=(5, 15),
+        no_limit_chance=0.8 if is_tight else 0.2,
+    )
+    return replace(
+        scenario,
+        layout=layout,
+        conditions=conditions,
+        faults=faults,
+        load=load,
+        has_supervisor=has_kills and rng.random() < 0.5,
+        forwards_requests=True,
+        kept_leases=1.0 if is_tight else 1.5,
+        max_starvation_seconds=6.0,
+        max_ownerless_seconds=1.5 + (layout.lease_seconds if has_kills else 0.0),
+    )
+
+
+def _one_route(layout: Layout) -> tuple[Span, ...]:
+    """Return one server of each span of the layout's first route."""
+    route: list[Span] = []
+    for span in layout.spans:
+        if span[0] == (route[-1][1] if route else 0):
+            route.append(span)
+    return tuple(route)
 
 
 def islands(scenario: Scenario, rng: random.Random) -> Scenario:

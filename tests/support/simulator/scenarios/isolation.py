@@ -102,5 +102,10 @@ def jam(scenario: Scenario, rng: random.Random) -> Scenario:
         close_chance=0.0,
     )
     return replace(
-        scenario, layout=layout, conditions=conditions, faults=Faults(), load=load, max_refusals=40
+        scenario,
+        layout=layout,
+        conditions=conditions,
+        faults=Faults(),
+        load=load,
+        max_starvation_seconds=4.0,
     )

@@ -1,0 +1,130 @@
+"""Oracles of ownership and progress: one owner, no waiting client without one, no starvation, no innocent ejected.
+
+`world.py` calls them, `network.py` and `faults.py` record what the scenario disturbs. Each raises `Violation`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+
+from support.simulator.actors.client import Client
+from support.simulator.actors.gateway_process import GatewayProcess
+from support.simulator.network import Disturbances
+from support.simulator.scenario import Scenario
+from support.simulator.trace import Violation
+
+from modelswarm.protocol.identity import PeerId, name_of
+from modelswarm_gateway.core.sessions.session import SessionState
+
+RUNNING = SessionState.RUNNING.value
+MAX_TWO_OWNERS_SECONDS = 0.5  # in which one of two gateways that run a session learns of the other
+
+
+class Ownership:
+    """At most one gateway runs a session, and a gateway holds each session whose client waits (R20, ownership)."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        clients: Mapping[str, Client],
+        gateways: Mapping[str, GatewayProcess],
+    ) -> None:
+        self._scenario = scenario
+        self._clients = clients
+        self._gateways = gateways
+        self._twice: dict[str, float] = {}  # sessions that two gateways run, since when
+        self._ownerless: dict[str, float] = {}  # sessions of waiting clients, since when
+        self.longest_ownerless = 0.0
+
+    def check(self, now: float, calm_since: float) -> None:
+        """Check all sessions; `calm_since` is the end of the last fault."""
+        self._check_rivals(now)
+        self._check_ownerless(now, calm_since)
+
+    def _check_rivals(self, now: float) -> None:
+        """Check that no two gateways run one session, but for the moment that it takes to learn of the other one.
+
+        A gateway that is stopped, is cut off or has just come back cannot know.
+        """
+        lease = self._scenario.layout.lease_seconds
+        running: Counter[str] = Counter()
+        for gateway in self._gateways.values():
+            if now - max(gateway.resumes_at, gateway.isolated_until) > lease:
+                running.update(
+                    view.session for view in gateway.views_in_turn() if view.state == RUNNING
+                )
+        twice = {session for session, count in running.items() if count > 1}
+        self._twice = {session: self._twice.get(session, now) for session in sorted(twice)}
+        for session, since in self._twice.items():
+            if now - since > MAX_TWO_OWNERS_SECONDS:
+                raise Violation(f"two gateways run {session} since {since:.3f}", session)
+
+    def _check_ownerless(self, now: float, calm_since: float) -> None:
+        held = {
+            session
+            for gateway in self._gateways.values()
+            if gateway.alive
+            for session in gateway.core._sessions
+        }
+        waiting = [client.name for client in self._clients.values() if client.is_waiting]
+        self._ownerless = {
+            name: self._ownerless.get(name, now) for name in waiting if name not in held
+        }
+        for session, since in self._ownerless.items():
+            seconds = now - max(since, calm_since)
+            self.longest_ownerless = max(self.longest_ownerless, seconds)
+            if seconds > self._scenario.max_ownerless_seconds:
+                raise Violation(
+                    f"no gateway holds {session} since {since:.3f}, and its client waits", session
+                )
+
+
+class Starvation:
+    """One of the sessions that wait for a first token gets it within a bound (R12, admission)."""
+
+    def __init__(self, scenario: Scenario, clients: Mapping[str, Client]) -> None:
+        self._scenario = scenario
+        self._clients = clients
+        self._waiting_since = math.inf
+        self.longest = 0.0
+
+    def check(self, now: float, calm_since: float) -> None:
+        """Check that a client has progressed; refusals are no progress."""
+        waiting = [client for client in self._clients.values() if client.is_waiting]
+        if not waiting:
+            self._waiting_since = math.inf
+            return
+        self._waiting_since = min(self._waiting_since, now)
+        progress = max(client.served_at for client in self._clients.values())
+        seconds = now - max(progress, self._waiting_since, calm_since)
+        self.longest = max(self.longest, seconds)
+        if seconds > self._scenario.max_starvation_seconds:
+            names = [client.name for client in waiting]
+            raise Violation(
+                f"{names} wait, and no session has progressed for {seconds:.1f} s", names[0]
+            )
+
+
+class Innocence:
+    """A server is ejected or suspected only if it, its links or its gateway were disturbed shortly before (R21)."""
+
+    def __init__(self, scenario: Scenario, disturbances: Disturbances) -> None:
+        self._scenario = scenario
+        self._disturbances = disturbances
+        self._suspected: dict[str, frozenset[PeerId]] = {}  # by gateway
+
+    def check_suspects(self, gateway: GatewayProcess, now: float) -> None:
+        suspected = gateway.core._registry.suspected
+        for peer in sorted(suspected - self._suspected.get(gateway.address.peer, frozenset())):
+            self.check(gateway, peer, "suspected", now)
+        self._suspected[gateway.address.peer] = suspected
+
+    def check(self, gateway: GatewayProcess, peer: PeerId, cause: str, now: float) -> None:
+        seconds = self._disturbances.seconds_since(now, name_of(peer), gateway.name)
+        if seconds > self._scenario.max_excuse_seconds:
+            text = (
+                f"{gateway.name} has {cause} {peer}, which was last disturbed {seconds:.3f} s ago"
+            )
+            raise Violation(text)
