@@ -80,7 +80,7 @@ class Chaos:
         else:
             self.server.receive(peer, self.draw_item(peer), self.network.now)
         self.server.take_sends()
-        self.handles += [handle for handle in self.server.core.handles()]
+        self.handles += self.server.core.handles()
         del self.handles[:-4]
 
     def pass_time(self, seconds: float) -> None:

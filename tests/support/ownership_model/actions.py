@@ -97,7 +97,9 @@ def _with_server(state: State, world: World, s: int, result: sv.Result) -> State
     return state._replace(servers=put(state.servers, s, after), lanes=tuple(lanes))
 
 
-def _apply(state: State, world: World, g: int, label: str, outcomes: Iterable[gw.Outcome]) -> Events:
+def _apply(
+    state: State, world: World, g: int, label: str, outcomes: Iterable[gw.Outcome]
+) -> Events:
     for outcome in outcomes:
         yield f"{label}(g{g})", with_outcome(state, world, g, outcome)
 
@@ -122,7 +124,9 @@ def _deliver_to_gateway(state: State, world: World, g: int) -> Events:
         if state.lanes[index]:
             message, *rest = state.lanes[index]
             taken = state._replace(lanes=put(state.lanes, index, tuple(rest)))
-            label = f"{message.kind}{'' if message.kind != ACK else '-' + message.answer}(s{s}>g{g})"
+            label = (
+                f"{message.kind}{'' if message.kind != ACK else '-' + message.answer}(s{s}>g{g})"
+            )
             for outcome in _answer(state.gateways[g], context(state, world, g), s, message):
                 after = with_outcome(taken, world, g, outcome)
                 if message.kind == TOKEN and outcome[0].log != state.gateways[g].log:
@@ -223,7 +227,7 @@ def _begin(state: State, world: World, g: int) -> Events:
 
 
 def _search(state: State, world: World, g: int) -> Events:
-    """A client asks a gateway without the session: all servers that answer are asked at once, and the log is fetched."""
+    """A client asks a gateway without the session. It asks all servers at once, and fetches the log."""
     if not state.budget.turns:
         return
     at = context(state, world, g)
@@ -231,6 +235,8 @@ def _search(state: State, world: World, g: int) -> Events:
     asked = [s for s in alive if at.linked[s]]
     if not asked or (world.rules.searches_all and asked != alive):
         return
+    if len(alive) < world.n_servers and any(state.lanes):
+        return  # a server that was lost a moment ago is waited for
     claimants = [(s, state.servers[s].claimant) for s in asked]
     if world.rules.claims_names and any(
         other not in (NO_GATEWAY, g) and state.servers[s].linked[other] for s, other in claimants
@@ -264,7 +270,7 @@ def locate(
     """
     answers = {s: hop for s in asked if (hop := state.servers[s].hop) is not None}
     above = max((hop.epoch[0] for hop in answers.values()), default=0)
-    nothing = above, NO_EPOCH, (), {}
+    nothing: tuple[int, Epoch, Log, dict[int, int]] = above, NO_EPOCH, (), {}
     held = {s: hop for s, hop in answers.items() if hop.owner != me}
     silent = [is_silent(state.servers[s], hop.owner) for s, hop in held.items()]
     linked = [state.servers[s].linked[hop.owner] for s, hop in held.items()]
@@ -279,7 +285,11 @@ def locate(
         logs = [(len(hop.durable), hop.epoch, hop.durable) for hop in parts.values() if hop.durable]
         if logs and run != NO_EPOCH:
             log = max(logs)[2]
-            return (above, run, log, {s: len(hop.log) for s, hop in parts.items()}) if all(silent) else None
+            return (
+                (above, run, log, {s: len(hop.log) for s, hop in parts.items()})
+                if all(silent)
+                else None
+            )
     return nothing
 
 
@@ -378,7 +388,9 @@ def _expire(state: State, g: int, s: int) -> State:
 def _is_claim_old(state: State, world: World, g: int) -> bool:
     """True once the claimant's Fences are answered: a claim of 2 s lasts longer than that."""
     lanes = [lane_of(world, g, s, LIVE) for s in range(world.n_servers)]
-    return state.gateways[g].state not in (FENCING, HELD) and not any(state.lanes[lane] for lane in lanes)
+    return state.gateways[g].state not in (FENCING, HELD) and not any(
+        state.lanes[lane] for lane in lanes
+    )
 
 
 def _cut(state: State, world: World, g: int, s: int) -> Events:

@@ -1,4 +1,7 @@
-"""Breadth-first search of the ownership model: every state within the bounds of a world, or the shortest way to a fault."""
+"""Breadth-first search of the ownership model: all states within the bounds of a world, or the shortest way to a fault.
+
+Used by `tests/core/ownership`. A search is exhaustive if its outcome `is_complete` and has no fault.
+"""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from support.ownership_model.server import rank_of
 from support.ownership_model.state import (
     CLOSE,
     FENCE,
@@ -27,8 +28,8 @@ from support.ownership_model.state import (
     OWNED,
     PARKED,
     RUNNING,
-    START,
     STALE_EPOCH,
+    START,
     UNKNOWN,
     Epoch,
     Flags,
@@ -42,7 +43,6 @@ from support.ownership_model.state import (
     World,
     put,
 )
-from support.ownership_model.server import rank_of
 
 Sends: TypeAlias = tuple[tuple[int, Message], ...]  # (server, message)
 Outcome: TypeAlias = tuple[Gateway, Sends]

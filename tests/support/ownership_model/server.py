@@ -130,7 +130,8 @@ def _create(server: Server, peer: int, fence: Message) -> Result:
 
 
 def _grant(hop: Hop) -> Answers:
-    ack = Message(ACK, hop.epoch, hop.handle, hop.counters, len(hop.log), answer=GRANTED)
+    """Acknowledge the cut: entries that came since are not part of a repeated answer."""
+    ack = Message(ACK, hop.epoch, hop.handle, hop.counters, hop.ran_log, answer=GRANTED)
     return ((hop.owner, ack),)
 
 

@@ -39,13 +39,13 @@ class Message(NamedTuple):
     kind: str
     epoch: Epoch = NO_EPOCH
     handle: Handle | None = None  # Fence: None is a create. FenceAck: the server's handle
-    run: Epoch = NO_EPOCH  # Fence, SessionInfo: newest epoch that ran. FenceAck: epoch of the counters
+    run: Epoch = NO_EPOCH  # newest epoch that ran; FenceAck: epoch of the counters
     length: int = 0  # Fence: log cut. StartEpoch, FenceAck: entries. Input: start. Token: position
     log: Log = ()  # Input, Token
     answer: str = ""  # of a FenceAck
     rank: Rank | None = None  # FenceAck `stale_epoch`: of the owner
     owner: int = NO_GATEWAY  # SessionInfo
-    flag: bool = False  # Close: relinquished. SessionInfo: the server has a hop. Token: the last one
+    flag: bool = False  # Close: relinquished. SessionInfo: has a hop. Token: the last one
     handles: tuple[Handle, ...] = ()  # OwnedSessions
 
 
@@ -184,7 +184,7 @@ class World:
     rules: Rules = Rules()
     max_epoch: int = 6
     max_messages: int = 6  # in flight, on all lanes
-    slow_answers: bool = False  # a server with a link may answer the question for the owner too late
+    slow_answers: bool = False  # a server with a link may answer a question too late
     slow_prompts: bool = False  # the entries of a prompt may arrive a lease after their StartEpoch
     edits: bool = True  # a later turn may replace the log
     n_gateways: int = 2
