@@ -11,6 +11,7 @@ from support.core.gateway import LEASE, Gateway, add_gateway
 from support.core.network import Network
 from support.core.server import MODEL, Options
 from support.ownership_model.conformance import MirroredServer, serve_mirrored
+from support.ownership_model.state import Rules
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import (
@@ -157,6 +158,24 @@ def test_server_decides_as_the_model_says() -> None:
         seen += chaos.server.seen
     assert set(seen) >= OUTCOMES, f"never compared: {OUTCOMES - set(seen)}"
     assert compared >= 5000
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        pytest.param(Rules(rank_by_run=False), id="rank"),
+        pytest.param(Rules(renews_handles=False), id="handles"),
+        pytest.param(Rules(drops_unrun=False), id="unrun-entries"),
+        pytest.param(Rules(lease_protects=False), id="lease"),
+    ],
+)
+def test_model_without_a_rule_differs_from_the_server(rules: Rules) -> None:
+    with pytest.raises(AssertionError):
+        for seed in range(40):
+            chaos = Chaos(seed)
+            chaos.server.rules = rules
+            for _ in range(150):
+                chaos.make_event()
 
 
 @dataclass

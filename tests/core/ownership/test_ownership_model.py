@@ -87,6 +87,40 @@ def test_rule_that_is_switched_off_is_missed(rules: Rules, world: World, fault: 
     assert search.path
 
 
+# Gateway 0 runs a turn and is cut off for a lease. Gateway 1 runs another turn there and ends. Then 0 has its link again.
+FIRST_RUN = """open(g0) fence(g0>s0) ack-granted(s0>g0) start(g0>s0) input(g0>s0) sample-last(s0) token(s0>g0)
+    claim_ends(g0,s0) claim_ends(g0,s1) cut(g0,s0)"""
+ELSEWHERE = """resume(g0) find(g0>s1) info(s1>g0) fence(g0>s1) ack-granted(s1>g0) start(g0>s1) input(g0>s1)
+    sample-last(s1) token(s1>g0)"""
+OTHER_RUN = """take_over(g1) fence(g1>s0) ack-granted(s0>g1) edit(g1) fence(g1>s0) ack-granted(s0>g1) start(g1>s0)
+    input(g1>s0) sample-last(s0) token(s0>g1) kill(g1) expire(g1,s0) link(g0,s0) owned(g0>s0)"""
+RETURN = replace(replicas(5, Budget(3, cuts=1, expiries=2, kills=1)), max_epoch=6)
+RETURN_PREFIX = (*FIRST_RUN.split(), "expire(g0,s0)", *OTHER_RUN.split())
+ALONE_BUDGET = Budget(4, cuts=1, expiries=2, kills=1, crashes=1)
+ALONE = replace(replicas(5, ALONE_BUDGET), max_epoch=7, slow_answers=True)
+ALONE_PREFIX = (
+    *(FIRST_RUN + " " + ELSEWHERE).split(),
+    *("expire(g0,s0)", "crash(s1)"),
+    *OTHER_RUN.split(),
+)
+
+
+@pytest.mark.parametrize(
+    ("world", "prefix", "rules"),
+    [
+        pytest.param(RETURN, RETURN_PREFIX, Rules(asks_after_cut=False), id="question"),
+        pytest.param(ALONE, ALONE_PREFIX, Rules(waits_for_answer=False), id="create"),
+    ],
+)
+def test_returning_gateway_needs_the_rule(
+    world: World, prefix: tuple[str, ...], rules: Rules
+) -> None:
+    kept = explore(world, prefix=prefix)
+    assert (kept.fault, kept.is_complete) == ("", True)
+    assert kept.states >= 50
+    assert LOST in explore(replace(world, rules=rules), prefix=prefix).fault
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("world", "fault"),

@@ -58,8 +58,6 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_serving.core.hops.hop import Hop as RealHop
 
-RULES = Rules()
-
 
 @dataclass(eq=False)
 class MirroredServer(Server):
@@ -67,6 +65,7 @@ class MirroredServer(Server):
 
     gateways: list[PeerId] = field(default_factory=list)  # their places are their numbers
     session: str = ""
+    rules: Rules = field(default_factory=Rules)
     seen: Counter[str] = field(default_factory=Counter)
     taken: list[Send] = field(default_factory=list)  # read for a comparison, not sent yet
 
@@ -113,7 +112,7 @@ class MirroredServer(Server):
         if message is None:
             expected = model.end_lapse(before, peer)
         else:
-            expected, answers = model.receive(before, peer, message, RULES)
+            expected, answers = model.receive(before, peer, message, self.rules)
         self._compare(_outcome(message, before, expected, answers), expected.hop, before, now)
         if message is not None:
             self._compare_answers(answers if self._is_known(sender, item) else (), new)

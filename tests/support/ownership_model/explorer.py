@@ -27,10 +27,15 @@ class Search:
     is_complete: bool = True
 
 
-def explore(world: World, max_states: int = 10_000_000) -> Search:
-    """Visit all states breadth first. Stop at the first one that breaks an invariant, or after `max_states`."""
+def explore(world: World, max_states: int = 10_000_000, prefix: tuple[str, ...] = ()) -> Search:
+    """Visit all states breadth first. Stop at the first one that breaks an invariant, or after `max_states`.
+
+    `prefix`: events that lead to the first state. A plant that needs many events is then found among few states.
+    """
     began = time.process_time()
     start = initial(world)
+    for event in prefix:
+        start = next(after for label, after in successors(start, world) if label == event)
     parents: dict[State, tuple[State, str] | None] = {start: None}
     level, depth, at_rest, cut_off = [start], 0, 0, 0
     while level:
