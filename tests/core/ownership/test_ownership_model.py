@@ -87,7 +87,7 @@ def test_rule_that_is_switched_off_is_missed(rules: Rules, world: World, fault: 
     assert search.path
 
 
-# Gateway 0 runs a turn and is cut off for a lease. Gateway 1 runs another turn there and ends. Then 0 has its link again.
+# Gateway 0 runs a turn and is cut off for a lease. Gateway 1 runs another turn and ends. Then 0 has its link again.
 FIRST_RUN = """open(g0) fence(g0>s0) ack-granted(s0>g0) start(g0>s0) input(g0>s0) sample-last(s0) token(s0>g0)
     claim_ends(g0,s0) claim_ends(g0,s1) cut(g0,s0)"""
 ELSEWHERE = """resume(g0) find(g0>s1) info(s1>g0) fence(g0>s1) ack-granted(s1>g0) start(g0>s1) input(g0>s1)

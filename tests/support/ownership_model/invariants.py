@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from support.ownership_model.state import (
-    HELD,
     NONE,
     PARKED,
     RUNNING,
@@ -84,10 +83,8 @@ def is_at_rest(state: State) -> bool:
     for g, each in enumerate(state.gateways):
         if not each.alive:
             continue
-        if each.frozen or each.state not in (NONE, PARKED, RUNNING, HELD):
+        if each.frozen or each.state not in (NONE, PARKED, RUNNING):
             return False
         if any(server.alive and not server.linked[g] for server in state.servers):
-            return False
-        if each.state == HELD:
             return False
     return True
