@@ -166,12 +166,16 @@ class MirroredServer(Server):
             log=tuple(hop.log),
             ran_log=hop.ran_log,
             counters=_epoch(None if started is None else started.epoch),
+            length=0 if hop.started is None else hop.started.length,
         )
 
     def _is_borrowed(self) -> bool:
-        """True while a step has the hop: its truncation waits for the step's end."""
+        """True while a step has the hop, as its truncation waits for the step's end; or a part of a log has run."""
         hop = self._hop()
-        return hop is not None and (hop.in_step or hop.pending_fence is not None)
+        if hop is None:
+            return False
+        has_run_part = hop.is_head and hop.kv > hop.ran_log
+        return hop.in_step or hop.pending_fence is not None or has_run_part
 
     def _has_pending_fence(self) -> bool:
         hop = self._hop()

@@ -147,7 +147,7 @@ def _on_start(server: Server, peer: int, start: Message, rules: Rules) -> Result
         was_started=True,
         started_by_owner=True,
         log=hop.log[: start.length],
-        ran_log=NO_LIMIT,
+        ran_log=NO_LIMIT if len(hop.log) >= start.length else hop.ran_log,
         run=max(hop.run, start.epoch),
         counters=start.epoch,
         length=start.length,
@@ -169,6 +169,8 @@ def _on_input(server: Server, peer: int, entries: Message, rules: Rules) -> Resu
         hop = hop._replace(phase=STOPPED)
         return server._replace(hop=hop), ((peer, Message(REPORT, hop.epoch)),)
     hop = hop._replace(log=hop.log + entries.log[have - entries.length :])
+    if hop.phase == RUNNING and len(hop.log) > have and len(hop.log) >= hop.length:
+        hop = hop._replace(ran_log=NO_LIMIT)  # a part of a log must not hide an older one
     return server._replace(hop=hop), ()
 
 
