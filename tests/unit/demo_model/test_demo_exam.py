@@ -24,8 +24,8 @@ SAMPLE = (
 )  # fmt: skip
 
 FLAWLESS = (
-    "count: named", "count: to 300", "count: short", "facts", "beyond: scripts", "beyond: almost empty", "beyond: noise",
-    "beyond: prose", "beyond: long", "beyond: boundary", "beyond: backwards", "chat", "plain",
+    "count: named", "count: to 300", "count: short", "facts", "beyond: scripts", "beyond: almost empty",
+    "beyond: noise", "beyond: prose", "beyond: long", "beyond: boundary", "beyond: backwards", "chat", "plain",
 )  # fmt: skip
 
 

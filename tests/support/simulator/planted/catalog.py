@@ -250,7 +250,7 @@ REGRESSIONS: dict[str, Regression] = {
     "keeps unreachable hops": at_seed(in_planner(KeepsUnreachableHops, "partition"), 30),
     "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 52),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
-    "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 198),
+    "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 223),
     "asks linked servers only": at_seed(
         in_ownership_check(AsksLinkedServersOnly, "asleep"), 10_231
     ),

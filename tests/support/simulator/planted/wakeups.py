@@ -38,3 +38,4 @@ class DoesNotRecreateHops(Recovery):
     @override
     def _on_unknown_hop(self, session: Session, hop: Hop, now: float) -> None:
         hop.forget(session.epoch)
+        hop.fence_epoch = session.epoch  # as if its create had been sent
