@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1800)
 @pytest.mark.skipif(bool(obstacles()), reason="; ".join(obstacles()))
 def test_newcomer_walks_through_the_readme() -> None:
     command = (sys.executable, "-m", "tools.ci.newcomer_walk")

@@ -341,7 +341,8 @@ class Recovery:
         session.excluded.clear()
         if session.held_at is None:
             session.held_at = now
-            due_at = now + self._settings.lease_seconds / 2
+            is_leased = any(hop.server_handle != NO_HANDLE for hop in session.owned_hops)
+            due_at = now + self._settings.lease_seconds / 2 if is_leased else now
             self._ownership_check.require(session, due_at, has_route=True)
         ends = session.held_at + self._hold_limits.limit_seconds(session.model)
         if now >= ends:

@@ -63,7 +63,6 @@ class Hop:
         self.handle_epoch, self.fence_epoch = epoch, NO_EPOCH
         self.server_handle, self.accepted_turn = NO_HANDLE, 0
         self.kv, self.log, self.retained = 0, 0, ()
-        self.kv_limit = self.log_limit = 0
         self.is_fenced = False
 
     @property
