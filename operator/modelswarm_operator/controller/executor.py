@@ -184,8 +184,12 @@ class Executor:
             return
         self._metrics.deleted.labels(_role(known.labels if known is not None else {})).inc()
         log.info("%s/%s: deleted %s: %s", swarm.namespace, swarm.name, action.name, action.reason)
-        if answer.get("kind") == POD.kind:
+        if answer.get("kind") != POD.kind:
+            return
+        if "resourceVersion" in answer["metadata"]:
             self._update_cache(POD, answer, deleted=_is_deleted_at_once(answer))
+        else:  # the API server removed the pod at once and leaves the version out
+            self._enqueue(self._cache.forget(POD, action.uid))
 
     async def _refresh_pod(self, path: str, uid: str) -> None:
         """Read a pod again after a delete that conflicted: another pod has its name, or another client wrote it."""

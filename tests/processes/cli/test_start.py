@@ -27,7 +27,9 @@ from modelswarm.local.swarm import LocalSwarm
 from modelswarm.process.start_progress import StartPhase, read_start_file
 
 START_SECONDS = 300.0  # a torch server on a busy machine
-ANY_PORTS = ("--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+ANY_PORTS = tuple(
+    part for flag in ("--http", "--grpc", "--metrics", "--admin") for part in (flag, "127.0.0.1:0")
+)
 PUBLISHED = replace(HASH, publish=True)
 
 
