@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.core.fleets import IDLE, hello
 from support.core.peer_comparison import compare_simply
@@ -262,6 +262,7 @@ TIMES = st.dictionaries(st.integers(0, 3), SECONDS, max_size=4)
 
 
 @given(st.lists(st.tuples(NAMES, TIMES), min_size=1, max_size=30), st.frozensets(NAMES))
+@example([(0, {0: 0.01, 2: 0.01}), (1, {1: 1e-05, 3: 0.0001})], frozenset())  # equal ratios
 @settings(max_examples=300, deadline=None)
 def test_group_comparison_equals_one_by_one_comparison(
     times_by_name: Sequence[tuple[int, SecondsBySize]], gone: frozenset[int]

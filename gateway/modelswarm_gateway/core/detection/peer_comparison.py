@@ -179,7 +179,9 @@ def _median_size(found: Sequence[tuple[Floats, Floats]], count: int) -> Comparis
     if not found:
         return Comparison(np.full(count, math.nan), np.full(count, math.nan))
     ratios, deviations = (np.array(each) for each in zip(*found, strict=True))
-    order = ratios.argsort(axis=0, kind="stable")  # NaN last
+    order = np.lexsort(
+        (deviations, ratios), axis=0
+    )  # of equal ratios the lower deviation first; NaN last
     middle = (~np.isnan(ratios)).sum(axis=0) // 2
     at = np.take_along_axis(order, middle.clip(max=len(found) - 1)[np.newaxis], axis=0)
     return Comparison(
