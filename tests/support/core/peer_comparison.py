@@ -62,5 +62,5 @@ def _simply(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compared | N
         spread = MAD_TO_SIGMA * median(abs(each - typical) for each in known)
         spread = max(spread, MIN_SPREAD * typical)
         found.append(Compared(seconds / typical, (seconds - typical) / spread))
-    found.sort(key=lambda compared: compared.ratio)
+    found.sort(key=lambda compared: (compared.ratio, compared.deviations))
     return found[len(found) // 2] if found else None
