@@ -241,14 +241,16 @@ class Injector:
 
 
 def _weather(event: Event) -> list[Weather]:
-    source, to = event.targets
+    source, to, *_ = event.targets
     match event.fault:
         case Fault.ONE_WAY:
             return [Weather(source, to, blocked=True, cause=event.fault)]
-        case Fault.CUT_OFF:
+        case Fault.CUT_OFF | Fault.GATEWAY_CUT_OFF:
+            pairs = [(source, other) for other in event.targets[1:]]
             return [
-                Weather(source, to, blocked=True, cause=event.fault),
-                Weather(to, source, blocked=True, cause=event.fault),
+                Weather(*ends, blocked=True, cause=event.fault)
+                for pair in pairs
+                for ends in (pair, pair[::-1])
             ]
         case Fault.DELAY:
             return [Weather(source, to, delay=event.amount, cause=event.fault)]

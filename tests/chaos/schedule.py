@@ -10,6 +10,7 @@ import enum
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from typing_extensions import override
 
@@ -36,10 +37,14 @@ class Fault(enum.StrEnum):
     FULL = "full"  # others ask for more KV than there is
     GATEWAY_KILL = "gateway-kill"
     GATEWAY_FREEZE = "gateway-freeze"  # SIGSTOP for longer than its lease, so that others may adopt; then SIGCONT
+    GATEWAY_CUT_OFF = "gateway-cut-off"  # no frame to or from any server for longer than its lease
 
 
 FRAMES = frozenset(
-    (Fault.ONE_WAY, Fault.CUT_OFF, Fault.DELAY, Fault.SLOW_LINK, Fault.TRUNCATE, Fault.DOUBLE)
+    (
+        *(Fault.ONE_WAY, Fault.CUT_OFF, Fault.DELAY, Fault.SLOW_LINK, Fault.TRUNCATE, Fault.DOUBLE),
+        Fault.GATEWAY_CUT_OFF,
+    )
 )
 """Done to links: felt by the frames that pass them meanwhile."""
 
@@ -48,7 +53,7 @@ FRAMES = frozenset(
 class Event:
     at: float  # seconds since the start
     fault: Fault
-    targets: tuple[str, ...]  # servers; of links: who speaks, and who is spoken to
+    targets: tuple[str, ...]  # servers; of links: the sender and its receivers
     seconds: float = 0.0  # until it is made good again
     amount: float = 0.0  # seconds of delay, bytes per second, share of frames, requests
 
@@ -74,6 +79,7 @@ _WEIGHTS = {
     Fault.FULL: 1,
     Fault.GATEWAY_KILL: 1,
     Fault.GATEWAY_FREEZE: 1,
+    Fault.GATEWAY_CUT_OFF: 1,
 }
 _SECONDS = {  # shortest and longest
     Fault.DRAIN: (2.0, 5.0),
@@ -85,7 +91,9 @@ _SECONDS = {  # shortest and longest
     Fault.SLOW_LINK: (1.0, 4.0),
     Fault.DOUBLE: (2.0, 5.0),
     Fault.FULL: (1.0, 3.0),
-    Fault.GATEWAY_FREEZE: (LEASE_SECONDS + 1.0, 2.5 * LEASE_SECONDS),
+    **dict.fromkeys(
+        (Fault.GATEWAY_FREEZE, Fault.GATEWAY_CUT_OFF), (LEASE_SECONDS + 1.0, 2.5 * LEASE_SECONDS)
+    ),
 }
 _AMOUNTS: dict[Fault, tuple[float, ...]] = {
     Fault.DELAY: (0.02, 0.1, 0.3),
@@ -151,6 +159,8 @@ def _targets(rng: random.Random, fault: Fault, names: _Names) -> tuple[str, ...]
     match fault:
         case Fault.GATEWAY_KILL | Fault.GATEWAY_FREEZE | Fault.FULL:
             return (rng.choice(names.gateways),)
+        case Fault.GATEWAY_CUT_OFF:
+            return (rng.choice(names.gateways), *chain.from_iterable(names.spans))
         case Fault.KILL:
             span = rng.choice(names.spans)
             return span if rng.random() < BOTH_LOST else (rng.choice(span),)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from chaos.schedule import FRAMES, GATEWAY, LEASE_SECONDS, Fault, schedule
 
 SPANS = (("s0-r0", "s0-r1"), ("s1-r0", "s1-r1"))
@@ -32,7 +33,10 @@ def test_kinds_of_faults_follow_their_weights() -> None:
 def test_targets_fit_their_fault() -> None:
     for seed in range(100):
         for event in schedule(seed, 60, SPANS):
-            if event.fault in FRAMES:
+            if event.fault is Fault.GATEWAY_CUT_OFF:
+                assert event.targets[0] == GATEWAY
+                assert set(event.targets[1:]) == SERVERS
+            elif event.fault in FRAMES:
                 assert len(set(event.targets)) == 2
                 assert set(event.targets) <= SERVERS | {GATEWAY}
                 assert not any(set(event.targets) == set(span) for span in SPANS), "never talk"
@@ -59,12 +63,13 @@ def test_each_kind_comes_before_any_repeats() -> None:
         assert {event.fault for event in events[4:]} == wanted
 
 
-def test_gateway_freeze_outlasts_its_lease() -> None:
-    wanted = frozenset((Fault.GATEWAY_FREEZE,))
+@pytest.mark.parametrize("fault", (Fault.GATEWAY_FREEZE, Fault.GATEWAY_CUT_OFF))
+def test_lost_gateway_outlasts_its_lease(fault: Fault) -> None:
+    wanted = frozenset((fault,))
     events = schedule(1, 300, SPANS, gateways=(GATEWAY, "gateway-2"), faults=wanted)
     longer = [event for event in events if event.seconds > LEASE_SECONDS]
     assert len(longer) > len(events) - 10, "but the last ones, when the run ends before"
-    assert {target for event in events for target in event.targets} == {GATEWAY, "gateway-2"}
+    assert {event.targets[0] for event in events} == {GATEWAY, "gateway-2"}
 
 
 def test_a_single_span_has_links_with_the_gateway_only() -> None:

@@ -49,6 +49,14 @@ def test_dead_links_count_only_without_another_ring() -> None:
     )
 
 
+def test_gateway_without_links_has_no_way() -> None:
+    servers = ("a", "b", "c", "d")
+    cut = Event(1.0, Fault.GATEWAY_CUT_OFF, (GATEWAY, *servers), 5.0)
+    assert not way(cut)
+    assert way(Event(1.0, Fault.GATEWAY_CUT_OFF, (OTHER, *servers), 5.0))
+    assert forks((cut,), SPANS, (GATEWAY, OTHER))
+
+
 def test_session_restarts_only_after_long_silence_on_all_routes() -> None:
     def begins(*events: Event) -> bool:
         return forks(events, SPANS, (GATEWAY, OTHER))

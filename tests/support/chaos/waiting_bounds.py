@@ -18,8 +18,8 @@ SOON = 20.0
 allowed beyond the hold limit where sessions may have to be held."""
 BACK = 10.0  # seconds in which another process serves in the place of one that died
 _AWAY = (Fault.KILL, Fault.LEAVE, Fault.FREEZE, Fault.SLOW_DISK)
-_SILENT = (Fault.ONE_WAY, Fault.CUT_OFF)
-_PARTED = (Fault.ONE_WAY, Fault.CUT_OFF, Fault.SLOW_LINK)  # a prompt may take all of its time
+_SILENT = (Fault.ONE_WAY, Fault.CUT_OFF, Fault.GATEWAY_CUT_OFF)
+_PARTED = (*_SILENT, Fault.SLOW_LINK)  # a prompt may take all of its time
 
 
 def longest_wait(
@@ -86,5 +86,10 @@ def _a_way(now: Iterable[Event], spans: Sequence[Sequence[str]], gateways: Seque
         if name not in away
     }
     cover = Coverage(left, len(spans), lambda: gateways)
-    pairs = [frozenset(event.targets) for event in now if event.fault in _PARTED]
+    pairs = [
+        frozenset((event.targets[0], other))
+        for event in now
+        if event.fault in _PARTED
+        for other in event.targets[1:]
+    ]
     return cover.suffices_without(()) and all(cover.part(pair) for pair in pairs)
