@@ -25,8 +25,8 @@ from typing_extensions import override
 
 from modelswarm.errors import ModelSwarmError
 
-STANDS, GOES = 0.15, 0.1  # seconds that a slow disk stops a process, and lets it go on
-LEAVING = 30.0  # seconds that a server which is told to end may take
+STANDS, GOES = 0.15, 0.1  # seconds that a slow disk stops a process, and that it runs in between
+LEAVING = 30.0  # seconds that a server may take to stop
 Heal = Callable[[], None]
 
 
@@ -35,7 +35,7 @@ class Done:
     """An event that happened, as a line of the log."""
 
     at: float  # time.monotonic
-    seconds: float  # since the start
+    seconds: float  # since the start of the run
     words: str
 
     @override
@@ -52,10 +52,12 @@ class Injector:
     tell: Callable[[str], None] = lambda text: None
     log: list[Done] = field(default_factory=list)
     counts: Counter[Fault] = field(default_factory=Counter)
-    felt: Counter[Fault] = field(default_factory=Counter)  # those that met what they were meant for
+    felt: Counter[Fault] = field(default_factory=Counter)  # faults that had an effect
     outages: list[Outage] = field(default_factory=list)
-    losses: list[Outage] = field(default_factory=list)  # of what tails keep
-    _stopped: Counter[str] = field(default_factory=Counter)  # how many faults keep it still
+    losses: list[Outage] = field(default_factory=list)  # of the logs that tails keep
+    _stopped: Counter[str] = field(
+        default_factory=Counter
+    )  # number of faults that stop a process now
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _began: float = 0.0
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -68,7 +70,7 @@ class Injector:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing is disturbed any more when it returns."""
+        """End all faults, and wait for that."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -115,7 +117,7 @@ class Injector:
             due = min(until, heals[0][0] if heals else until)
             self._stopping.wait(max(0.0, due - now))
 
-    # ---- what can be done
+    # ---- faults
 
     def _do(self, event: Event) -> Heal | None:
         if len(self.world.gateway_names) > 1 and event.fault in FRAMES:

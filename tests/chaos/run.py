@@ -1,4 +1,4 @@
-"""One run: twins first, then streams and faults, then calm, and then nothing may be left.
+"""One run: reference answers first, then streams under faults, then a check that nothing is left.
 
 Used by `__main__.py` and by the sample in `make test`. A run with violations reports the command that repeats it, the
 log of events, and the state of the swarm.
@@ -27,11 +27,11 @@ from support.eventually import eventually
 from support.processes.server import gone_within, group_alive
 from support.processes.streams import Answer, Request
 
-LAST_ANSWERS = 120.0  # seconds for those that are under way when the faults end
+LAST_ANSWERS = 120.0  # seconds for the answers that still run when the faults end
 EMPTY_SECONDS = 2 * LEASE_SECONDS + 15.0
 GONE_SECONDS = 5.0
-CALM_SECONDS = 60.0  # until everything is answered again, when all is over
-RARE = 6  # a fault that came so often must have been felt once
+CALM_SECONDS = 60.0  # seconds until every request is answered after the last fault
+RARE = 6  # a fault that came this often must have had an effect
 LAST_EVENTS = 60
 
 
@@ -45,9 +45,9 @@ class Options:
     replicas: int = 2
     gateways: int = 1
     every: float = 1.5  # seconds between two faults, on average
-    new: int = 80  # tokens of an answer, about
+    new: int = 80  # approximate tokens of an answer
     faults: frozenset[Fault] = frozenset(Fault)
-    each: bool = False  # of them comes before any comes again
+    each: bool = False  # every fault comes before any repeats
 
     def command(self) -> str:
         """Return the command that repeats this run: the same schedule, swarm and load."""
@@ -66,11 +66,11 @@ class Outcome:
     options: Options
     tally: Tally
     faults: Counter[Fault]
-    felt: Counter[Fault]  # of them; for what is done to links: the frames that met it
-    loops: dict[str, int]  # of living gateways: why sessions looked for a route
+    felt: Counter[Fault]  # faults that had an effect; for links: the affected frames
+    loops: dict[str, int]  # of running gateways: causes of re-routes
     wrong: tuple[str, ...]
     log: tuple[str, ...]
-    scene: str  # the swarm, when something was wrong
+    scene: str  # state of the swarm at the first violation
 
     def summary(self) -> str:
         tally = self.tally
@@ -158,7 +158,7 @@ class _Run:
         self._stopping = threading.Event()
         targets = (
             scene.http_targets
-        )  # half of the clients resume every broken stream, as many at each
+        )  # half of the clients resume every broken stream, equally many at each
         self._clients = [
             Client(
                 f"c{i}",
@@ -246,7 +246,7 @@ class _Run:
             if (each or count >= RARE) and not felt[fault]:
                 self.oracle.fail(f"{count} times {fault}, without any effect")
         missing = self._options.faults - counts.keys()
-        if each and missing and not self.oracle.wrong:  # which else had ended it before
+        if each and missing and not self.oracle.wrong:  # a violation ends the run early
             self.oracle.fail(f"never injected: {sorted(missing)}")
 
     def check_streams_resumed(self) -> None:
@@ -275,6 +275,6 @@ class _Run:
         )
 
     def _look(self) -> None:
-        """The first picture after something went wrong shows most."""
+        """Keep the state of the swarm at the first violation."""
         if self.oracle.wrong and not self._picture:
             self._picture = look(self._scene, self._clients)

@@ -17,26 +17,26 @@ from typing_extensions import override
 GATEWAY = "gateway"
 LEASE_SECONDS = 4.0  # a lost gateway's sessions are freed after two of them at most
 FIRST_AT = 1.0  # seconds; the streams have begun by then
-QUIET = 0.15  # of the run, at its end: what was done comes to an end while the streams still run
+QUIET = 0.15  # share of the run, at its end: all faults end while the streams still run
 LONGEST_QUIET = 5.0
-BOTH_LOST = 0.12  # of kills: every server of the span dies at once, so that its sessions are held
+BOTH_LOST = 0.12  # share of kills: all servers of the span at once, so that its sessions are held
 
 
 class Fault(enum.StrEnum):
     KILL = "kill"  # SIGKILL; another one is started in its place
-    LEAVE = "leave"  # SIGTERM: it leaves in peace; another one is started in its place
-    DRAIN = "drain"  # its sessions are to leave it, later it is used again
+    LEAVE = "leave"  # SIGTERM: graceful stop; another one is started in its place
+    DRAIN = "drain"  # its sessions migrate; later the drain is undone
     FREEZE = "freeze"  # SIGSTOP, later SIGCONT
-    SLOW_DISK = "slow-disk"  # stands still again and again for a moment, as who waits for a disk
-    ONE_WAY = "one-way"  # nothing that one says arrives at the other, whose words still come
-    CUT_OFF = "cut-off"  # nothing goes either way
-    DELAY = "delay"  # every byte comes so much later
+    SLOW_DISK = "slow-disk"  # short stops, again and again, like a process that waits for a disk
+    ONE_WAY = "one-way"  # no frame arrives in one direction
+    CUT_OFF = "cut-off"  # no frame arrives in either direction
+    DELAY = "delay"  # every byte arrives later
     SLOW_LINK = "slow-link"  # few bytes per second
-    TRUNCATE = "truncate"  # a frame ends in its middle, and the connection with it
-    DOUBLE = "double"  # frames come twice
-    FULL = "full"  # others ask for more KV than there is
+    TRUNCATE = "truncate"  # half a frame, then a reset of the connection
+    DOUBLE = "double"  # frames arrive twice
+    FULL = "full"  # other requests take the free pages
     GATEWAY_KILL = "gateway-kill"
-    GATEWAY_FREEZE = "gateway-freeze"  # SIGSTOP for longer than its lease, so that others may adopt; then SIGCONT
+    GATEWAY_FREEZE = "gateway-freeze"  # SIGSTOP for longer than its lease, so that others may take over; then SIGCONT
     GATEWAY_CUT_OFF = "gateway-cut-off"  # no frame to or from any server for longer than its lease
 
 
@@ -46,7 +46,7 @@ FRAMES = frozenset(
         Fault.GATEWAY_CUT_OFF,
     )
 )
-"""Done to links: felt by the frames that pass them meanwhile."""
+"""Faults of links. They have an effect on the frames that pass meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Event:
     at: float  # seconds since the start
     fault: Fault
     targets: tuple[str, ...]  # servers; of links: the sender and its receivers
-    seconds: float = 0.0  # until it is made good again
+    seconds: float = 0.0  # until the fault ends
     amount: float = 0.0  # seconds of delay, bytes per second, share of frames, requests
 
     @override
@@ -81,7 +81,7 @@ _WEIGHTS = {
     Fault.GATEWAY_FREEZE: 1,
     Fault.GATEWAY_CUT_OFF: 1,
 }
-_SECONDS = {  # shortest and longest
+_SECONDS = {  # shortest and longest duration
     Fault.DRAIN: (2.0, 5.0),
     Fault.FREEZE: (0.5, 4.0),
     Fault.SLOW_DISK: (1.0, 3.0),
@@ -113,9 +113,9 @@ def schedule(
     faults: frozenset[Fault] = frozenset(Fault),
     each: bool = False,
 ) -> tuple[Event, ...]:
-    """Events in order. `spans`: the servers of each span, head first; `every`: seconds between two, on average.
+    """Return the events in order. `spans`: servers of each span, head first; `every`: mean seconds between two.
 
-    `each`: exactly so many seconds, and each kind comes before any comes again, so that a short run can have them all.
+    `each`: exactly `every` seconds, and every kind comes before any repeats, so that a short run has them all.
     """
     rng = random.Random(f"{seed}/{seconds:g}/{spans}")
     last = seconds - min(LONGEST_QUIET, QUIET * seconds)
@@ -130,14 +130,14 @@ def schedule(
 
 
 def _draw(rng: random.Random, kinds: Sequence[Fault]) -> Iterator[Fault]:
-    """By weight."""
+    """Draw kinds by weight."""
     weights = [_WEIGHTS[fault] for fault in kinds]
     while True:
         yield rng.choices(kinds, weights)[0]
 
 
 def _deal(rng: random.Random, kinds: Sequence[Fault]) -> Iterator[Fault]:
-    """As cards: all of them in some order, then all of them again."""
+    """Draw all kinds in a random order, then all of them again."""
     while True:
         yield from rng.sample(kinds, len(kinds))
 
@@ -171,10 +171,10 @@ def _targets(rng: random.Random, fault: Fault, names: _Names) -> tuple[str, ...]
 
 
 def _link(rng: random.Random, names: _Names) -> tuple[str, str]:
-    """Two that talk to each other, in either order: a gateway and a server, or servers that follow each other."""
+    """Return two linked processes in either order: a gateway and a server, or servers of adjacent spans."""
     spans = names.spans
     place = rng.randrange(len(spans))
     here, other = rng.choice(spans[place]), rng.choice(names.gateways)
     if len(spans) > 1 and rng.random() < 0.5:
-        other = rng.choice(spans[(place + 1) % len(spans)])  # the head follows the tail: the ring
+        other = rng.choice(spans[(place + 1) % len(spans)])  # a ring: the head follows the tail
     return (here, other) if rng.random() < 0.5 else (other, here)

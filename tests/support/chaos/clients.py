@@ -30,19 +30,19 @@ class Observation:
     """One request to its end."""
 
     who: str
-    answer: Answer  # as much as came
+    answer: Answer  # the received part
     twin: Answer
     began: float  # time.monotonic, as `ended`
     ended: float
-    code: str = ""  # `error-code` of what ended it, else gRPC's own; empty: it ended well
+    code: str = ""  # `error-code` of its end, else gRPC's own; empty: no error
     details: str = ""
-    left: bool = False  # the client itself broke it off
+    left: bool = False  # the client cancelled it
     longest_wait: float = 0.0  # seconds between two tokens, or before the first
     last_wait: float = 0.0  # from the last token to the end
-    waited_until: float = 0.0  # time.monotonic: when it was over
-    breaks: int = 0  # of connections, after which it went on elsewhere
-    torn: int = 0  # of these, in the midst of its answer
-    asked: float = 0.0  # time.monotonic, when first: refusals before are no answers
+    waited_until: float = 0.0  # time.monotonic at the end of the longest wait
+    breaks: int = 0  # broken connections, each resumed at some gateway
+    torn: int = 0  # of these, after the first token
+    asked: float = 0.0  # time.monotonic of the first attempt, before any refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,15 @@ class Client:
     """Plays scripts on a thread. With `home`, all its answers begin at that target, and each broken one is resumed."""
 
     name: str
-    stubs: Sequence[api_pb2_grpc.InferenceStub]  # each request goes to any of them
-    targets: Sequence[str]  # HTTP, likewise; none: no answer is resumed
+    stubs: Sequence[api_pb2_grpc.InferenceStub]  # each request goes to a random one
+    targets: Sequence[str]  # HTTP addresses; none: no answer is resumed
     scripts: Sequence[Script]
     observe: Callable[[Observation], None]
     stopping: threading.Event
     seed: int
     home: str = ""
     _talks: int = 0
-    _patient: bool = False  # never leaves
+    _patient: bool = False  # never cancels
     _thread: threading.Thread | None = None
     failure: BaseException | None = None
     doing: str = ""
@@ -155,17 +155,17 @@ class Client:
         )
 
     def _called(self, twin: Answer) -> _Reply:
-        """Over gRPC."""
+        """Send the request over gRPC."""
         stream = Stream(self._rng.choice(self.stubs), twin.request)
         bored = not self._patient and self._rng.random() < LOSES_INTEREST
         left = bored and self._leave(stream, len(twin.tokens))
         answer, error = stream.received()
-        left = left and not answer.finish  # else it was too late to leave
+        left = left and not answer.finish  # otherwise the answer ended first
         code, details = ("", "") if error is None or left else code_of(error)
         return _Reply(answer, stream.times, code, details, left)
 
     def _resuming(self, twin: Answer) -> _Reply:
-        """Over HTTP, in a named session: it goes on where it broke off."""
+        """Send the request over HTTP in a named session, and resume it after breaks."""
         request = twin.request
         if not request.session:
             self._talks += 1
@@ -182,7 +182,7 @@ class Client:
         )
 
     def _leave(self, stream: Stream, length: int) -> bool:
-        """In the middle of the answer, if it gets there."""
+        """Cancel in the middle of the answer; return False if it ended before."""
         wanted = self._rng.randrange(1, max(2, length))
         while not stream.done and stream.count < wanted:
             time.sleep(0.02)

@@ -10,13 +10,13 @@ from modelswarm.protocol.messages import Hello
 from modelswarm.protocol.wire.codec import FrameError
 from modelswarm.protocol.wire.frames import unpack
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of a dialling client
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"  # the first bytes of an HTTP/2 client
 _HEAD, _MESSAGE_HEAD = 9, 5
 _DATA, _PING, _ACK = 0, 6, 1
 
 
 class FrameCutter:
-    """One direction of a connection: bytes in, whole frames out."""
+    """Splits one direction of a connection into whole frames."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
@@ -31,7 +31,7 @@ class FrameCutter:
         return found
 
     def _next(self) -> int:
-        """Return the length of the first frame; 0 while too little of it has come."""
+        """Return the length of the first frame; 0 until its header is complete."""
         if not self._begun and self._bytes:
             if self._bytes[0] == PREFACE[0] and len(self._bytes) < len(PREFACE):
                 return 0
@@ -42,7 +42,7 @@ class FrameCutter:
 
 
 def message_of(frame: bytes) -> bytes | None:
-    """The gRPC message of a frame that carries exactly one and nothing else: only those can be doubled."""
+    """Return the gRPC message of a frame that carries exactly one: only those can be doubled."""
     if len(frame) < _HEAD + _MESSAGE_HEAD or frame.startswith(PREFACE):
         return None
     kind, flags, compressed = frame[3], frame[4], frame[_HEAD]
@@ -58,7 +58,7 @@ def is_ping(frame: bytes) -> bool:
 
 
 def hello_of(frame: bytes) -> Hello | None:
-    """The Hello that this frame carries, if it does."""
+    """Return the Hello in this frame, or None."""
     message = message_of(frame)
     if message is None:
         return None

@@ -28,14 +28,14 @@ REFUSALS = ("no_capacity", "no_servers")
 ELSEWHERE = "session_elsewhere"
 AFTER_A_KILL = ("model_not_found", "session_busy", ELSEWHERE)
 LOST = "session_lost"  # no server has all tokens that the client received
-ANOTHER = "has answered another prompt"  # it has the session as it was a turn ago
-LONG_WAIT = 2.0  # seconds: worth a line in the log
-PATIENCE = 60.0  # seconds of nothing but refusals: servers are back after a few of them
+ANOTHER = "has answered another prompt"  # the gateway has the session without the last turn
+LONG_WAIT = 2.0  # seconds; longer waits are logged
+PATIENCE = 60.0  # seconds of refusals only: servers are back much earlier
 AROUND_AN_OUTAGE = 20.0  # seconds in which calls may fail: a gateway was killed and starts again
 LEASES = 30.0  # seconds after which a lost gateway must not affect any client
 
 
-AT_ONCE = 1.0  # seconds; a token that is read comes from servers that lived so shortly before
+AT_ONCE = 1.0  # seconds; the servers of a received token ran so shortly before
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +56,14 @@ class Wrong(Exception):
 
 @dataclass(slots=True)
 class Tally:
-    answers: int = 0  # that ended well
-    begun: int = 0  # that ended with an error after their first token
+    answers: int = 0  # complete answers
+    begun: int = 0  # answers that ended with an error after their first token
     refused: int = 0
     left: int = 0
     tokens: int = 0
-    torn: int = 0  # answers whose connection broke in their midst, and whose readers do not give up
-    resumed: int = 0  # of these, how many came to their ends
-    near_ties: int = 0  # answers that part from their twin where rounding may decide
+    torn: int = 0  # answers whose connection broke after a token and whose readers resume
+    resumed: int = 0  # of these, the completed ones
+    near_ties: int = 0  # answers that differ from their twin where rounding may decide
     waits: list[float] = field(default_factory=list)  # the longest of each answer
     codes: Counter[str] = field(default_factory=Counter)
 
@@ -72,12 +72,12 @@ class Tally:
 class Oracle:
     """Collects violations. `settle` checks an answer that differs from its twin, on a model whose arithmetic rounds."""
 
-    longest_wait: float  # seconds that a client may wait for the next token
+    longest_wait: float  # longest allowed seconds until the next token
     outages: Sequence[Outage]  # grows
     settle: Callable[[Answer, Answer], None] | None
     gateways: int = 1
     losses: Sequence[Outage] = ()  # of servers of the last span, or of room there; grows
-    forks: bool = False  # a gateway may have begun another session of a name
+    forks: bool = False  # a gateway may have opened a second session of a name
     note: Callable[[float, str], None] = lambda at, words: None
     tally: Tally = field(default_factory=Tally)
     wrong: list[str] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Oracle:
         self.wrong.append(words)
 
     def finish(self) -> None:
-        """Check the answers that differ from their twins: it takes long, so it runs after the streams."""
+        """Check the answers that differ from their twins: slow, so it runs after the streams."""
         assert self.settle is not None or not self.differing
         for twin, answer in self.differing:
             assert self.settle is not None
@@ -152,7 +152,7 @@ class Oracle:
             raise Wrong(f"it ends after {len(answer.tokens)} tokens with {answer.finish!r}")
 
     def _part(self, answer: Answer, twin: Answer) -> None:
-        """On the hash model equality is exact; elsewhere a near tie may have fallen the other way."""
+        """On the hash model equality is exact; elsewhere a near tie may be decided otherwise."""
         if self.settle is not None:
             self.differing.append((twin, answer))
             return
@@ -200,7 +200,7 @@ class Oracle:
 
 
 def most(request: Request) -> int:
-    """Tokens of an answer that nothing but its length ends."""
+    """Return the tokens of an answer that ends by its length."""
     return min(request.new, TOY_LENGTH - len(request.prompt))
 
 

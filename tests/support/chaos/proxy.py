@@ -24,10 +24,10 @@ from modelswarm.protocol.identity import name_of
 
 HOST = "127.0.0.1"
 CHUNK = 64 << 10
-QUEUED_FRAMES = 256  # per direction; then its sender has to wait
+QUEUED_FRAMES = 256  # bytes per direction; more make the sender wait
 CALL_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
-UNKNOWN = "?"  # who dials, until its Hello has come
+UNKNOWN = "?"  # name of a dialler until its Hello arrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Weather:
     to: str
     blocked: bool = False
     delay: float = 0.0  # seconds
-    rate: float = 0.0  # bytes per second; 0: as they come
+    rate: float = 0.0  # bytes per second; 0: unlimited
     doubled: float = 0.0  # share of frames
     cause: str = ""
 
@@ -55,8 +55,8 @@ class Network:
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
         self.doubled = self.truncated = 0  # frames
-        self.felt: Counter[str] = Counter()  # frames that met a disturbance, by its cause
-        self.pings: Counter[str] = Counter()  # by who asked
+        self.felt: Counter[str] = Counter()  # affected frames, by the cause of the fault
+        self.pings: Counter[str] = Counter()  # by sender
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
 
@@ -93,7 +93,7 @@ class Network:
         return lambda: self._say(end)
 
     def truncate(self, source: str, to: str) -> None:
-        """The next frame on each of their connections is the last one, and only half of it comes."""
+        """Reset each of their connections after half of its next frame."""
 
         def cut() -> None:
             for connection in self._connections:
@@ -127,7 +127,7 @@ class Network:
             await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
 
     async def _serve(self, name: str, port: int, dialler: _End) -> None:
-        """One connection, until both of its directions are over."""
+        """Serve one connection until both of its directions have ended."""
         try:
             reader, writer = await asyncio.open_connection(HOST, port)
         except OSError:
@@ -140,10 +140,10 @@ class Network:
         finally:
             self._connections.discard(connection)
 
-    # ---- what pipes ask
+    # ---- called by pipes
 
     def weather(self, source: str, to: str) -> Weather:
-        """All that is done to that link now, as one."""
+        """Return the sum of all faults of this link."""
         found = [one for one in self._weather if (one.source, one.to) == (source, to)]
         return Weather(
             source,
@@ -155,13 +155,13 @@ class Network:
         )
 
     async def wait_passable(self, pipe: _Pipe) -> Weather:
-        """Until that link is not blocked."""
+        """Wait until the link is not blocked."""
         while (weather := self.weather(pipe.source, pipe.to)).blocked:
             await self._changed.wait()
         return weather
 
     def feel(self, source: str, to: str) -> None:
-        """A frame has come to where it may be held."""
+        """Count a frame that a fault affects."""
         self.felt.update(one.cause for one in self._weather if (one.source, one.to) == (source, to))
 
     def doubles(self, share: float) -> bool:
@@ -174,7 +174,7 @@ class _End:
     writer: asyncio.StreamWriter
 
     def abort(self) -> None:
-        """A reset: nothing that is still under way arrives."""
+        """Reset the connection: bytes under way are lost."""
         self.writer.transport.abort()
 
 
@@ -208,12 +208,12 @@ class _Connection:
 
 
 class _Reset(Exception):
-    """The connection ends now, in both directions."""
+    """End the connection in both directions."""
 
 
 @dataclass(eq=False, slots=True)
 class _Pipe:
-    """One direction of a connection: reads frames as they come, writes them when they may go on."""
+    """One direction of a connection: reads frames at once and writes them when no fault holds them."""
 
     connection: _Connection
     input: _End
@@ -221,7 +221,7 @@ class _Pipe:
     source: str
     to: str
     truncate: bool = False
-    begun: bool = False  # its first message, the greeting, has come
+    begun: bool = False  # its first message, Hello, has arrived
     frames: FrameCutter = field(default_factory=FrameCutter)
     queue: asyncio.Queue[tuple[float, bytes]] = field(
         default_factory=lambda: asyncio.Queue(QUEUED_FRAMES)
@@ -234,7 +234,7 @@ class _Pipe:
             try:
                 data = await self.input.reader.read(CHUNK)
             except ConnectionError:
-                reset = True  # its peer hears of it when it hears what came before
+                reset = True  # the peer sees the end after all bytes before it
                 continue
             if not data:
                 break
@@ -275,7 +275,7 @@ class _Pipe:
             writer.write_eof()
 
     def _may_double(self, frame: bytes) -> bool:
-        """Whole messages except the greeting: two of them are no connection of this protocol."""
+        """Return True for whole messages other than Hello, which the protocol allows once."""
         if message_of(frame) is None:
             return False
         begun, self.begun = self.begun, True

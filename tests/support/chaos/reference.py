@@ -19,7 +19,7 @@ from modelswarm_serving.model.hash_model import reference_tokens
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """Both raise AssertionError. `settle` is None where nothing rounds: there, a difference is wrong.
+    """Checks of answers; both raise AssertionError. `settle` is None on the hash model, where any difference is wrong.
 
     A text is what the tokenizer makes of the tokens; an answer that does not end well may lack the last characters.
     """

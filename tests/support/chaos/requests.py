@@ -18,7 +18,7 @@ from support.processes.streams import Answer, Request
 from modelswarm.protocol.messages import Sampling
 
 Calm: TypeAlias = Callable[[Request], Answer]
-"""Asks, and makes sure that the answer is right."""
+"""Sends a request without faults and checks the answer."""
 
 GREEDY = Sampling()
 PENALISED = Sampling(repetition_penalty=1.3)
@@ -57,14 +57,14 @@ def _one(calm: Calm, request: Request) -> Script:
 
 
 def _stop_in(text: str) -> str:
-    """A character that comes first when a good part of the text has come; "" if there is none."""
+    """Return a character whose first occurrence is late in the text; "" if there is none."""
     late = range(len(text) // 3, len(text))
     found = (text[i] for i in late if text[i] not in text[:i])
     return next((char for char in found if char.isascii() and char.isprintable()), "")
 
 
 def _talk(calm: Calm, rng: random.Random, new: int, sampling: Sampling) -> Script:
-    """A turn, one that adds to it, and one that goes back and says something else."""
+    """Return three turns: the second extends the log, the third rewinds it and differs."""
     first = Request(
         prompt_of(rng.randrange(20, 80), rng.randrange(1 << 30), VOCAB), new // 2, sampling
     )

@@ -17,9 +17,9 @@ import httpx
 from support.processes.streams import Answer, Request
 
 TRY_SECONDS = 120.0  # for the whole answer; a gateway may take a minute to start on a busy machine
-SILENT_SECONDS = 6.0  # comments come more often, unless the gateway stands still
+SILENT_SECONDS = 6.0  # comments come more often, unless the gateway is stopped
 PAUSE = 0.2
-AGAIN = (404, 409, 429, 503)  # it has just started, or another one has not let go yet
+AGAIN = (404, 409, 429, 503)  # the gateway has just started, or another one still has the session
 GO_ON = "Last-Event-ID"  # in the message of an error: the answer is at another gateway
 
 
@@ -45,7 +45,7 @@ class Reader:
     torn: int = 0  # ... after the first token
 
     def read(self) -> None:
-        """Read until the answer ends, or fails for good."""
+        """Read until the answer ends or fails."""
         until = time.monotonic() + TRY_SECONDS
         with httpx.Client(timeout=SILENT_SECONDS) as client:
             while time.monotonic() < until:
@@ -98,7 +98,7 @@ class Reader:
             self.times.append(time.perf_counter())
 
     def _refused(self, status: int, error: dict[str, Any]) -> bool:
-        """A refusal is tried again once something has come: the answer is there, its gateway may not be yet."""
+        """Return False if the request is to be repeated: the session exists, as some events arrived."""
         self.details = error["message"]
         if GO_ON in self.details and self.tokens and status == 200:
             self._broke()

@@ -43,7 +43,7 @@ def look(scene: World, clients: Sequence[Client]) -> str:
         snapshot = scene.running.view.fetch_snapshot()
         lines += [f"session {str(session)!r}" for session in snapshot.sessions]
         lines += [f"server {str(server)!r}" for server in snapshot.servers]
-    except Exception as problem:  # it is disturbed, after all
+    except Exception as problem:  # the swarm may still be disturbed
         lines.append(f"the gateway does not say: {problem}")
     for log in sorted(scene.running.local.logs.glob("*.log")):
         lines.append(f"--- {log.name}")

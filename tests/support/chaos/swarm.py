@@ -35,16 +35,14 @@ from modelswarm.protocol.wire import api_pb2_grpc
 from modelswarm.resources.loading import parse_document
 
 READY_SECONDS = 180.0
-COMMENT_SECONDS = 1.0  # between the signs of life of a stream that waits
+COMMENT_SECONDS = 1.0  # seconds between comments of a waiting stream
 IDLE_SECONDS = 4.0  # unused named sessions are closed
-RECONNECTS = (
-    tuple(  # often: what a client makes of a gateway that has long come back says nothing of it
-        (f"grpc.{which}_reconnect_backoff_ms", most)
-        for which, most in (("initial", 100), ("min", 100), ("max", 500))
-    )
+RECONNECTS = tuple(  # short: the delay of reconnects is no property of the gateway
+    (f"grpc.{which}_reconnect_backoff_ms", most)
+    for which, most in (("initial", 100), ("min", 100), ("max", 500))
 )
 GATEWAY_HELD = "modelswarm_gateway_sessions"
-_PORTS = range(20_000, 32_000)  # below those that the kernel gives to outgoing connections
+_PORTS = range(20_000, 32_000)  # below the kernel's range for outgoing connections
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Plan:
     spans: int = 2
     replicas: int = 2
     gateways: int = 1
-    sessions: int = 8  # of full length that each server has pages for
+    sessions: int = 8  # sessions of full length that fit on each server
     hold_seconds: float = 60.0
 
 
@@ -65,7 +63,7 @@ class World:
     plan: Plan
     running: Running
     network: Network
-    pids: set[int]  # of every process there ever was
+    pids: set[int]  # of every process that was started
     gateways: MoreGateways
     stubs: tuple[api_pb2_grpc.InferenceStub, ...]  # of each gateway
 
@@ -99,7 +97,7 @@ class World:
 
     @property
     def spans(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the servers of each span."""
+        """Return the names of the servers of each span."""
         slots = self.running.local.slots
         return tuple(
             tuple(slot.name for slot in slots if slot.span_index == index)
@@ -109,7 +107,7 @@ class World:
 
 @contextmanager
 def world(folder: Path, plan: Plan) -> Iterator[World]:
-    """It serves when this begins; no process of it is left when this ends."""
+    """Run a swarm that is ready at entry; no process is left at exit."""
     name = f"chaos-{plan.model}"
     swarm_plan = _plan_of(folder, name, plan)
     slots = slots_of(name, swarm_plan.spans, swarm_plan.replicas)
@@ -187,7 +185,7 @@ def _settings(name: str, plan: Plan, network: Network, slots: tuple[Slot, ...]) 
 
 
 def _free_ports(count: int) -> list[int]:
-    """Each server keeps its port through all its lives, as the proxy has to know it."""
+    """Return free ports: a server keeps its port over restarts, because the proxy dials it."""
     found: list[int] = []
     rng = random.Random(os.getpid())
     while len(found) < count:

@@ -14,12 +14,12 @@ from support.simulator.ring_coverage import Coverage
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
 SOON = 20.0
-"""Seconds to notice, to plan around several faults and to compute again what was lost, on a busy machine; also what is
-allowed beyond the hold limit where sessions may have to be held."""
-BACK = 10.0  # seconds in which another process serves in the place of one that died
+"""Seconds for detection, several re-routes and replays on a busy machine. Where sessions may be held, they are added to
+the hold limit."""
+BACK = 10.0  # seconds until a replacement of a killed process serves
 _AWAY = (Fault.KILL, Fault.LEAVE, Fault.FREEZE, Fault.SLOW_DISK)
 _SILENT = (Fault.ONE_WAY, Fault.CUT_OFF, Fault.GATEWAY_CUT_OFF)
-_PARTED = (*_SILENT, Fault.SLOW_LINK)  # a prompt may take all of its time
+_PARTED = (*_SILENT, Fault.SLOW_LINK)  # over a slow link one prompt may take the whole time
 
 
 def longest_wait(
@@ -28,7 +28,7 @@ def longest_wait(
     gateways: Iterable[str],
     hold_seconds: float,
 ) -> float:
-    """Seconds. `spans`: the servers of each, head first."""
+    """Return seconds. `spans`: servers of each span, head first."""
     return SOON if always_a_way(events, spans, gateways) else hold_seconds + SOON
 
 
