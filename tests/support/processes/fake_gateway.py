@@ -1,6 +1,6 @@
-"""The least a gateway can be: it links, opens a route, gives the prompt and collects tokens.
+"""A minimal gateway in this process: it links to servers, opens a route, sends a prompt and collects tokens.
 
-Used by tests of server processes; recovery is the real gateway's.
+Used by tests of server processes. It has no recovery.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FakeGateway:
         await self.received.until(lambda: peers <= {h.peer for h in self.received.up})
 
     async def open(self, session: str, end: int, sampling: Sampling | None = None) -> Route:
-        """A hop on every server, in order of their blocks."""
+        """Open a hop on every server, in order of their blocks."""
         replies: dict[Handle, Address] = {}
         for server in self._servers:
             self._replies += 1
@@ -105,7 +105,7 @@ class FakeGateway:
                 self.node.send(hop.address, [entries], Lane.BULK)
 
     async def generate(self, route: Route, prompt: Sequence[int]) -> list[int]:
-        """All tokens up to the one that finishes."""
+        """Start the route with `prompt`; return all tokens up to the last of the turn."""
         before = len(self.tokens)
         self.go(route, prompt)
         await self.received.until(lambda: self._finished(before), 60.0)
@@ -116,7 +116,7 @@ class FakeGateway:
             self.node.send(hop.address, [Close(hop.handle)])
 
     async def file(self, name: str) -> bytes | None:
-        """From the first server; None when it says that there is none."""
+        """Return a model file of the first server; None if the server reports it missing."""
         before = len(self.of(ModelFileChunk))
         self.node.send(self._servers[0].address, [ModelFileRequest(name)])
         await self.received.until(lambda: self._complete(before))
@@ -125,7 +125,7 @@ class FakeGateway:
         return None if parts[0].missing else b"".join(part.data for part in parts)
 
     async def all_pages_free(self, deadline: float = 10.0) -> None:
-        """Waits for a heartbeat that says so; heartbeats come every 5 s when nothing runs."""
+        """Wait for a heartbeat with all pages free; idle servers send one every 5 s."""
         seen = len(self.of(Heartbeat))
 
         def free() -> bool:
@@ -154,7 +154,7 @@ class FakeGateway:
 async def fake_gateway(
     servers: Sequence[ServerProcess], name: str = "gateway/1/x"
 ) -> AsyncIterator[FakeGateway]:
-    """Linked to all servers."""
+    """Yield a gateway that is linked to all servers."""
     gateway = FakeGateway(servers, name)
     try:
         await gateway.link()

@@ -23,8 +23,8 @@ import sys
 import threading
 from dataclasses import dataclass
 
-MESSAGE_BYTES = 1 << 17  # of one request; below the kernel's limit for one datagram
-MOST_FDS = 16  # of one request
+MESSAGE_BYTES = 1 << 17  # most bytes of one request; below the kernel's limit for one datagram
+MOST_FDS = 16  # most descriptors of one request
 PR_SET_PDEATHSIG = 1  # prctl: the signal that the kernel sends when the parent ends
 
 
@@ -46,13 +46,13 @@ def main() -> None:
     server = os.getpid()
     request = serve(control)
     if request is None:
-        os._exit(0)  # an orderly exit of torch takes seconds, and prints warnings
+        os._exit(0)  # a full exit of torch takes seconds and prints warnings
     run_program(request, server)
 
 
 def serve(control: socket.socket) -> Request | None:
-    """Fork on each request. Returns the request in the child; None in this process, at its end."""
-    children: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid, and where it is reported
+    """Fork on each request. Return the request in the child, and None in this process at its end."""
+    children: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: pid, socket for its exit code
     poller = select.poll()
     poller.register(control, select.POLLIN)
     while True:
@@ -85,7 +85,7 @@ def serve(control: socket.socket) -> Request | None:
 
 
 def receive(control: socket.socket) -> Request | None:
-    """Return the next request; None when no more can come."""
+    """Return the next request; None after the last."""
     data, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, MOST_FDS)
     if not data:
         return None
@@ -122,7 +122,7 @@ def send(reply: socket.socket, number: int) -> None:
 
 
 def run_program(request: Request, server: int) -> None:
-    """Run in the child. The interpreter ends as after `python -m`: with its exit handlers."""
+    """Run the program in the child. The interpreter ends as after `python -m`: with its exit handlers."""
     # A process group, as after an exec. A session would be scheduled as a unit, and get rid of a `nice` before pytest.
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -137,7 +137,7 @@ def run_program(request: Request, server: int) -> None:
 
 
 def place_fds(fds: dict[int, int]) -> None:
-    """Give every descriptor the number that it has in the child; none of the old numbers stays open."""
+    """Give every descriptor its number in the child, and close the old numbers."""
     above = max(fds) + 1
     parked = {number: fcntl.fcntl(fd, fcntl.F_DUPFD, above) for number, fd in fds.items()}
     for fd in fds.values():

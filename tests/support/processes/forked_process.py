@@ -26,10 +26,10 @@ from typing import BinaryIO
 from modelswarm.local.commands import child_environment
 
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
-START_SECONDS = 180.0  # the first start imports everything
-END_SECONDS = 30.0  # for the fork server to kill its children
+START_SECONDS = 180.0  # seconds for a start; the first one imports everything
+END_SECONDS = 30.0  # seconds for the fork server to kill its children
 SAVE_SECONDS = (
-    5.0  # for a measured process to end by itself; a second SIGTERM ends a gateway at once
+    5.0  # seconds for a measured process to end by itself; a second SIGTERM ends a gateway at once
 )
 MEASURED_SIGNALS = (signal.SIGTERM, signal.SIGTERM) if "COVERAGE_FILE" in os.environ else ()
 IMPORTS = {
@@ -39,15 +39,15 @@ IMPORTS = {
     ),
     "modelswarm_operator": ("modelswarm_operator.app",),
     "modelswarm_serving": ("modelswarm_serving.app",),
-}  # by program: what it imports before it serves. `__main__` itself is run in the child.
+}  # by program: modules that it imports before it serves. `__main__` itself is run in the child.
 TORCH_IMPORTS = ("modelswarm_serving.model.transformer.startup",)
 READ_AT_IMPORT = ("HF_", "TRANSFORMERS_", "TORCH_", "OMP_", "MKL_", "OPENBLAS_", "PYTHONPATH")
-"""Beginnings of the names of variables that have no effect once a library is imported."""
+"""Prefixes of variables that have no effect once a library is imported."""
 _STARTING = threading.Lock()
 
 
 class ForkedProcess:
-    """The part of `subprocess.Popen` that tests use, for a child of the fork server. Any thread may use it."""
+    """The part of `subprocess.Popen` that tests use, for a child of the fork server. Thread-safe."""
 
     def __init__(self, pid: int, reply: socket.socket) -> None:
         self.pid = pid
@@ -58,9 +58,9 @@ class ForkedProcess:
     def poll(self) -> int | None:
         """Return the exit code, negative after a signal; None while it runs."""
         if self.returncode is None and self._has_ended(0.0):
-            # Peeked at, not read: another thread may look at the same time.
+            # MSG_PEEK: another thread may read the exit code at the same time.
             code = self._reply.recv(64, socket.MSG_PEEK)
-            self.returncode = int(code) if code else -signal.SIGKILL  # with the fork server
+            self.returncode = int(code) if code else -signal.SIGKILL  # by the fork server
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -72,7 +72,7 @@ class ForkedProcess:
 
     def send_signal(self, number: int, /) -> None:
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended since
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
@@ -82,7 +82,7 @@ class ForkedProcess:
         self.send_signal(signal.SIGKILL)
 
     def end(self) -> None:
-        """End the process and wait: by SIGKILL. Measured for coverage, by SIGTERM first, which saves its lines."""
+        """End the process by SIGKILL, and wait. With coverage by SIGTERM first, so that it saves its lines."""
         for number in (*MEASURED_SIGNALS, signal.SIGKILL):
             self.send_signal(number)
             if self._has_ended(END_SECONDS if number == signal.SIGKILL else SAVE_SECONDS):
@@ -96,7 +96,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that forks; it ends with this one, and its children with it."""
+    """The process that forks. It ends with this process, and its children end with it."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -107,7 +107,7 @@ class ForkServer:
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                process_group=0,  # Ctrl-C reaches only the tests, which end this process
+                process_group=0,  # Ctrl-C reaches only the tests, which end the fork server
             )
         atexit.register(self.close)
 
@@ -150,7 +150,7 @@ class ForkServer:
 
 @functools.cache
 def _fork_server(with_torch: bool) -> ForkServer:
-    """Return the one of this test run. A gateway is never forked from a process with torch: it has none."""
+    """Return this test run's fork server. Gateways have one without torch."""
     return ForkServer()
 
 

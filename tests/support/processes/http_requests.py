@@ -22,9 +22,9 @@ LONG: dict[str, Any] = {
 }
 IDS: dict[str, Any] = LONG | {"return_token_ids": True}
 FOREVER: dict[str, Any] = IDS | {"max_tokens": ENDLESS - 2}
-"""An answer that no test reads to its end, of a swarm with `context=ENDLESS`."""
-READ_ON = 50  # tokens that are read after what a test waits for
-LOOK_EVERY = 20  # lines of a stream between two looks: a look takes longer than a token
+"""A request whose answer outlasts its test, in a swarm with `context=ENDLESS`."""
+READ_ON = 50  # tokens read after the awaited event
+LOOK_EVERY = 20  # lines of a stream between two checks; a check takes longer than a token
 
 
 def lines(endpoints: Endpoints, body: dict[str, Any]) -> Generator[str]:
@@ -46,7 +46,7 @@ def read_until(
     done: Callable[[list[str]], object],
     at: int = 20,
 ) -> tuple[list[int], list[str]]:
-    """Read a stream and call `act` after `at` tokens. Once `done(comments)` is true read a little more, and leave.
+    """Read a stream, and call `act` after `at` tokens. After `done(comments)` read `READ_ON` tokens more, and stop.
 
     Return its tokens and its comments.
     """

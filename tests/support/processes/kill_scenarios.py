@@ -1,8 +1,8 @@
 """Kill scenarios: faults of a swarm while it answers, on either model.
 
 Used by `test_kills.py` (transformer) and `test_kills_hash.py` (hash model), which check the answers. Every scenario
-proves that its kill hit what it was meant to hit, so that none can pass without one. Answers are so long that none
-ends before the kill; they are cancelled when enough of them was read.
+asserts that its kill had its effect. Answers are too long to end before the kill. They are cancelled after `READ_ON`
+tokens more.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from support.processes.swarm import Faults, Running
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import Sampling
 
-HEAD, MIDDLE, TAIL = 0, 1, 3  # of a route over four spans
+HEAD, MIDDLE, TAIL = 0, 1, 3  # places in a route over four spans
 PLACES = {"head": HEAD, "middle": MIDDLE, "tail": TAIL}
 
 SAMPLED = Sampling(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=1234)
-KEPT_SECONDS = 6.0  # a named session that rests, in the swarms of these tests
-_SWEPT_SECONDS = 30.0  # and until that is noticed, on a busy machine
+KEPT_SECONDS = 6.0  # seconds that an idle named session is kept in these swarms
+_SWEPT_SECONDS = 30.0  # seconds until its pages are free, on a busy machine
 READ_ON = 50  # tokens after a recovery, before an endless answer is cancelled
 
 
@@ -34,7 +34,7 @@ def prompt_of(length: int, seed: int, vocab: int) -> tuple[int, ...]:
 
 
 def kill_in_prefill(running: Running, request: Request, place: int) -> Answer:
-    """Kill when a part of the prompt has gone through the whole route, and no token was picked yet."""
+    """Kill when a part of the prompt has passed the whole route, before the first token."""
     running.wait_whole()
     before, rows = running.faults(), running.rows()
     stream = running.start(request)
@@ -65,7 +65,7 @@ def kill_in_decode(running: Running, request: Request, place: int, at: int) -> A
 
 
 def _answer_after(running: Running, stream: Stream, before: Faults) -> Answer:
-    """Read on after the kill, which sent the only session into exactly one recovery, and then cancel."""
+    """Read on after the kill, check that it caused exactly one recovery, and cancel."""
     eventually("the session goes on", lambda: running.faults().resumed > before.resumed)
     answer = stream.read_and_cancel(stream.count + READ_ON)
     assert running.faults().resumed == before.resumed + 1
@@ -75,7 +75,7 @@ def _answer_after(running: Running, stream: Stream, before: Faults) -> Answer:
 def kill_between_turns(
     running: Running, first: Request, more: Sequence[int], place: int | None
 ) -> tuple[Answer, Answer]:
-    """Two turns of one explicit session, and the kill while it rests; `place` None: none."""
+    """Run turns of one named session, with a kill before the second; `place` None: no kill."""
     running.wait_whole()
     before = running.faults()
     one = running.ask(first)
@@ -97,7 +97,7 @@ def kill_between_turns(
 
 
 def kill_three_times(running: Running, request: Request, at: int, later: int) -> Answer:
-    """Twice in the same moment, middle and tail, and once more when the stream has long gone on."""
+    """Kill middle and tail at once, and the head `later` tokens after the recovery."""
     running.wait_whole()
     before = running.faults()
     stream = running.start(request)
@@ -115,7 +115,7 @@ def kill_three_times(running: Running, request: Request, at: int, later: int) ->
 
 
 def kill_in_the_loop(running: Running, request: Request, at: int) -> Answer:
-    """The second kill is of a server that the session has just gone over to."""
+    """Kill a server, and then the server that replaced it in the route."""
     running.wait_whole()
     before = running.faults()
     stream = running.start(request)
@@ -125,7 +125,7 @@ def kill_in_the_loop(running: Running, request: Request, at: int) -> Answer:
     new = _wait_left(running, old)[MIDDLE]
     assert new != old
     between = running.faults()
-    running.kill(new)  # none is left for these blocks: the session waits for one of them
+    running.kill(new)  # no server is left for these blocks: the session is held until one restarts
     eventually("it is rerouted again", lambda: running.faults().reroutes > between.reroutes)
     eventually("the session goes on", lambda: running.only_session().state == "running")
     answer = stream.read_and_cancel(stream.count + READ_ON)
@@ -138,7 +138,7 @@ def kill_in_the_loop(running: Running, request: Request, at: int) -> Answer:
 def kill_under_many(
     running: Running, requests: Sequence[Request], place: int, at: int
 ) -> list[Answer]:
-    """All at once; the busiest server of a place dies, and a little later one of the next place."""
+    """Run all requests at once. Kill the busiest server of a place, then the busiest one of the next place."""
     running.wait_whole()
     before = running.faults()
     streams = [running.start(request) for request in requests]
@@ -157,7 +157,7 @@ def kill_under_many(
 
 
 def with_stop(running: Running, request: Request, after: float = 0.6) -> Request:
-    """Return the request with a stop string that its own undisturbed answer reaches at that part of its text."""
+    """Return the request with a stop string that first occurs in its answer after the share `after` of the text."""
     text = running.calm(request).text
     for start in range(int(len(text) * after), len(text) - 2):
         found = text[start : start + 2]
@@ -167,7 +167,7 @@ def with_stop(running: Running, request: Request, after: float = 0.6) -> Request
 
 
 def _kill_busiest(running: Running, place: int) -> None:
-    """The server of that place that carries the most running sessions."""
+    """Kill the server of a place that has the most running sessions."""
     routes = [session.route for session in running.sessions() if session.state == "running"]
     busy = Counter(route[place].peer for route in routes if len(route) > place)
     running.kill(busy.most_common(1)[0][0])
@@ -180,7 +180,7 @@ def _wait_all_on(streams: Sequence[Stream], count: int) -> None:
 
 
 def _wait_left(running: Running, peer: str) -> list[str]:
-    """Until the only session runs on without that server; its new route."""
+    """Wait until the only session runs without that server; return its new route."""
     session = running.wait_session(
         lambda session: (
             session.state == "running" and peer not in [hop.peer for hop in session.route]

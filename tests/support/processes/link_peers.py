@@ -1,4 +1,4 @@
-"""Ends of links for tests: one that records what it hears, one that can misbehave, one in a process.
+"""Link endpoints for tests: one that records, one that sends raw frames, one in a process of its own.
 
 Used by the tests of links and of server processes.
 """
@@ -18,7 +18,7 @@ from modelswarm.protocol.link.links import Links
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Item, Lane, Role, Send
 from modelswarm.protocol.wire.frames import pack, unpack
 
-DEADLINE = 60.0  # seconds that a test waits for anything
+DEADLINE = 60.0  # limit of any wait, in seconds
 
 
 def hello(peer: PeerId, version: tuple[int, int] = PROTOCOL_VERSION) -> Hello:
@@ -27,12 +27,12 @@ def hello(peer: PeerId, version: tuple[int, int] = PROTOCOL_VERSION) -> Hello:
 
 @dataclass
 class Recorder:
-    """A link handler that keeps everything. `echo`: what comes is sent back on the live lane."""
+    """A link handler that keeps everything. `echo`: each item is sent back on the live lane."""
 
     up: list[Hello] = field(default_factory=list)
     down: list[tuple[PeerId, str]] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
-    calls: int = 0  # of `on_items`
+    calls: int = 0  # calls of `on_items`
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     hook: Callable[[PeerId, list[Item]], None] | None = None
 
@@ -59,7 +59,7 @@ class Recorder:
 
 
 class Node:
-    """A process's links and what they said."""
+    """The links of a process, and a recorder of what they receive."""
 
     def __init__(self, own: Hello, limits: LinkLimits | None = None) -> None:
         self.peer = own.peer
@@ -86,7 +86,7 @@ class Node:
 
 @contextlib.asynccontextmanager
 async def nodes(*names: str, limits: LinkLimits | None = None) -> AsyncIterator[list[Node]]:
-    """Listening ends in this process, closed at the end."""
+    """Yield listening nodes of this process, and close them."""
     made = [Node(hello(f"{name}/1/x"), limits) for name in names]
     try:
         for node in made:
@@ -105,7 +105,7 @@ async def joined(dialler: Node, acceptor: Node) -> None:
 
 
 class RawPeer:
-    """Two lanes of bytes to a listening end, to say anything on."""
+    """Two lanes to a listening node, for arbitrary bytes."""
 
     def __init__(self, target: str, own: Hello) -> None:
         self._own = replace(own, link="raw")
@@ -136,7 +136,7 @@ async def raw_peer(to: Node, own: Hello, greeted: Sequence[Lane] = ()) -> AsyncI
 
 @contextlib.asynccontextmanager
 async def echo_process(dials: Node | None = None) -> AsyncIterator[tuple[Address, int]]:
-    """Another process with an end that sends everything back; its address and process id."""
+    """Yield address and process id of another process that sends every item back."""
     extra = [] if dials is None else [dials.peer, dials.target]
     process = await asyncio.create_subprocess_exec(
         sys.executable, __file__, *extra, stdout=asyncio.subprocess.PIPE

@@ -1,4 +1,4 @@
-"""Control groups with a memory limit, of version 1 or 2, for processes that shall live under a container's limit.
+"""Control groups with a memory limit, version 1 or 2, to run processes under a container's limit.
 
 Used by tests of the memory plan. Needs root and a writable `/sys/fs/cgroup`; without them the test is skipped.
 """
@@ -24,8 +24,8 @@ from modelswarm.protocol.messages import Sampling
 GROUPS = Path("/sys/fs/cgroup")
 SERVER = "modelswarm_serving"
 NEW = 48  # tokens of an answer that fills pages
-AT_ONCE = 4  # answers: each must end within the streams' deadline on a busy machine
-END_SECONDS = 30.0  # for the kernel to release a group whose processes have ended
+AT_ONCE = 4  # concurrent answers: each must end within the streams' deadline on a busy machine
+END_SECONDS = 30.0  # seconds for the kernel to release a group whose processes have ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class MemoryGroup:
     folder: Path
 
     def wrap(self, command: Sequence[str]) -> list[str]:
-        """Return the command, run inside this group from its first instruction."""
+        """Return a command that runs `command` inside this group from its start."""
         enter = 'echo $$ > "$0" && exec "$@"'
         return ["/bin/sh", "-c", enter, str(self.folder / "cgroup.procs"), *command]
 
     def kills(self) -> int:
-        """Return how many of its processes the kernel has killed for their memory."""
+        """Return the number of processes that the kernel killed for lack of memory."""
         counted = self.folder / "memory.events"
         if not counted.exists():
             counted = self.folder / "memory.oom_control"
@@ -46,7 +46,7 @@ class MemoryGroup:
         return int(values["oom_kill"])
 
     def peak(self) -> int:
-        """Return the most bytes that were charged at once, the page cache among them."""
+        """Return the highest charge in bytes, with the page cache."""
         for name in ("memory.peak", "memory.max_usage_in_bytes"):
             if (self.folder / name).exists():
                 return int((self.folder / name).read_text())
@@ -55,7 +55,7 @@ class MemoryGroup:
 
 @contextmanager
 def memory_group(limit: int) -> Iterator[MemoryGroup]:
-    """A group with this limit; it goes when its processes have ended."""
+    """Yield a group with this limit; remove it when its processes have ended."""
     version_one = GROUPS / "memory"
     folder = (version_one if version_one.is_dir() else GROUPS) / f"modelswarm-{uuid.uuid4().hex}"
     try:
@@ -106,7 +106,7 @@ class LimitedServers:
 
 
 def filling_asks(pages: int, context: int, model: str) -> list[list[Request]]:
-    """Requests whose named sessions take, and keep, the pages that sessions may have; a few at a time."""
+    """Return requests, a few at a time, whose named sessions fill all admissible pages."""
     room = admissible_pages(pages) * PAGE_SIZE
     lengths = [min(context, room - start) for start in range(0, room, context)]
     asks = [

@@ -1,8 +1,8 @@
 """Oracles of docs/protocol.md ("The same output"): checks of answers of real swarms.
 
 1. On the hash model an answer equals the reference exactly.
-2. On a transformer every delivered token is what the whole model picks on the same log, or within `TAU` of it.
-3. An answer with kills equals the one without as far as both go, or up to a token whose margin is below `TAU`.
+2. On a transformer every token is what the whole model picks on the same log, or within `TAU` of it.
+3. An answer with kills equals the one without, for their common length or up to a token whose margin is below `TAU`.
 
 `TAU` was measured on the tests' model (`test_the_margin_is_far_above_rounding`). Four spans read their prompt in parts.
 Their logits (standard deviation 1.2) differ from those of the whole model by 1.3e-5 at most, over 900 tokens.
@@ -28,14 +28,14 @@ TAU = 2e-4  # in logits
 
 @torch.no_grad()
 def logits_of(model: PreTrainedModel, log: Sequence[int]) -> torch.Tensor:
-    """[len(log), vocab]: row i is what entry i + 1 is picked from."""
+    """Return logits [len(log), vocab]: row i is what entry i + 1 is picked from."""
     run: Any = model
     logits: torch.Tensor = run(torch.tensor([list(log)])).logits[0]
     return logits
 
 
 def check_tokens(model: PreTrainedModel, answer: Answer) -> int:
-    """Oracle 2. How many near ties fell the other way."""
+    """Check oracle 2; return the number of near ties that were picked differently."""
     margins, picked = _teacher_forced(model, answer)
     first = len(answer.request.prompt)
     flips = 0
@@ -54,7 +54,7 @@ def check_tokens(model: PreTrainedModel, answer: Answer) -> int:
 
 
 def check_twins(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:
-    """Oracle 3. The answer with kills may have been cancelled."""
+    """Check oracle 3. The answer with kills may have been cancelled."""
     if calm.tokens == killed.tokens:
         assert (calm.text, calm.finish) == (killed.text, killed.finish)
         return
@@ -73,7 +73,7 @@ def check_twins(model: PreTrainedModel, calm: Answer, killed: Answer) -> None:
 
 
 def check_hash(answer: Answer, *, n_blocks: int, vocabulary: int, length: int) -> None:
-    """Oracle 1. A cancelled answer, or one that a stop string ended, is the beginning of the reference."""
+    """Check oracle 1. An answer that was cancelled, or ended by a stop string, is a prefix of the reference."""
     request = answer.request
     is_whole = answer.finish and not (request.stop and answer.finish == "stop")
     new = request.new if is_whole else len(answer.tokens)
@@ -89,7 +89,7 @@ def check_hash(answer: Answer, *, n_blocks: int, vocabulary: int, length: int) -
 
 
 def check_contiguous(answer: Answer) -> None:
-    """Nothing lost, nothing doubled; and complete, unless it was cancelled."""
+    """Check that no token is lost or repeated, and that an answer that was not cancelled is complete."""
     first = len(answer.request.prompt)
     assert answer.positions == tuple(range(first, first + len(answer.tokens)))
     if answer.finish and not answer.request.stop and not answer.request.sampling.eos:
@@ -98,7 +98,7 @@ def check_contiguous(answer: Answer) -> None:
 
 
 def _teacher_forced(model: PreTrainedModel, answer: Answer) -> tuple[list[float], list[int]]:
-    """Margins and picks of the whole model at every generated entry, given the log as it is."""
+    """Return margins and picks of the whole model at every generated entry of this log."""
     log, sampling = answer.log, answer.request.sampling
     first = len(answer.request.prompt)
     rows = logits_of(model, log[:-1])[first - 1 :]

@@ -1,4 +1,4 @@
-"""Server processes for tests: forked by `fork_server.py`, gone at the end whatever happens. And any process's state.
+"""Server processes for tests, forked by `fork_server.py` and always killed at the end; and the state of any process.
 
 Used by tests that talk to servers over links, without a gateway process.
 """
@@ -21,7 +21,7 @@ from support.processes.forked_process import ForkedProcess, fork_process
 
 from modelswarm.protocol.identity import Address
 
-START_DEADLINE = 90.0  # importing torch on a busy machine takes a while
+START_DEADLINE = 90.0  # seconds for a start; torch imports slowly on a busy machine
 STDERR = 2
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -49,7 +49,7 @@ def command(members: Path, name: str, blocks: str, *flags: str) -> list[str]:
 async def servers(
     members: Path, spans: Sequence[str], *flags: str, pass_fds: Sequence[int] = ()
 ) -> AsyncIterator[list[ServerProcess]]:
-    """One server per span ("0:4"), named s0, s1 ..., all ready."""
+    """Yield one ready server per span ("0:4"), named s0, s1 ..."""
     processes: list[ForkedProcess] = []
     try:
         for i, span in enumerate(spans):
@@ -77,7 +77,7 @@ def _read(file: Path) -> dict[str, Any] | None:
 
 
 async def refusal(*arguments: str) -> tuple[int, str]:
-    """Exit code and stderr of a server that should not start."""
+    """Return exit code and stderr of a server that must refuse to start."""
     process = await asyncio.create_subprocess_exec(
         *arguments, env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE
     )
@@ -101,7 +101,7 @@ def alive(pid: int) -> bool:
 
 
 def group_alive(leader: int) -> bool:
-    """Return True if any process is left of the group that `leader` began, even if `leader` itself has ended."""
+    """Return True if any process of the group that `leader` began still runs, even if `leader` has ended."""
     try:
         os.killpg(leader, 0)
     except ProcessLookupError:
@@ -119,7 +119,7 @@ def gone_within(pids: Sequence[int], seconds: float, lives: Callable[[int], bool
 
 
 def children(parent: int) -> list[int]:
-    """Return the children of a process, by the kernel's own list."""
+    """Return the children of a process, as the kernel lists them."""
     listed = subprocess.run(
         ("ps", "-A", "-o", "pid=,ppid="), capture_output=True, text=True, check=True
     )

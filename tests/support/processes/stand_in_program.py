@@ -1,8 +1,8 @@
-"""A small program in a server's place, for tests of the supervisor: real process, real pipe, real signals.
+"""A small program in place of a server, for tests of the supervisor: real process, real pipe, real signals.
 
-It writes FILE with its pid when it is up, and exits when the pipe's other end is closed.
+It writes its pid into FILE when it is ready, and exits when the other end of the pipe is closed.
 
-    stand_in_program.py --parent-fd FD --ready FILE [--exit-after SECONDS] [--code N] [--deaf]
+stand_in_program.py --parent-fd FD --ready FILE [--exit-after SECONDS] [--code N] [--deaf]
 """
 
 from __future__ import annotations

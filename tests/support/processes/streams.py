@@ -1,6 +1,6 @@
-"""Streams of token ids through a gateway's gRPC API, as tests ask for them and read them.
+"""Streams of token ids through a gateway's gRPC API.
 
-Used by all tests that kill and that compare with a reference. Knows no processes: see `swarm.py`.
+Used by tests that kill processes or compare answers with a reference. Knows no processes: see `swarm.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from modelswarm.protocol.messages import Sampling
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 TOY_MODEL = "toy"  # served name
-ANSWER_SECONDS = 120.0  # limit of one answer
+ANSWER_SECONDS = 120.0  # seconds: limit of one answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,11 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Everything that one request received. Without `finish` it was cancelled, and is the beginning of an answer."""
+    """Everything that one request received. Without `finish` it was cancelled, and the answer is incomplete."""
 
     request: Request
     tokens: tuple[int, ...]
-    positions: tuple[int, ...]  # of every token, in the session's log
+    positions: tuple[int, ...]  # position of every token in the session's log
     text: str
     finish: str
 
@@ -65,13 +65,13 @@ class Answer:
 
 
 class Stream:
-    """A running request, read by a thread of its own."""
+    """A running request, read by its own thread."""
 
     def __init__(self, stub: api_pb2_grpc.InferenceStub, request: Request) -> None:
         self.request = request
         self._parts: list[api_pb2.GenerateResponse] = []
         self._count = 0
-        self.times: list[float] = []  # by `perf_counter`, of every part that brought tokens
+        self.times: list[float] = []  # by `perf_counter`, of every part with tokens
         self._error: grpc.RpcError | None = None
         self._done = False
         self._changed = threading.Condition()
@@ -96,7 +96,7 @@ class Stream:
 
     @property
     def count(self) -> int:
-        """Tokens that have come."""
+        """Return the number of received tokens."""
         return self._count
 
     @property
@@ -105,12 +105,12 @@ class Stream:
             return self._done
 
     def wait_tokens(self, count: int) -> None:
-        """Wait until so many tokens have come; the stream must not end before."""
+        """Wait for `count` tokens; the stream must not end before."""
         self._wait(count)
         assert self.count >= count, f"{self.count} tokens came: {self._error}"
 
     def read_and_cancel(self, count: int) -> Answer:
-        """Return what came until there were `count` tokens, or the whole answer if it was shorter."""
+        """Return what was received up to `count` tokens, or the whole answer if it is shorter."""
         self._wait(count)
         self.cancel()
         received, error = self.received()
@@ -124,7 +124,7 @@ class Stream:
             self._changed.wait_for(lambda: self._done or self._count >= count, ANSWER_SECONDS)
 
     def cancel(self) -> None:
-        """Cancel the call, as a client does that has read enough."""
+        """Cancel the call, and wait for its thread."""
         self._call.cancel()  # type: ignore[no-untyped-call]
         self._thread.join()
 
@@ -136,7 +136,7 @@ class Stream:
         return received
 
     def received(self) -> tuple[Answer, grpc.RpcError | None]:
-        """Return what came until the stream ended, and the error that ended it, if one did."""
+        """Return what was received until the stream ended, and the error that ended it, or None."""
         self._thread.join()
         parts = self._parts
         answer = Answer(

@@ -1,7 +1,7 @@
-"""Swarms of real processes on this machine, and what tests ask of them: streams, kills, metrics.
+"""Swarms of real processes on this machine, with streams, kills and metrics.
 
-`Running` is a `LocalSwarm`, the product's own class that `up` uses. `HashSwarm` starts each server and gateway by
-itself, for tests that need odd ones. Used by tests of processes and of chaos. Correct tokens are known to `oracles.py`.
+`Running` is a `LocalSwarm`, the product's own class that `up` uses. `HashSwarm` starts each server and gateway on its
+own, for tests with unusual processes. Used by tests of processes and of chaos. `oracles.py` knows the correct tokens.
 """
 
 from __future__ import annotations
@@ -40,18 +40,19 @@ from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm.resources.loading import parse_document
 from modelswarm.resources.spec import ModelSwarm
 
-# Of a `HashSwarm`, unless a test says otherwise.
+# Defaults of a `HashSwarm`.
 BLOCKS, CONTEXT, MODEL, VOCABULARY = 4, 512, "hash", BYTES_FROM + 256
-ENDLESS = 100_000  # positions of a context so long that no answer ends before its test is done
-READY_SECONDS = 120.0  # for processes to start; the machine may be busy
-EMPTY_SECONDS = 30.0  # until the pages of sessions that have ended are free
+ENDLESS = 100_000  # positions: a context so long that no answer ends before its test
+READY_SECONDS = 120.0  # seconds for processes to start on a busy machine
+EMPTY_SECONDS = 30.0  # seconds until the pages of ended sessions are free
 PAGES = "modelswarm_server_kv_pages"
-COUNTED_SECONDS = 0.15  # after this, a server's metrics show at least what was true before it
+COUNTED_SECONDS = 0.15  # seconds after which a server's metrics include everything counted before
 PATIENT = ("--suspect-after", "20", "--fence-timeout", "30")
-"""Flags of a gateway in tests that are not about silence: there, a server that gets no processor for seconds is no
-fault, and a recovery is counted exactly."""
+"""Flags of a gateway in tests that are not about silence. A server without a processor for seconds is no fault there,
+and recoveries are counted exactly.
+"""
 BRIEF_HOLD = ("--hold-limit", "3", "--suspect-after", "2", "--fence-timeout", "3")
-"""The same where a test waits for a hold to end."""
+"""The same flags for tests that wait for a hold to end."""
 HASH = LocalSettings(hash_model=True, publish=False, flags={GATEWAY_JOB: PATIENT})
 TORCH = LocalSettings(publish=False, flags={GATEWAY_JOB: PATIENT})
 
@@ -60,8 +61,8 @@ TORCH = LocalSettings(publish=False, flags={GATEWAY_JOB: PATIENT})
 class Faults:
     """Counters of the gateway at one moment."""
 
-    reroutes: int  # faults that sent a session in a turn into the loop
-    resumed: int  # sessions that had a fault and went on to their next token
+    reroutes: int  # faults that sent a running session into the recovery loop
+    resumed: int  # sessions that had a fault and reached their next token
 
 
 class Running:
@@ -87,11 +88,11 @@ class Running:
         return self.start(request).answer()
 
     def ask_all(self, requests: Sequence[Request]) -> list[Answer]:
-        """All at once."""
+        """Run all requests at once; return their answers."""
         return [stream.answer() for stream in [self.start(request) for request in requests]]
 
     def calm(self, request: Request) -> Answer:
-        """Return the answer without a kill. It is asked for once."""
+        """Return the answer without a kill. Each is requested only once."""
         if request not in self._calm:
             self.wait_whole()
             before = self.faults()
@@ -99,7 +100,7 @@ class Running:
             assert self.faults() == before, "the undisturbed run was disturbed"
         return self._calm[request]
 
-    # ---- what there is
+    # ---- state
 
     def sessions(self) -> list[api_pb2.Session]:
         return list(self.view.fetch_snapshot().sessions)
@@ -110,7 +111,7 @@ class Running:
         return found[0]
 
     def wait_session(self, suits: Callable[[api_pb2.Session], bool]) -> api_pb2.Session:
-        """Wait until a session looks as wanted, and return it."""
+        """Wait for a session that suits, and return it."""
         found = eventually(
             "a session looks as wanted",
             lambda: [session for session in self.sessions() if suits(session)],
@@ -130,7 +131,7 @@ class Running:
         return [server.member for server in self.local.servers if server.member is not None]
 
     def rows(self, name: str = "") -> dict[str, int]:
-        """Return the number of rows that each server, or only that one, has run through its blocks."""
+        """Return the number of rows that each server, or the named one, has run through its blocks."""
         return {
             member.name: int(total(metrics(member.metrics), "modelswarm_server_rows_total"))
             for member in self.members()
@@ -138,7 +139,7 @@ class Running:
         }
 
     def pages_in_use(self) -> dict[str, int]:
-        """By server; those that use none are left out, but not one that has not counted its pages yet."""
+        """Return the used pages by server. Servers that use none are left out; those without the metric yet are not."""
         used = {}
         for member in self.members():
             values = metrics(member.metrics)
@@ -151,21 +152,21 @@ class Running:
     # ---- kills
 
     def kill(self, peer: str) -> None:
-        """SIGKILL; its supervisor starts another one in its place."""
+        """Send SIGKILL. The supervisor restarts the server."""
         name = name_of(peer)
         alive = {member.peer for member in self.members()}
         assert peer in alive, f"{peer} is not alive"
         self.local.kill(name)
 
     def wait_whole(self) -> None:
-        """Until every server serves and the gateway is linked to all of them, and no old one."""
+        """Wait until every server is ready and the gateway is linked to exactly these."""
 
         def whole() -> bool:
             try:
                 linked = {server.peer for server in self.view.fetch_snapshot().servers}
             except SwarmClientError:
                 return (
-                    False  # the gateway was killed, too, and its channel has not noticed its return
+                    False  # the gateway was killed, too, and its channel is not yet connected again
                 )
             alive = {member.peer for member in self.members()}
             return linked == alive and len(alive) == len(self.local.slots)
@@ -185,7 +186,7 @@ def running_swarm(
     folder: Path, name: str, *, spans: int, replicas: int = 1, sessions: int = 10, length: int = 1024,
     settings: LocalSettings | None = None,
 ) -> Iterator[Running]:  # fmt: skip
-    """A swarm of the model in `folder`, ready; no two of one test run have the same `name`."""
+    """Yield a ready swarm of the model in `folder`. Each `name` is used once per test run."""
     document = f"""
 apiVersion: modelswarm.io/v1alpha1
 kind: ModelSwarm
@@ -221,10 +222,10 @@ def local_settings(
     gateway_flags: Sequence[str] = (),
     detects_silence: bool = False,
 ) -> LocalSettings:
-    """Settings of a swarm whose dead servers come back at once: a test kills many."""
+    """Return settings of a swarm that restarts servers without back-off, as a test kills many."""
     return LocalSettings(
         publish=False,
-        run_name=f"test-{name}-{os.getpid()}",  # another test run may be on
+        run_name=f"test-{name}-{os.getpid()}",  # another test run may run at the same time
         threads=1,
         hash_model=hash_model,
         lease=lease,
@@ -243,7 +244,7 @@ def metrics(target: str) -> dict[str, float]:
 
 
 def total(values: dict[str, float], name: str, *labels: str) -> float:
-    """The sum of a metric's samples that have these labels, each as `name="value"`."""
+    """Return the sum of a metric's samples that have these labels, each as `name="value"`."""
     return sum(
         value
         for sample, value in values.items()
@@ -252,7 +253,7 @@ def total(values: dict[str, float], name: str, *labels: str) -> float:
 
 
 def model_folder(folder: Path, context: int = CONTEXT, **changes: Any) -> Path:
-    """A folder that the hash model takes its outline from and the gateway its tokenizer."""
+    """Write a folder with the config of the hash model and the gateway's tokenizer, and return it."""
     config = {
         "num_hidden_layers": BLOCKS,
         "hidden_size": 8,
@@ -286,7 +287,7 @@ class Endpoints:
         return f"http://{self.http}"
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
+        """Return the sum of a metric's samples that have these labels."""
         text = httpx.get(f"http://{self.metrics}/metrics", timeout=10).text
         marks = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(
@@ -297,9 +298,9 @@ class Endpoints:
 
 
 class HashSwarm:
-    """Server processes with the hash model, and gateways: each is found by its file, as in a real run.
+    """Server processes with the hash model, and gateways. Discovery is by files, as in a real run.
 
-    Use it as a context manager: at its end all of its processes are gone.
+    Use it as a context manager: at its end all its processes are killed.
     """
 
     def __init__(self, root: Path, **changes: Any) -> None:
@@ -331,7 +332,7 @@ class HashSwarm:
         return process
 
     def server(self, name: str, blocks: str, *flags: str, model: str = MODEL) -> None:
-        """Start a server; of an endless context it has room for ten sessions, unless a flag says otherwise."""
+        """Start a server. By default its pages suffice for ten sessions of an endless context."""
         if self.context == ENDLESS and "--pages" not in flags:
             flags = (*flags, "--pages", str(10 * ENDLESS // PAGE_SIZE))
         source = ("--model", f"file://{self.folder}", "--served-name", model, "--hash-model")
@@ -348,10 +349,10 @@ class HashSwarm:
     def gateway(
         self, *flags: str, name: str = "gateway", ready: bool = True, detects_silence: bool = False
     ) -> Endpoints:
-        """Start a gateway that waits for silent servers, unless `detects_silence` or a flag says otherwise."""
+        """Start a gateway. It suspects no silent server, unless `detects_silence` or a flag says otherwise."""
         if not detects_silence and not {"--hold-limit", "--suspect-after"} & set(flags):
             flags = (*PATIENT, *flags)
-        (self.root / f"{name}.json").unlink(missing_ok=True)  # of one that was killed
+        (self.root / f"{name}.json").unlink(missing_ok=True)  # left by a gateway that was killed
         announced = self.root / f"{name}.json"
         flag_names = ("--http", "--grpc", "--metrics", "--admin")
         ports = [part for flag in flag_names for part in (flag, "127.0.0.1:0")]
@@ -378,7 +379,7 @@ class HashSwarm:
 
 
 def two_spans(root: Path, *server_flags: str, **changes: Any) -> HashSwarm:
-    """Two servers that hold all blocks between them, ready; no gateway yet."""
+    """Return a swarm of two ready servers that hold all blocks, without a gateway."""
     swarm = HashSwarm(root, **changes)
     swarm.server("s0", "0:2", *server_flags)
     swarm.server("s1", "2:4", *server_flags)
@@ -387,7 +388,7 @@ def two_spans(root: Path, *server_flags: str, **changes: Any) -> HashSwarm:
 
 
 def document(folder: Path, name: str = "tiny", **spec: Any) -> dict[str, Any]:
-    """A swarm document for a model folder."""
+    """Return a swarm document for a model folder."""
     return {
         "apiVersion": "modelswarm.io/v1alpha1",
         "kind": "ModelSwarm",
@@ -402,6 +403,6 @@ def plan(folder: Path, *, spans: int, replicas: int, name: str = "tiny", **spec:
 
 
 def write_document(path: Path, folder: Path, **spec: Any) -> Path:
-    """JSON is YAML."""
+    """Write a swarm document as JSON, which is YAML; return its path."""
     path.write_text(json.dumps(document(folder, **spec)), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""A command on a pseudo-terminal of a given width: what is typed to it, and all that it shows."""
+"""A command on a pseudo-terminal of a given width: its input, and all its output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = 40
 
 @dataclass
 class Terminal:
-    """Runs `modelswarm` with `arguments`. Use it as a context manager: at its end the command is gone."""
+    """Runs `modelswarm` with `arguments`. Use it as a context manager: at its end the command is killed."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
@@ -60,7 +60,7 @@ class Terminal:
         while True:
             try:
                 self._text += os.read(self._screen, 65536)
-            except OSError:  # the last process that had the terminal is gone
+            except OSError:  # the last process on the terminal has ended
                 return
 
     def type(self, keys: str) -> None:
@@ -68,11 +68,11 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that was shown, with line ends as the program wrote them."""
+        """Return the whole output, with the program's line ends."""
         return bytes(self._text).decode(errors="replace").replace("\r\n", "\n")
 
     def wait_for(self, part: str, after: int = 0) -> int:
-        """Wait until `part` is shown behind the first `after` characters; return where it ends."""
+        """Wait until `part` is shown after the first `after` characters; return where it ends."""
 
         def find() -> int:
             return self.text.find(part, after) + 1
