@@ -1,7 +1,6 @@
 """A route without a network: spans of one model in this process, driven step by step.
 
-What servers and gateway do over links, in the plainest form: used to show that spans compute what the whole model
-does. Sessions hold pages on every span; all of them share each step.
+Shows that spans compute what the whole model computes. Sessions hold pages on every span, and share each step.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ OPTIONS = SpanOptions(threads=1, pages=256, page_size=4)
 
 @dataclass
 class Stream:
-    """One session: its log, and where its KV is."""
+    """One session: its log, and the pages of its KV."""
 
     log: list[int]
     sampling: Sampling = field(default_factory=Sampling)
     picked: list[SampledToken] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
-    done: int = 0  # positions whose KV is there
+    done: int = 0  # positions with KV
 
 
 class Chain:
@@ -35,12 +34,12 @@ class Chain:
         self.spans = spans
         self._free = list(range(min(span.shape.total_pages for span in spans)))
         if seed is not None:
-            random.Random(seed).shuffle(self._free)  # pages that are no neighbours
+            random.Random(seed).shuffle(self._free)  # pages of a session are not adjacent
 
     def generate(
         self, streams: Sequence[Stream], count: int, *, chunk: int = 512, eos: int | None = None
     ) -> None:
-        """Until every stream has `count` more tokens (or `eos`); prompts enter in chunks."""
+        """Run until every stream has `count` more tokens or `eos`; prompts enter in chunks."""
         ends = [len(stream.log) + count for stream in streams]
         while True:
             ready = [
@@ -97,6 +96,6 @@ class Chain:
 def load_chain(
     folder: Path, cuts: Sequence[int], *, options: SpanOptions = OPTIONS, seed: int | None = None
 ) -> Chain:
-    """Spans between neighbouring cuts, e.g. (0, 2, 4)."""
+    """Return spans between adjacent cuts, e.g. (0, 2, 4)."""
     spans = [load_span(folder, first, last, options) for first, last in itertools.pairwise(cuts)]
     return Chain(spans, seed=seed)

@@ -1,4 +1,4 @@
-"""A Hugging Face endpoint on localhost that serves one folder as one model, and remembers what was fetched."""
+"""A Hugging Face endpoint on localhost that serves one folder as one model, and records what was fetched."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Hub:
-    """`fetched`: names of files whose bytes were sent whole; `ranged`: those of which a part was asked for."""
+    """`fetched`: names of files that were sent whole; `ranged`: of files that were sent in part."""
 
     name: str
     folder: Path
     url: str = ""
     fetched: list[str] = field(default_factory=list)
     ranged: list[str] = field(default_factory=list)
-    token: str | None = None  # that callers must show
+    token: str | None = None  # that callers must send
     hashes_weights: bool = False  # weights are stored as large files, whose hash is their SHA-256
     damaged: set[str] = field(default_factory=set)  # files that are sent with one wrong byte
 
@@ -53,7 +53,7 @@ def serve(name: str, folder: Path) -> Iterator[Hub]:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """The three calls that a snapshot makes: what commit is it, which files, the files."""
+    """The three calls of a snapshot download: commit, list of files, files."""
 
     hub: Hub
     protocol_version = "HTTP/1.1"
@@ -127,7 +127,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, *_: object) -> None:
-        """Silent: tests look at `fetched`."""
+        """Log nothing: tests read `fetched`."""
 
 
 def _etag(file: Path) -> str:

@@ -1,7 +1,7 @@
 """Margin of a pick: its distance from another pick, for the oracles of docs/protocol.md ("The same output").
 
 Two computations of the same logits differ by rounding. A pick may then differ too, but only where its margin is of that
-size. Used by tests and benchmarks, never while serving; shares every rule with `sampler.py`.
+size. Used by tests and benchmarks, never while serving. Its rules are those of `sampler.py`, by import.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from modelswarm_serving.model.sampling.sampler import apply_penalty, apply_tempe
 
 
 def margin(logits: Tensor, sampling: Sampling, log: Sequence[int], position: int) -> float:
-    """In units of logits [vocab]: moving any two logits apart or together by less than this picks the same token.
+    """Return the margin in units of logits [vocab]: moving any two logits by less than this picks the same token.
 
     Greedy: the gap between the best two. Sampling: the least of three distances.
 
     - The gap in the noise race.
-    - The distance of the winner from dropping out through a filter.
-    - The distance of any token outside from coming in and winning.
+    - The distance at which a filter removes the winner.
+    - The distance at which a filtered token is kept, and wins.
 
     (Top-p is a bound on probability mass; a change of mass is at most half the change of a scaled score.)
     """
@@ -50,13 +50,13 @@ def margin(logits: Tensor, sampling: Sampling, log: Sequence[int], position: int
     kept = best[0] >= cut.min_score[0]
     winner = int(np.where(kept, runs, -np.inf).argmax())
     distance = _filter_distance(best[0], cut, sampling, kept)
-    # one outside must come in and win
+    # a filtered token must be kept and must win
     outside = np.maximum(distance, runs[winner] - runs)[~kept].min(initial=np.inf)
     return float(min(_gap(runs[kept]), distance[winner], outside) * sampling.temperature)
 
 
 def _gap(runs: Floats) -> float:
-    """Between the best two; infinite when there is one."""
+    """Return the gap between the best two; infinite for one."""
     if len(runs) < 2:
         return float("inf")
     second, first = np.partition(runs, -2)[-2:]
@@ -64,9 +64,9 @@ def _gap(runs: Floats) -> float:
 
 
 def _filter_distance(best: Floats, cut: Thresholds, sampling: Sampling, kept: Flags) -> Floats:
-    """Per token, in falling order: how much its standing must change before a filter treats it otherwise.
+    """Return per token, in falling order, the change of score after which a filter treats it differently.
 
-    A kept token drops out through the nearest filter. One outside comes in when all filters that bar it let go.
+    A kept token is removed by the nearest filter. A filtered token is kept when all filters keep it.
     """
     inside = np.full(best.shape, np.inf)
     barred = np.zeros(best.shape)
@@ -78,7 +78,7 @@ def _filter_distance(best: Floats, cut: Thresholds, sampling: Sampling, kept: Fl
 
 
 def _signed_distances(best: Floats, cut: Thresholds, sampling: Sampling) -> list[Floats]:
-    """Per active filter: positive inside, negative outside."""
+    """Return the distance from each active filter: positive if kept, negative if removed."""
     found: list[Floats] = []
     k = sampling.top_k
     if 0 < k < len(best):

@@ -1,8 +1,8 @@
 """Small random models of every family, as complete Hugging Face folders in several shards.
 
-For tests that compare with transformers or start real servers. Weights are drawn large enough that logits differ
-clearly, so that greedy choices are not a matter of rounding. Also the toy, the model of the kill tests, and the tally
-of what was judged on it. torch takes seconds to import, so that only the functions that need it do so.
+For tests that compare with transformers or start real servers. Weights are drawn so large that logits differ clearly,
+and rounding rarely decides a greedy pick. Also the toy, the model of the kill tests, and the count of its judged
+tokens. torch takes seconds to import, so only the functions that need it import it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ CHAT_TEMPLATE = (
 )
 
 TOY_BLOCKS = 8
-TOY_LENGTH = 1024  # positions of its context
+TOY_LENGTH = 1024  # positions of the toy's context
 
-_WINDOW = 12  # of the sliding families; shorter than the tests' prompts
+_WINDOW = 12  # window of the sliding families; shorter than the tests' prompts
 _EXTRAS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": _WINDOW},
@@ -88,7 +88,7 @@ def make_model(
 
 
 def make_toy(folder: Path, length: int = TOY_LENGTH) -> Path:
-    """Write a random Llama, heavy enough that a long prompt takes a moment to read."""
+    """Write a random Llama. It is large enough that a long prompt takes some time."""
     return make_model(
         folder,
         blocks=TOY_BLOCKS,
@@ -101,7 +101,7 @@ def make_toy(folder: Path, length: int = TOY_LENGTH) -> Path:
 
 
 def load_whole(folder: Path) -> PreTrainedModel:
-    """The reference: transformers' own model, fp32, on the CPU."""
+    """Return the reference: transformers' own model, fp32, on the CPU."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -111,7 +111,7 @@ def load_whole(folder: Path) -> PreTrainedModel:
 
 
 def write_tokenizer(folder: Path, vocab: int) -> None:
-    """A byte-level tokenizer of at most `vocab` ids (id 0 ends the text) with a chat template."""
+    """Write a byte-level tokenizer of at most `vocab` ids (id 0 ends the text) with a chat template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = ["<|end|>", *alphabet][:vocab]
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
@@ -132,7 +132,7 @@ def _alternating(blocks: int) -> list[str]:
 
 
 def _spread_norms(model: PreTrainedModel) -> None:
-    """Norm weights and biases start as constants, which would hide a norm applied twice or a bias left out."""
+    """Vary norm weights and biases. Constants would hide a norm applied twice or a bias left out."""
     import torch
 
     with torch.no_grad():
@@ -143,12 +143,12 @@ def _spread_norms(model: PreTrainedModel) -> None:
 
 @dataclass(slots=True)
 class Tally:
-    """Tokens that were judged beside what the whole model says. Near ties are counted and published."""
+    """Counts of tokens that were compared with the whole model. Near ties are counted and published."""
 
     tokens: int = 0
-    near_ties: int = 0  # rounding might change these picks
-    flips: int = 0  # those that it did change
+    near_ties: int = 0  # picks that rounding may change
+    flips: int = 0  # picks that rounding changed
 
 
 JUDGED = Tally()
-"""Of this test run; `conftest.py` prints it at the end."""
+"""Counts of this test run; `conftest.py` prints them at the end."""

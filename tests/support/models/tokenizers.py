@@ -1,4 +1,4 @@
-"""Tokenizers and model files made from nothing, for tests of the gateway's text: no weights, no downloads."""
+"""Small tokenizers and model files, made in memory for tests of the gateway's text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_level() -> Tokenizer:
-    """One token per byte, as GPT-2 writes them; five special tokens before."""
+    """Return a tokenizer with one token per byte, as in GPT-2, after five special tokens."""
     signs = pre_tokenizers.ByteLevel.alphabet()
     keep = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = [byte for byte in range(256) if byte not in keep]
@@ -40,7 +40,7 @@ def byte_level() -> Tokenizer:
 
 
 def sentencepiece_like() -> Tokenizer:
-    """Words with a leading ▁ and a token for each byte, as Llama 2's: what is no word falls back to bytes."""
+    """Return words with a leading ▁ and a token for each byte, as in Llama 2. Unknown text falls back to bytes."""
     words = ["<unk>", "<s>", "</s>", "▁", "▁Hello", "▁world", "▁the", "!", "lo", "▁Hel"]
     vocabulary = {word: place for place, word in enumerate(words)}
     for byte in range(256):
@@ -59,12 +59,12 @@ def sentencepiece_like() -> Tokenizer:
 
 
 def encode_bytes(text: str) -> list[int]:
-    """Ids of the byte-level tokenizer."""
+    """Return the ids of the byte-level tokenizer."""
     return [BYTES_FROM + byte for byte in text.encode()]
 
 
 def model_files(**changes: Any) -> dict[str, bytes]:
-    """Files of a byte-level model. `changes`: generation, config, settings (dicts) or template (None: none)."""
+    """Return files of a byte-level model. `changes`: generation, config, settings (dicts) or template (None: none)."""
     settings = {"bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"}}
     template = changes.get("template", CHAT_TEMPLATE)
     if template is not None:
@@ -81,13 +81,13 @@ def model_files(**changes: Any) -> dict[str, bytes]:
 
 @cache
 def template_process() -> TemplateProcess:
-    """The template process of all unit tests; it ends with the test run."""
+    """Return the template process of all unit tests. It ends with the test run."""
     return TemplateProcess()
 
 
 def make_tokenizer(
     files: dict[str, bytes] | None = None, pool: EncodePool | None = None, **changes: Any
 ) -> ModelTokenizer:
-    """The gateway's tokenizer of `files`, else of a byte-level model. `changes`: see `model_files`."""
+    """Return the gateway's tokenizer of `files`, by default of a byte-level model. `changes`: see `model_files`."""
     chosen = model_files(**changes) if files is None else files
     return ModelTokenizer(chosen, template_process(), pool)
