@@ -1,4 +1,4 @@
-"""A process on the in-memory network, as far as the network drives it; does nothing by itself.
+"""Base class of the processes on the in-memory network: the calls that the network makes. They do nothing here.
 
 Base of `Server`, `Gateway`, `ScriptedServer` and `ScriptedGateway`. Knows no core and no lanes.
 """
@@ -13,24 +13,24 @@ from modelswarm.protocol.messages import Heartbeat, Hello, Item, Send
 
 @dataclass(eq=False)
 class Actor:
-    hello: Hello  # what it says of itself when a link opens
-    frozen: bool = field(default=False, kw_only=True)  # SIGSTOP: its links stay up, its items wait
+    hello: Hello  # sent when a link opens
+    frozen: bool = field(default=False, kw_only=True)  # SIGSTOP: links up, items queued
 
     @property
     def peer(self) -> PeerId:
         return self.hello.peer
 
     def connect(self, hello: Hello, now: float) -> None:
-        """A link to another process is up."""
+        """Handle a new link to another process."""
 
     def disconnect(self, peer: PeerId, now: float) -> None:
-        """The link to another process is lost."""
+        """Handle the loss of the link to another process."""
 
     def receive(self, sender: PeerId, item: Item, now: float) -> None:
-        """An item arrives."""
+        """Handle an item."""
 
     def take_sends(self) -> list[Send]:
-        """Return what it wants to send, once."""
+        """Return and forget the items to send."""
         return []
 
     def step(self, now: float) -> bool:
@@ -38,8 +38,8 @@ class Actor:
         return False
 
     def tick(self, now: float) -> None:
-        """Time has passed."""
+        """Handle the passing of time."""
 
     def heartbeat(self) -> Heartbeat | None:
-        """Return what it tells its peers regularly; None: nothing."""
+        """Return the heartbeat for all peers, or None."""
         return None

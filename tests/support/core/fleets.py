@@ -1,7 +1,6 @@
-"""A registry alone, as one gateway keeps it: servers that have joined, and what it chooses among them.
+"""A gateway's registry without sessions, links and server cores: registered servers, and choices among them.
 
-Used by the tests of planning and of prices. There are no sessions, no links and no server cores: what a server says is
-told to the registry.
+Used by the tests of planning and of route costs, which tell the registry what servers would send.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def hello(name: str, first: int = 0, last: int = 4) -> Hello:
 
 
 def registry_of(*hellos: Hello, draw: Callable[[], int] | None = None) -> ServerRegistry:
-    """`draw`: 64 random bits; without it numbers that are spread as evenly as can be."""
+    """Return a registry of these servers. `draw`: 64 random bits; by default evenly spread numbers."""
     numbers = iter(range(1 << 20))
 
     def evenly() -> int:
@@ -45,7 +44,7 @@ def cover(
     *,
     cheapest: bool = False,
 ) -> list[RouteHop]:
-    """A route over all four blocks by servers of the kind of `hello`; empty if there is none."""
+    """Return a route over all four blocks by servers of the variant of `hello`; empty if there is none."""
     legs = registry.costs.choose_hops(
         MODEL,
         variant_of(hello),
@@ -61,7 +60,7 @@ def cover(
 def place(
     registry: ServerRegistry, hello: Hello, now: float = 0.0, *, cheapest: bool = False
 ) -> PeerId:
-    """One session more, on a server that holds all blocks; which one it got."""
+    """Add a session to a server that holds all blocks; return the chosen server."""
     [leg] = cover(registry, hello, now, cheapest=cheapest)
     registry.add_hop(leg.peer, 64, 5)
     return leg.peer

@@ -1,4 +1,4 @@
-"""A real gateway core as an actor of the in-memory network, with what its node and its clients do."""
+"""A real gateway core as an actor of the in-memory network, with the calls of its node and its clients."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from modelswarm_gateway.core.interface.views import SessionView
 
 FOREVER = 1 << 40
 LEASE = 10.0  # seconds
-TWICE = ((0, 2), (0, 2), (2, 4), (2, 4))  # two servers of each of two spans
+TWICE = ((0, 2), (0, 2), (2, 4), (2, 4))  # two servers for each of two spans
 E = TypeVar("E", bound=Effect)
 
 
@@ -40,8 +40,8 @@ E = TypeVar("E", bound=Effect)
 class Gateway(Actor):
     network: Network
     core: GatewayCore
-    effects: list[Effect] = field(default_factory=list)  # all but what it sent
-    opened: set[str] = field(default_factory=set)  # sessions; one that was lost is not opened again
+    effects: list[Effect] = field(default_factory=list)  # all effects but sends
+    opened: set[str] = field(default_factory=set)  # sessions; a lost session is not opened again
 
     @override
     def connect(self, hello: Hello, now: float) -> None:
@@ -69,7 +69,7 @@ class Gateway(Actor):
     def heartbeat(self) -> Heartbeat:
         return Heartbeat()
 
-    # ---- what a node and a client do
+    # ---- calls of the node and of clients
 
     def begin(
         self,
@@ -81,7 +81,7 @@ class Gateway(Actor):
     ) -> None:
         """Start a turn that stops when it is `ahead` tokens beyond its reader. The first turn opens its session.
 
-        `above`: of a session that other gateways may find by its name.
+        `above`: the highest epoch counter of that name at other gateways; None: the session has no name.
         """
         if session not in self.opened and self.core.find_view(session) is None:
             self.core.open_session(session, MODEL, self.network.now, above)
@@ -97,7 +97,7 @@ class Gateway(Actor):
         ahead: int = FOREVER,
         above: int | None = None,
     ) -> None:
-        """Begin a turn, and run until nothing moves."""
+        """Start a turn, and run until the network is idle."""
         self.begin(session, log, new, ahead, above)
         self.network.run()
 
@@ -107,7 +107,7 @@ class Gateway(Actor):
         self.start(session, log, new)
 
     def read(self, session: str, position: int = FOREVER) -> None:
-        """The client has read up to there. Runs until nothing moves."""
+        """Tell the core that the client has read up to `position`, and run until the network is idle."""
         self.core.on_read(session, position, self.network.now)
         self.network.run()
 
@@ -122,12 +122,12 @@ class Gateway(Actor):
         return self.last(FetchedLog)
 
     def adopt(self, where: SessionLocation) -> list[int]:
-        """Take a session over; its log."""
+        """Take a session over; return its log."""
         log = self.fetch(where)
         self.core.take_over(where, MODEL, log, self.network.now)
         return list(log.tokens)
 
-    # ---- what came of it
+    # ---- effects
 
     def all(self, kind: type[E]) -> list[E]:
         return [effect for effect in self.effects if isinstance(effect, kind)]
@@ -158,7 +158,7 @@ def add_gateway(
     draw: Callable[[], int] | None = None,
     replaces: tuple[PeerId, ...] = (),
 ) -> Gateway:
-    """The higher its number, the higher its epochs of the same counter. `draw`: 64 random bits.
+    """Attach a gateway. At equal epoch counters, the higher `number` has the higher epoch. `draw`: 64 random bits.
 
     `replaces`: gateways whose processes have ended.
 
@@ -183,13 +183,13 @@ def add_gateway(
 
 
 def takeover_network(seed: int | None = None) -> Network:
-    """A network without servers and gateways, for leases of `LEASE`."""
+    """Return a network without processes, with leases of `LEASE`."""
     return Network(seed, Options(lease_seconds=LEASE))
 
 
 @dataclass
 class Swarm(Network):
-    """Servers and one gateway. A server that comes or goes is followed by all that it leads to."""
+    """Servers and one gateway. `serve` and `kill` run until the network is idle."""
 
     settings: GatewaySettings = field(default_factory=GatewaySettings, kw_only=True)
     draw: Callable[[], int] | None = field(default=None, kw_only=True)
@@ -225,7 +225,7 @@ class Swarm(Network):
         self.run()
 
     def route(self, session: str) -> list[Server]:
-        """The servers of a session."""
+        """Return the servers of a session."""
         return [self.servers[peer] for peer in self.gateway.route(session)]
 
 

@@ -1,4 +1,4 @@
-"""A hop that is copied by hand: the servers' half of R13 (migration), on the hash model."""
+"""KV transfer to a new hop, ordered by the test: the servers' half of R13 (migration), on the hash model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WARM_REPLY = 900
 
 @dataclass
 class Spare:
-    """A new hop beside the route, as the gateway that orders the copy sees it."""
+    """A new hop beside the route, as seen by the gateway that orders the copy."""
 
     client: Client
     hop: int
@@ -39,7 +39,7 @@ class Spare:
 
     @property
     def received(self) -> list[int]:
-        """KV positions that it reported."""
+        """Return the reported KV positions."""
         return [
             item.received
             for _, item in self.client.network.answers
@@ -59,7 +59,7 @@ class Spare:
         return max(self.received, default=0)
 
     def feed(self) -> None:
-        """A new head and a new tail store the log."""
+        """Send the log to a new head or a new tail."""
         if self.hop in (0, len(self.client.hops) - 1):
             body = Input(self.own, self.client.epoch, self.fed, tuple(self.client.log[self.fed :]))
             self.client.network.put(GATEWAY, self.server.peer, body)
@@ -88,7 +88,7 @@ def opened_beside(
 def open_hop(
     client: Client, server: Server, first: int, last: int, reply: int = WARM_REPLY
 ) -> Handle:
-    """Create a hop beside the route, and run until nothing moves; the server's name for it."""
+    """Create a hop beside the route, and run until the network is idle; return the server's handle."""
     create = Create(client.session, first, last, for_recovery=True)
     turn = Turn(client.end - 1, client.end, client.sampling)
     network = client.network
@@ -126,7 +126,7 @@ def order(spare: Spare, start: int = 0) -> None:
 
 
 def copying(client: Client, hop: int, reply: int = WARM_REPLY, **options: Unpack[Options]) -> Spare:
-    """A new hop to which the old one is told to copy its KV; nothing has moved yet."""
+    """Return a new hop to which the old one is told to copy its KV; nothing is delivered yet."""
     spare = opened_beside(client, hop, reply, **options)
     warm(spare)
     order(spare)
@@ -134,7 +134,7 @@ def copying(client: Client, hop: int, reply: int = WARM_REPLY, **options: Unpack
 
 
 def run_without(network: ServerNetwork, idle: Server) -> None:
-    """Until nothing moves but the steps of one server."""
+    """Run until the network is idle, without steps of one server."""
     idle.lazy = True
     network.run()
     idle.lazy = False

@@ -1,6 +1,6 @@
 """The real SessionQueries, NamedSessions and SessionLocator of one gateway, around its core.
 
-Used by tests of the right to open or use a name, on the in-memory network.
+Used by tests of session ownership and of claims of names, on the in-memory network.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAME = wire_name(KEY)
 
 @dataclass
 class Desk:
-    """The named sessions of one gateway. It is the Engine of its locator, as far as that asks."""
+    """The named sessions of one gateway. It implements the part of Engine that its locator calls."""
 
     gateway: Gateway
     seen: int = 0
@@ -91,6 +91,6 @@ class Desk:
         return asyncio.run(run())
 
     def turn(self, prompt: Sequence[int], new: int, ahead: int = FOREVER) -> None:
-        """A request that names the session begins its turn."""
+        """Begin a turn of a request that names the session."""
         name = self.book.acquire(KEY, self.bring(prompt))
         self.gateway.begin(name, prompt, new, ahead)

@@ -1,8 +1,8 @@
 """The in-memory network of the core tests: sans-I/O processes, FIFO lanes between them, one virtual clock.
 
 A test attaches actors, and moves the clock with `wait` or `tick`. Without a seed, lanes deliver before steps are made,
-the lane that has waited longest first; with a seed, deliveries and steps interleave at random. Links can be cut; items
-can be held, dropped, put, and looked at. Unlike the simulator's network, it adds no delays and no faults of its own.
+the lane that has waited longest first. With a seed, deliveries and steps interleave at random. Links can be cut. Items
+can be held, dropped, put, and inspected. Unlike the simulator's network, it adds no delays and no faults of its own.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ T = TypeVar("T", bound=Item)
 @dataclass
 class Network:
     seed: int | None = None
-    options: Options = field(default_factory=Options)  # of every server
+    options: Options = field(default_factory=Options)  # defaults of every server
     now: float = 0.0
-    tick_seconds: float = 0.1  # of `wait`
+    tick_seconds: float = 0.1  # step of `wait`
     actors: dict[PeerId, Actor] = field(default_factory=dict)
     links: dict[tuple[PeerId, PeerId], None] = field(default_factory=dict)  # both directions
-    lanes: dict[LaneKey, deque[Item]] = field(default_factory=dict)  # items on their way
-    held: set[LaneKey] = field(default_factory=set)  # `run` delivers nothing of these lanes
-    dropped: set[tuple[PeerId, PeerId]] = field(default_factory=set)  # items of sender to receiver
-    record: list[tuple[PeerId, Send]] = field(default_factory=list)  # all that cores sent
+    lanes: dict[LaneKey, deque[Item]] = field(default_factory=dict)  # items in transit
+    held: set[LaneKey] = field(default_factory=set)  # lanes on which `run` delivers nothing
+    dropped: set[tuple[PeerId, PeerId]] = field(default_factory=set)  # (sender, receiver)
+    record: list[tuple[PeerId, Send]] = field(default_factory=list)  # everything that cores sent
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -61,7 +61,7 @@ class Network:
         return self.join(make_server(f"s{self._served - 1}", first, last, hello, **chosen))
 
     def join(self, actor: A) -> A:
-        """Attach an actor, with a link to each of the others. Gateways have none between them."""
+        """Attach an actor, and link it to all others; two gateways are not linked."""
         self.actors[actor.peer] = actor
         for other in list(self.actors.values()):
             if other is not actor and Role.SERVER in (actor.hello.role, other.hello.role):
@@ -75,7 +75,7 @@ class Network:
         self.collect()
 
     def cut_link(self, one: PeerId, other: PeerId) -> None:
-        """Lose what is on its way between the two. Both ends are told."""
+        """Lose the items in transit between the two, and tell both."""
         for peer, far in ((one, other), (other, one)):
             self.links.pop((peer, far), None)
             for lane in Lane:
@@ -91,11 +91,11 @@ class Network:
             self.cut_link(peer, far)
 
     def remove(self, peer: PeerId) -> None:
-        """End a process without telling the others. What is sent to it is lost."""
+        """End a process without telling the others. Later items to it are lost."""
         del self.actors[peer]
 
     def drop(self, sender: PeerId, receiver: PeerId) -> None:
-        """From now on lose what one sends to the other. Neither is told."""
+        """Lose all further items from sender to receiver. Neither is told."""
         self.dropped.add((sender, receiver))
 
     def peers_of(self, peer: PeerId) -> list[PeerId]:
@@ -108,7 +108,7 @@ class Network:
             self.lanes.setdefault((sender, to, lane), deque()).append(item)
 
     def collect(self) -> None:
-        """Put what the cores have to send on the lanes."""
+        """Put the items that cores want to send on the lanes."""
         for actor in list(self.actors.values()):
             self._collect_from(actor)
 
@@ -131,7 +131,7 @@ class Network:
             self._collect_from(actor)
 
     def deliver_all(self, sender: PeerId | None = None, to: PeerId | None = None) -> None:
-        """Deliver until nothing is on its way, or nothing from `sender`, or to `to`. No step is made."""
+        """Deliver until no item is in transit, only from `sender` or to `to` if given. No step is made."""
         self.collect()
         while keys := [
             key for key in self._ready_lanes() if sender in (None, key[0]) and to in (None, key[1])
@@ -146,7 +146,7 @@ class Network:
         ]
 
     def sent_to(self, peer: PeerId, kind: type[T]) -> list[T]:
-        """Items of a kind that were sent to one process."""
+        """Return the items of a kind that were sent to one process."""
         return [
             send.item
             for _, send in self.record
@@ -156,14 +156,14 @@ class Network:
     # ---- time
 
     def run(self, events: int = 1_000_000, until: Callable[[], bool] = lambda: False) -> None:
-        """Deliver and step until nothing moves, or `until` holds, at most `events` times."""
+        """Deliver and step until the network is idle, or `until` holds, at most `events` times."""
         self.collect()
         for _ in range(events):
             if until() or not self._move():
                 return
 
     def _move(self) -> bool:
-        """One delivery, or one step that begins or ends. Return False if there is none."""
+        """Make one delivery, or begin or end one step. Return False if there is none."""
         moves: list[LaneKey | Actor] = [*self._ready_lanes()]
         moves += [actor for actor in self.actors.values() if not actor.frozen]
         while moves:

@@ -1,4 +1,4 @@
-"""One server against others, by the comparison that the gateway runs, and by the simple way that it must agree with."""
+"""The gateway's comparison of one server with others, and a simple reference for it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from modelswarm_gateway.core.detection.peer_comparison import (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    ratio: float  # own time over the median of the others
-    deviations: float  # between the two
+    ratio: float  # own time / median of the others
+    deviations: float  # distance of own time from that median, in deviations
 
 
 def slow(compared: Compared) -> bool:
@@ -28,7 +28,7 @@ def slow(compared: Compared) -> bool:
 
 
 def compare(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compared | None:
-    """None: there is no size of steps that another has made too."""
+    """Return the comparison by the product; None without a step size in common."""
     group = PeerGroup()
     for number, times in enumerate((own, *others)):
         group.add_peer(f"s{number}")

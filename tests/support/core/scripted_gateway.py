@@ -1,7 +1,7 @@
 """A gateway that does only what a test tells it, over real server cores on the in-memory network.
 
-`ServerNetwork` holds servers and what they said to scripted gateways. `Client` is one session of such a gateway: it
-fences, says Go by the pass of R6 (replay) and reads what the servers say.
+`ServerNetwork` holds servers and their answers to scripted gateways. `Client` is one session of such a gateway: it
+fences, sends StartEpoch by the pass of R6 (replay), and reads the answers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FOREVER = 1 << 40
 
 @dataclass(eq=False)
 class ScriptedGateway(Actor):
-    answers: list[tuple[PeerId, Item]]  # (server, what it said)
+    answers: list[tuple[PeerId, Item]]  # (server, its item)
 
     @override
     def receive(self, sender: PeerId, item: Item, now: float) -> None:
@@ -85,14 +85,14 @@ class Client:
     sampling: Sampling = field(default_factory=Sampling)
     gateway: PeerId = GATEWAY
     epoch: Epoch = field(default_factory=lambda: Epoch(0, 1))
-    base: int = 100  # its names for the hops: base, base + 1, ...
+    base: int = 100  # its handles of the hops: base, base + 1, ...
     own: list[int] = field(default_factory=list)
-    read: int = 0  # answers looked at
+    read: int = 0  # number of answers read
     fenced: dict[int, FenceAck] = field(default_factory=dict)
     reports: list[FaultReport] = field(default_factory=list)
-    tokens: list[Token] = field(default_factory=list)  # of the present epoch
+    tokens: list[Token] = field(default_factory=list)  # of the current epoch
     end: int = 0
-    last_started: Epoch | None = None  # the last epoch with a StartEpoch
+    last_started: Epoch | None = None  # the last epoch that was started
 
     def __post_init__(self) -> None:
         self.own = [NO_HANDLE] * len(self.hops)
@@ -112,7 +112,7 @@ class Client:
         *,
         repair: bool = False,
     ) -> None:
-        """A fence of every hop with the next epoch, as cut (a) or new turn (`new` tokens) or both."""
+        """Send a fence to every hop with the next epoch: a cut, a new turn of `new` tokens, or both."""
         self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
         self.fenced.clear()
         self.tokens.clear()
@@ -143,13 +143,13 @@ class Client:
         *,
         repair: bool = False,
     ) -> None:
-        """Fence, run until nothing moves, and read the answers."""
+        """Fence, run until the network is idle, and read the answers."""
         self.fence(new, kv_cut, log_cut, repair=repair)
         self.network.run()
         self.listen()
 
     def listen(self) -> None:
-        """Sort what has come for this session."""
+        """Read the new answers for this session."""
         names = range(self.base, self.base + len(self.hops))
         for _, item in self.network.answers[self.read :]:
             if isinstance(item, FenceAck | Token | FaultReport) and item.handle in names:
@@ -215,19 +215,19 @@ class Client:
         return Neighbour(self.hops[index][0].address, self.own[index])
 
     def start(self, new: int, *, credit: int = FOREVER, sample: bool = True) -> None:
-        """Fence (opening what is not open), wait for the answers, say Go."""
+        """Fence, which opens new hops, wait for the answers, and send StartEpoch."""
         self.refence(new)
         assert all(answer.refusal is None for answer in self.fenced.values())
         self.go(credit=credit, sample=sample)
 
     def finish(self) -> list[Token]:
-        """Run until nothing moves; all tokens of this epoch."""
+        """Run until the network is idle; return all tokens of this epoch."""
         self.network.run()
         self.listen()
         return self.tokens
 
     def resume(self, *, credit: int = FOREVER) -> list[Token]:
-        """Say Go, and run until nothing moves; all tokens of this epoch."""
+        """Send StartEpoch, and run until the network is idle; return all tokens of this epoch."""
         self.go(credit=credit)
         return self.finish()
 
@@ -249,7 +249,7 @@ class Client:
 
 
 def start_all(clients: Sequence[Client], new: int, *, credit: int = FOREVER) -> None:
-    """Like `Client.start`, so that all of them run at the same time."""
+    """Start all clients like `Client.start`, so that they run at the same time."""
     for client in clients:
         client.fence(new)
     clients[0].network.run()
@@ -261,7 +261,7 @@ def start_all(clients: Sequence[Client], new: int, *, credit: int = FOREVER) -> 
 def route(
     network: ServerNetwork, hops: int, **options: Unpack[Options]
 ) -> list[tuple[Server, int, int]]:
-    """`hops` new servers that share the blocks evenly."""
+    """Return `hops` new servers that share the blocks evenly."""
     size = network.options["n_blocks"] // hops
     spans = [(size * at, size * (at + 1)) for at in range(hops)]
     return [(network.serve(first, last, **options), first, last) for first, last in spans]
@@ -270,7 +270,7 @@ def route(
 def make_clients(
     network: ServerNetwork, servers: list[tuple[Server, int, int]], lengths: Sequence[int]
 ) -> list[Client]:
-    """Sessions over the same servers, with prompts of these lengths."""
+    """Return sessions over the same servers, with prompts of these lengths."""
     return [
         Client(network, servers[:], prompt(length, at), session=f"s{at}", base=1000 * (at + 1))
         for at, length in enumerate(lengths)
@@ -294,7 +294,7 @@ def opened(
 
 
 def again(network: ServerNetwork, client: Client, kind: type[Item]) -> None:
-    """Every message of a kind that the gateway has put on a lane, once more behind all others."""
+    """Send every item of a kind from the gateway that is in transit once more."""
     for (sender, to, _), items in list(network.lanes.items()):
         for item in list(items):
             if isinstance(item, kind) and sender == client.gateway:

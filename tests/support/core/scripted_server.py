@@ -1,7 +1,7 @@
 """Servers that do only what a test tells them, under a real gateway core: they grant every Fence, and nothing else.
 
-For tests of what the gateway says and when. `Script` is a swarm of such servers; `two_spans` starts a session that can
-leave its tail.
+For tests of the gateway's messages and their order. `Script` is a swarm of such servers; `two_spans` starts a session
+with two candidates for its tail.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 PROMPT = tuple(range(1, 21))
-AHEAD = 3  # tokens: a session of `two_spans` comes to rest when the log has 24 entries
-TICK = 0.05  # seconds; sessions that cut over together come to rest in one
+AHEAD = 3  # tokens: a session of `two_spans` is quiescent at 24 log entries
+TICK = 0.05  # seconds; sessions that cut over together become quiescent within one
 
 
 @dataclass
@@ -114,13 +114,13 @@ class Script(Swarm):
     def __post_init__(self) -> None:
         self.tick_seconds = TICK
         self.draw = itertools.count(1).__next__
-        # tokens come when a test says so
+        # tokens are sent only by `token`
         self.settings = replace(self.settings, token_timeout_seconds=math.inf)
         super().__post_init__()
         self._handles = itertools.count(1000)
 
     def add_server(self, name: str, first: int, last: int, hold_ms: int = 0) -> PeerId:
-        """Link a server. One that was there before keeps its hops."""
+        """Link a server. A server that was linked before keeps its hops."""
         hello = server_hello(name, first, last, hold_ms=hold_ms)
         old = self.actors.get(hello.peer)
         server = old if isinstance(old, ScriptedServer) else ScriptedServer(hello, self._handles)
@@ -129,7 +129,7 @@ class Script(Swarm):
         self.run()
         return server.peer
 
-    # ---- the servers' part
+    # ---- actions of servers
 
     def server(self, peer: PeerId) -> ScriptedServer:
         server = self.actors[peer]
@@ -137,7 +137,7 @@ class Script(Swarm):
         return server
 
     def hop(self, peer: PeerId, session: str | None = None) -> Opened:
-        """The only hop there, of that session or of all."""
+        """Return the only hop there, of one session or of all."""
         [found] = [hop for hop in self.server(peer).hops if session in (None, hop.session)]
         return found
 
@@ -146,12 +146,12 @@ class Script(Swarm):
         self.run()
 
     def grant(self, peer: PeerId) -> None:
-        """It answers the last Fence now that it was silent to."""
+        """Answer the last Fence that a silent server ignored."""
         [*_, fence] = self.sent_to(peer, Fence)
         self.send(peer, self.server(peer).answer(fence))
 
     def token(self, session: str, token: int = 7) -> None:
-        """The tail of the route has sampled a token; all hops have run all positions before it."""
+        """Send a token from the tail; all hops have run all positions before it."""
         view = self.gateway.view(session)
         for leg in view.route:
             span = session, leg.first, leg.last
@@ -164,7 +164,7 @@ class Script(Swarm):
         self.send(leg.peer, Token(hop.reply, view.epoch, view.length, token))
 
     def copied(self, session: str, peer: PeerId, kv: int) -> None:
-        """The standby hop there has so many positions."""
+        """Report that the standby hop there has `kv` positions."""
         hop = self.hop(peer, session)
         hop.kv = kv
         self.send(peer, Window(hop.reply, self.gateway.view(session).epoch, kv, 0))
@@ -173,7 +173,7 @@ class Script(Swarm):
         epoch = self.gateway.view(session).epoch
         self.send(peer, FaultReport(self.hop(peer).reply, epoch, trouble, other))
 
-    # ---- a client's part, and what there is
+    # ---- actions of a client, and state
 
     def start_turn(self, session: str, prompt: Sequence[int], ahead: int = 64) -> None:
         self.gateway.start(session, prompt, 1000, ahead)
@@ -182,12 +182,12 @@ class Script(Swarm):
         return self.gateway.view(session).length
 
     def names(self, session: str) -> list[str]:
-        """Names of the servers of its route."""
+        """Return the names of the servers of the route."""
         return [name_of(peer) for peer in self.gateway.route(session)]
 
 
 def two_spans(settings: GatewaySettings | None = None) -> tuple[Script, PeerId, PeerId]:
-    """Head `a`, and a tail that is `b` or `c`; one session runs over a and the first of these."""
+    """Return a swarm with head `a` and tails `b` and `c`; one session runs over a and the first tail."""
     script = Script(settings=settings or GatewaySettings())
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)

@@ -1,4 +1,4 @@
-"""A real server core on the hash model, as an actor of the in-memory network; and the tokens that it must give."""
+"""A real server core on the hash model, as an actor of the in-memory network; and the reference tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VOCABULARY = 97
 
 
 class Options(TypedDict, total=False):
-    """Fields of a server that a test may choose, named as in its settings, its shape and its Hello."""
+    """Fields of a server that a test may set, named as in its settings, its shape and its Hello."""
 
     n_blocks: int
     row_bytes: int
@@ -52,8 +52,8 @@ class Options(TypedDict, total=False):
 class Server(Actor):
     core: ServerCore
     model: HashModel
-    out: tuple[Task, ...] = ()  # the step that is out
-    step_seconds: float = 0.0  # time that each step takes
+    out: tuple[Task, ...] = ()  # tasks of the running step
+    step_seconds: float = 0.0  # duration of each step
     step_ends: float = 0.0
     broken: bool = False  # every step fails
     lazy: bool = False  # makes no steps
@@ -65,7 +65,7 @@ class Server(Actor):
 
     @property
     def works(self) -> tuple[BatchItem, ...]:
-        """Rows of the step that is out; transfers are left out."""
+        """Return the rows of the running step, without transfers."""
         return tuple(task for task in self.out if isinstance(task, BatchItem))
 
     @override
@@ -108,7 +108,7 @@ class Server(Actor):
         return True
 
     def begin_step(self, now: float) -> bool:
-        """Plan a step if none is out. Return False if there is none to make."""
+        """Begin a step if none runs. Return False if there is no work."""
         if not self.out:
             self.out = self.core.plan_step(now)
             self.step_ends = now + self.step_seconds
@@ -126,7 +126,7 @@ def make_server(
     hello: Mapping[str, object] | None = None,
     **options: Unpack[Options],
 ) -> Server:
-    """A server of the blocks [first, last). `hello` replaces fields of its Hello, whatever is true."""
+    """Return a server of the blocks [first, last). `hello` replaces fields of its Hello, even by false values."""
     shape = ModelShape(
         first,
         last,
@@ -174,7 +174,7 @@ def make_server(
 def expected(
     prompt: Sequence[int], new: int, n_blocks: int = 4, sampling: Sampling | None = None
 ) -> list[int]:
-    """The tokens that any route must give."""
+    """Return the tokens of any correct route."""
     return reference_tokens(
         prompt,
         sampling or Sampling(),
