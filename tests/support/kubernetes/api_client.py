@@ -63,7 +63,7 @@ class ApiClient:
         return checked_json(self._client.post(path, json=body))
 
     def post_code(self, path: str, body: Json) -> int:
-        """Return the code of the response, whatever it is."""
+        """Return the code of the response, also of an error."""
         return self._client.post(path, json=body).status_code
 
     def put(self, path: str, body: Json) -> Json:
@@ -80,7 +80,7 @@ class ApiClient:
     def is_allowed(
         self, user: str, verb: str, resource: str, namespace: str = "", group: str = ""
     ) -> bool:
-        """Say whether the API server allows it at this moment. It learns of changed rules by a watch."""
+        """Say whether the API server allows it now. It learns of changed rules by a watch."""
         kind, _, subresource = resource.partition("/")
         asked = {"namespace": namespace, "group": group, "resource": kind, "verb": verb}
         review = {
@@ -94,7 +94,7 @@ class ApiClient:
     def request(
         self, verb: str, path: str, body: Json | None, content: str, **query: str
     ) -> Answer:
-        """Return the response, whatever its code."""
+        """Return the response, also of an error."""
         headers = {"Content-Type": content}
         answer = self._client.request(verb, path, params=query, json=body, headers=headers)
         return Answer(answer.status_code, answer.json(), tuple(answer.headers.get_list("Warning")))
@@ -104,8 +104,8 @@ class ApiClient:
     ) -> Iterator[str]:
         """Yield the lines of a watch until the API server ends it, or a thread shuts the socket given to `opened`.
 
-        To close this client under such a thread would be wrong: the thread would read from the next user of the same
-        file descriptor.
+        Closing the client from that thread would be wrong: the reader would read from the next user of the same file
+        descriptor.
         """
         with self._client.stream("GET", path, params=query, timeout=WATCH) as answer:
             opened(answer.extensions["network_stream"].get_extra_info("socket"))
@@ -135,14 +135,14 @@ class Answer:
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """`field: sentence` of every error; the whole message where there is no list."""
+        """`field: sentence` of every error; the whole message if it has no list."""
         causes = self.body.get("details", {}).get("causes", ())
         listed = tuple(f"{cause.get('field', '')}: {cause['message']}" for cause in causes)
         return listed or (str(self.body.get("message", "")),)
 
 
 class SwarmApi:
-    """Requests for the ModelSwarms of one namespace. Returns every response, refusals too."""
+    """Requests for the ModelSwarms of one namespace. Returns every response, also refusals."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client, self._path = client, SWARMS.format(namespace)
@@ -151,7 +151,7 @@ class SwarmApi:
         return self._send("POST", self._path, document, dry_run=dry_run, strict=strict)
 
     def replace(self, document: Json) -> Answer:
-        """Replace whatever is stored, as `kubectl replace` does."""
+        """Replace the stored object, as `kubectl replace` does."""
         name = document["metadata"]["name"]
         version = self.get(name)["metadata"]["resourceVersion"]
         document = document | {"metadata": {"name": name, "resourceVersion": version}}
@@ -185,14 +185,14 @@ class SwarmApi:
 
 
 def install_crd(level: ApiLevel) -> None:
-    """Apply the CRD as the file is, and wait until the API server serves it."""
+    """Apply the CRD file unchanged, and wait until the API server serves it."""
     level.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
     wait_crd_served(level)
 
 
 def wait_crd_served(level: ApiLevel) -> None:
-    """Objects of a resource that was made just now are refused at first."""
-    # Not by `kubectl wait`, which fails on a resource that is so new that it has no conditions at all.
+    """Wait until a new resource is served. The API server first refuses its objects."""
+    # Not by `kubectl wait`, which fails on a new resource without conditions.
     level.kubectl.wait_condition("crd", "modelswarms.modelswarm.io", "Established", 60)
     with ApiClient(level) as client:
         every = "/apis/modelswarm.io/v1alpha1/modelswarms"

@@ -1,6 +1,6 @@
-"""The project's chart as tests use it: rendered into objects, or refused with helm's message.
+"""The project's chart, rendered into objects, or refused with helm's message.
 
-Used by tests of the chart, which need no cluster. Knows nothing of values that are right or wrong.
+Used by tests of the chart, which need no cluster. Knows no expectations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KUBERNETES = "1.36.0"
 
 
 def render(values: Path | None = None, *flags: str) -> list[Object]:
-    """Return the objects that `helm install modelswarm` would send, hooks too."""
+    """Return the objects that `helm install modelswarm` would send, with hooks."""
     chosen = () if values is None else ("-f", str(values))
     text = NO_CLUSTER.helm(
         "template", "modelswarm", str(CHART), "--kube-version", KUBERNETES, *chosen, *flags
@@ -51,7 +51,7 @@ def of_kind(objects: list[Object], *kinds: str) -> list[Object]:
 
 
 def pods(objects: list[Object]) -> list[Object]:
-    """Return every pod of these objects, those of Deployments too."""
+    """Return every pod of these objects, with those of Deployments."""
     made = []
     for found in objects:
         if found["kind"] == "Pod":
@@ -67,7 +67,7 @@ def pods(objects: list[Object]) -> list[Object]:
 
 
 def arguments(objects: list[Object], component: str) -> list[str]:
-    """Return the flags of operator or gateway, with the pod's name and address put in as the kubelet does."""
+    """Return the flags of operator or gateway, with pod name and address filled in as the kubelet does."""
     deployment = find_object(objects, "Deployment", f"modelswarm-{component}")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
     return [

@@ -1,7 +1,7 @@
-"""A watch of the API server that records when events came, for timelines of tests and benchmarks.
+"""A watch of the API server that records the times of events, for timelines of tests and benchmarks.
 
-One thread per path. It begins with the existing objects and ends with `close`; a watch that breaks (the API server may
-be killed meanwhile) begins again. Times are `time.perf_counter()` at this client.
+One thread per path. It begins with the existing objects, ends with `close`, and restarts a broken watch, as tests may
+kill the API server. Times are `time.perf_counter()` at this client.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import httpx
 from support.kubernetes.api_client import ApiClient, Json
 
 AGAIN_SECONDS = 0.1
-CLOSE_SECONDS = 40.0  # longer than a request may take to be answered
-Seen = Callable[[float, str, Json], None]  # when; ADDED, MODIFIED or DELETED; the object
+CLOSE_SECONDS = 40.0  # seconds; longer than the limit of a request
+Seen = Callable[[float, str, Json], None]  # time; ADDED, MODIFIED or DELETED; object
 
 
 class Watch:
-    """Calls `seen` in a thread of its own for every event."""
+    """Calls `seen` in its own thread for every event."""
 
     def __init__(self, plain: ApiClient, path: str, selector: str, seen: Seen) -> None:
         self._plain = plain
@@ -36,7 +36,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, so that the client may be closed. Later events are ignored."""
+        """End the thread, so that the client can be closed. Later events are ignored."""
         self._closed.set()
         if self._socket is not None:
             _shut(self._socket)
@@ -59,19 +59,19 @@ class Watch:
                     if event["type"] != "ERROR":
                         self._seen(time.perf_counter(), event["type"], event["object"])
             except httpx.HTTPError:
-                pass  # begun again below, from what there is then
+                pass  # restarted by the loop
             self._closed.wait(AGAIN_SECONDS)
 
 
 def _shut(connection: socket.socket) -> None:
-    """End the reader's connection below TLS, whose state belongs to the reader."""
+    """Shut the reader's connection below TLS, as the TLS state belongs to the reader."""
     with contextlib.suppress(OSError):  # it is closed already
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 @dataclass(slots=True)
 class PodTimes:
-    """Moments of one pod; 0: it has not happened."""
+    """Times of the events of one pod; 0: not yet."""
 
     name: str
     slot: str
@@ -85,7 +85,7 @@ class PodTimes:
 
 
 class PodLog:
-    """The moments of all server pods of a namespace. `on_change` is called with every change, in words."""
+    """The event times of all server pods of a namespace. `on_change` gets a text for every change."""
 
     def __init__(self, on_change: Callable[[float, str], None] | None = None) -> None:
         self._on_change = on_change or (lambda _when, _words: None)
@@ -127,7 +127,7 @@ class PodLog:
     def wait(
         self, what: str, found: Callable[[list[PodTimes]], PodTimes | None], seconds: float
     ) -> PodTimes:
-        """Wait for a pod that `found` picks, and return it."""
+        """Wait for a pod that `found` returns, and return it."""
         with self._changed:
             life = self._changed.wait_for(lambda: found(list(self._lives.values())), seconds)
             if life is None:
@@ -135,7 +135,7 @@ class PodLog:
             return life
 
     def wait_ready_again(self, name: str, after: float, seconds: float) -> PodTimes:
-        """Wait until the same pod is Ready again with a container that was started after that moment."""
+        """Wait until the pod is Ready again with a container started after `after`."""
         before = self._lives[name].restarts
 
         def found(lives: list[PodTimes]) -> PodTimes | None:
@@ -146,7 +146,7 @@ class PodLog:
         return self.wait(f"{name} being Ready again", found, seconds)
 
     def wait_successor(self, of: str, after: float, seconds: float) -> PodTimes:
-        """Wait for the pod that was created for the same slot after that moment to be Ready, and return it."""
+        """Wait for the pod that was created for the same slot after `after` to be Ready, and return it."""
         slot = self._lives[of].slot
         return self.wait(
             f"a Ready successor of {of}",

@@ -1,6 +1,6 @@
-"""A kubelet and a scheduler for pods that exist only at the API: binds them, and sets their status.
+"""A kubelet and a scheduler for pods that exist only in the API: binds them, and sets their status.
 
-Used by the operator's tests where there are no nodes. Runs in a thread; a test can give pods another state than ready.
+Used by the operator's tests without nodes. Runs in a thread; a test can set other states than ready.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from support.kubernetes.api_client import MERGE, PODS, STRATEGIC, ApiClient, Jso
 from tools.devcluster.control_plane.api_level import ApiLevel
 
 EVERY = 0.05
-END_SECONDS = 40.0  # longer than a request may take to be answered
+END_SECONDS = 40.0  # seconds; longer than the limit of a request
 READY = "ready"
-RUNNING = "running"  # and not ready
-PENDING = "pending"  # bound, and nothing more
+RUNNING = "running"  # not ready
+PENDING = "pending"  # bound only
 UNBOUND = "unbound"
 
 
 def make_node(plain: ApiClient, name: str, **labels: str) -> None:
-    """Make a node that is Ready and has room."""
+    """Make a Ready node with free capacity."""
     node = {
         "apiVersion": "v1",
         "kind": "Node",
@@ -106,12 +106,12 @@ def failed(reason: str, exit_code: int = 1, message: str = "") -> Json:
 
 
 class FakeKubelet:
-    """Serves all pods of one namespace. `target_state` is called again and again for each."""
+    """Serves all pods of one namespace. It calls `target_state` repeatedly for each pod."""
 
     def __init__(self, level: ApiLevel, namespace: str, nodes: tuple[str, ...]) -> None:
         self.target_state: Callable[[Json], str]
-        self.ends_pod: Callable[[Json], bool]  # whether a deleted pod ends
-        self.nodes: tuple[str, ...]  # that pods are bound to, in turn
+        self.ends_pod: Callable[[Json], bool]  # True: a deleted pod ends
+        self.nodes: tuple[str, ...]  # pods are bound to these in turn
         self._all_nodes = nodes
         self.reset()
         self._plain = ApiClient(level)
@@ -122,7 +122,7 @@ class FakeKubelet:
         self.errors: list[str] = []
 
     def reset(self) -> None:
-        """Every pod becomes ready, on any node, and ends when it is deleted."""
+        """Let every pod become ready, on any node, and end when it is deleted."""
         self.target_state = lambda pod: READY
         self.ends_pod = lambda pod: True
         self.nodes = self._all_nodes
@@ -147,7 +147,7 @@ class FakeKubelet:
                 for pod in self._plain.items(self._path):
                     self._see_to(pod)
             except httpx.HTTPError as error:
-                self.errors.append(str(error))  # the API server is being killed, or the pod is gone
+                self.errors.append(str(error))  # a killed API server or a deleted pod
 
     def _see_to(self, pod: Json) -> None:
         meta, phase = pod["metadata"], pod["status"].get("phase")

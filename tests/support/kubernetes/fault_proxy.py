@@ -48,7 +48,7 @@ class Call:
 
     @property
     def writes(self) -> bool:
-        """Leases, access reviews and Events do not count: they change nothing that tests judge."""
+        """Say whether the request is a write that tests count: not of Leases, access reviews and Events."""
         aside = ("/leases", "/selfsubjectaccessreviews", "/events")
         return self.verb in WRITES and not any(part in self.path for part in aside)
 
@@ -60,15 +60,15 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A fault of one request. `before` runs instead of the request, `after` when the server has done it."""
+    """A fault of one request. `before` runs instead of the request, `after` once the server has handled it."""
 
     answer: int = 0  # code of a response that the server does not see
     reason: str = ""
     retry_after: int | None = None
-    hang: float = 0.0  # seconds without a response, then the connection is closed
+    hang: float = 0.0  # seconds without a response before the connection is closed
     before: Callable[[], None] | None = None
     after: Callable[[], None] | None = None
-    truncated: bool = False  # the response ends in its middle
+    truncated: bool = False  # the response is cut in its middle
 
 
 @dataclass(slots=True, eq=False)
@@ -83,12 +83,12 @@ class FaultProxy:
         self.upstream = upstream
         self.calls: list[Call] = []
         self.fault: Callable[[Call], Fault | None] = lambda call: None
-        self.rewrite: Callable[[Call, bytes], bytes] = lambda call, body: body  # of a request
+        self.rewrite: Callable[[Call, bytes], bytes] = lambda call, body: body  # request bodies
         self.drops: Callable[[Call, dict[str, Any]], bool] = lambda call, event: False
         self.frozen: set[str] = set()  # plurals whose watches deliver nothing
         self._ca = ca
         self._own = own
-        self._port = 0  # until it listens
+        self._port = 0  # chosen when it listens
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._watches: set[_Watch] = set()
@@ -112,7 +112,7 @@ class FaultProxy:
         return asyncio.run_coroutine_threadsafe(job, self._loop).result(30)
 
     def cut_watches(self, plural: str = "") -> int:
-        """Close the connections of watches, and return how many there were."""
+        """Close the connections of watches, and return their number."""
 
         async def cut() -> int:
             chosen = [each for each in self._watches if plural in ("", each.call.plural)]
@@ -123,7 +123,7 @@ class FaultProxy:
         return self._within(cut())
 
     def inject(self, plural: str, event: dict[str, Any]) -> int:
-        """Send an event to all watches of that plural, as if from the API server. Return how many there were."""
+        """Send an event to all watches of that plural, as if from the API server. Return their number."""
 
         async def inject() -> int:
             chosen = [each for each in self._watches if each.call.plural == plural]
@@ -158,7 +158,7 @@ class FaultProxy:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-        await asyncio.sleep(0.1)  # for TLS connections to be gone
+        await asyncio.sleep(0.1)  # seconds for TLS connections to close
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         call = Call(len(self.calls) + 1, request.method, request.path, dict(request.query))
@@ -228,7 +228,7 @@ class FaultProxy:
     async def _stream(
         self, answer: aiohttp.ClientResponse, response: web.StreamResponse, watch: _Watch
     ) -> None:
-        """Pass on line by line: each is one event."""
+        """Pass on each line: an event."""
         reading = asyncio.ensure_future(answer.content.readuntil(b"\n"))
         waiting = asyncio.ensure_future(watch.inject.get())
         cutting = asyncio.ensure_future(watch.cut.wait())
@@ -260,7 +260,7 @@ class FaultProxy:
 def _break(request: web.Request) -> web.StreamResponse:
     if request.transport is not None:
         request.transport.abort()
-    return web.Response(status=503)  # no client gets it
+    return web.Response(status=503)  # the client is gone
 
 
 def _status(fault: Fault) -> web.Response:

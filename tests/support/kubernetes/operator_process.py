@@ -1,4 +1,4 @@
-"""The operator's real process, as tests run it: against an API server, or a proxy before it, with the least rights.
+"""The operator's real process with minimal rights, against an API server or a proxy in front of it.
 
 Used by the operator's tests and benchmarks. Starts, kills, stops and probes it; knows no expectation.
 """
@@ -30,13 +30,13 @@ from tools.devcluster.waiting import wait_for
 
 ACCOUNT = "operator"
 START_SECONDS = 180.0
-STOP_SECONDS = 60.0  # generous: the exit code tells a graceful stop from a forced one
+STOP_SECONDS = 60.0  # seconds; generous, as the exit code tells a graceful stop from a forced one
 
 
 def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = ()) -> None:
-    """Make an account in the namespace with exactly the operator's needs, without some (resource, verb) of them.
+    """Make an account in the namespace with exactly the operator's rights, except `without` (resource, verb).
 
-    A right that was removed is refused when this returns; a new one is granted soon after.
+    A removed right is refused when this returns; a new one is granted soon after.
     """
     left_out = set(without)
     rules = _rules([*swarm_permissions(), *lease_permissions()], left_out)
@@ -96,7 +96,7 @@ class Operator:
         elect: bool = False,
         fork: bool = True,
     ) -> None:
-        """`fork`: start it from a process that has imported everything, in a tenth of the time.
+        """Prepare a process. `fork`: start it from a process that has imported everything, in a tenth of the time.
 
         Benchmarks, and tests that measure its memory, start it by exec.
         """
@@ -111,7 +111,7 @@ class Operator:
         ]
         self._fork = fork
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self._log_read = 0  # characters of the log that belong to earlier tests
+        self._log_read = 0  # length of the log of earlier tests
 
     def __enter__(self) -> Operator:
         return self.start()
@@ -151,7 +151,7 @@ class Operator:
             self._process.wait(10)
 
     def stop(self, seconds: float = STOP_SECONDS) -> int:
-        """Ask it to stop, and return the exit code."""
+        """Send SIGTERM, and return the exit code."""
         self.send(signal.SIGTERM)
         return self.process.wait(seconds)
 
@@ -170,7 +170,7 @@ class Operator:
         return answer.status_code, answer.text
 
     def metric(self, name: str, **labels: str) -> float:
-        """Return the sum of all samples of that name that carry these labels."""
+        """Return the sum of all samples of that name with these labels."""
         wanted = [f'{key}="{value}"' for key, value in labels.items()]
         total = 0.0
         for line in self.probe("metrics")[1].splitlines():
@@ -183,7 +183,7 @@ class Operator:
         return self.metric("modelswarm_operator_leader") == 1.0
 
     def text(self) -> str:
-        """The log since `forget_log`."""
+        """Return the log since `forget_log`."""
         return self._whole_log()[self._log_read :]
 
     def forget_log(self) -> None:
@@ -193,7 +193,7 @@ class Operator:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def check_log(self) -> None:
-        """The log must hold no traceback and no forgotten task."""
+        """Check that the log has no traceback and no pending task."""
         for sign in ("Traceback", "never awaited", "never retrieved"):
             assert sign not in self.text(), self.text()[-6000:]
 

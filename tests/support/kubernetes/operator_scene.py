@@ -1,11 +1,11 @@
-"""A namespace with pods that exist at the API only, an operator, and the fault proxy between it and the API server.
+"""A namespace with pods that exist only in the API, an operator, and the fault proxy between it and the API server.
 
 Used by the operator's tests at API level. `SharedScene` serves the tests of a module one by one. Every run has these
 checks:
 
 - O1: the same end as a clean run; O2: no more pods created than there.
 - O3: never two pods for one slot; O4: nothing left.
-- O5: a status that never goes back; O6: no write when all is well; O7: no traceback.
+- O5: a status that never goes back; O6: no write in a settled state; O7: no traceback.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LEFTOVERS = (
 
 
 def swarm(name: str = "counting", **spec: Any) -> Json:
-    """A document of two spans with two servers each, unless `spec` says otherwise."""
+    """Return a document of two spans with two servers each, unless `spec` says otherwise."""
     return api_client.swarm(name, **{"spans": {"count": 2}, "replicas": 2, **spec})
 
 
@@ -51,7 +51,7 @@ class Scene:
     client: ApiClient
     kubelet: FakeKubelet
     proxy: FaultProxy
-    kubeconfig: Path  # of the operator, through the proxy
+    kubeconfig: Path  # the operator's, through the proxy
     operator: Operator
 
     def another_operator(self, *flags: str, elect: bool = False, direct: bool = False) -> Operator:
@@ -107,7 +107,7 @@ class Scene:
         self.client.delete(f"{PODS.format(self.namespace)}/{name}", **options)
 
     def is_settled(self, name: str = "counting", servers: int = 4) -> bool:
-        """Say whether it is Ready for its newest generation, with as many pods as wanted and none terminating."""
+        """Say whether the swarm is Ready for its newest generation, with `servers` pods and none terminating."""
         found = self.stored_swarm(name) or {}
         status = found.get("status") or {}
         fresh = status.get("observedGeneration") == found.get("metadata", {}).get("generation")
@@ -131,7 +131,7 @@ class Scene:
         return wait_for(what, look, seconds, every=0.05, explain=self.explain)
 
     def wait_gone(self, name: str = "counting", seconds: float = SETTLED_SECONDS) -> None:
-        """O4: wait until the swarm and its pods are gone (Services and budgets go by the garbage collector)."""
+        """O4: wait until the swarm and its pods are deleted (Services and budgets: by the garbage collector)."""
         self.wait(
             f"{name} and its pods to go",
             lambda: self.stored_swarm(name) is None and not self.pods(name),
@@ -155,7 +155,7 @@ class Scene:
         return [call for call in self.proxy.calls if call.writes]
 
     def end_state(self, name: str = "counting") -> Json:
-        """O1: return everything that two runs must have in common: all but times, versions and incarnations."""
+        """O1: return the state that two runs must have in common: all but times, versions and incarnations."""
         pods = [
             (
                 pod["metadata"]["labels"]["modelswarm.io/slot"],
@@ -179,7 +179,7 @@ class Scene:
         }
 
     def check_invariants(self, name: str = "counting") -> None:
-        """O3, O5 and O7."""
+        """Check O3, O5 and O7."""
         slots = Counter(
             pod["metadata"]["labels"]["modelswarm.io/slot"] for pod in self.live_pods(name)
         )
@@ -194,7 +194,7 @@ class Scene:
         self.operator.check_log()
 
     def wait_quiet(self, seconds: float = 1.5, within: float = SETTLED_SECONDS) -> None:
-        """Wait until nothing was written for so many seconds: writes that follow readiness have come to their end."""
+        """Wait until nothing was written for `seconds`, as writes follow readiness."""
         quiet_since, count = time.monotonic(), len(self.writes())
 
         def is_quiet() -> bool:
@@ -206,14 +206,14 @@ class Scene:
         wait_for("no write", is_quiet, within, explain=self.explain)
 
     def check_quiet(self, seconds: float) -> None:
-        """O6: not one write during so many seconds in which nothing happens."""
+        """O6: check that nothing is written for `seconds` in which nothing happens."""
         before = len(self.proxy.calls)
         time.sleep(seconds)
         new = [f"{call.verb} {call.path}" for call in self.proxy.calls[before:] if call.writes]
         assert not new, f"{new}\n{self.explain()}"
 
     def clean(self) -> None:
-        """End all faults and remove everything that a test has left in the namespace."""
+        """End all faults, and remove all objects of the test from the namespace."""
         self.proxy.fault = lambda call: None
         self.proxy.drops = lambda call, event: False
         self.proxy.rewrite = lambda call, body: body
@@ -236,7 +236,7 @@ def _ports(service: Json) -> list[Json]:
 
 
 def _without_times(status: Json) -> Json:
-    """Leave out times, and counters of how often something was created."""
+    """Leave out times and creation counters."""
     kept = {key: value for key, value in status.items() if key not in ("incarnation", "slots")}
     kept["conditions"] = [
         {key: value for key, value in each.items() if key not in TIMES}
@@ -245,7 +245,7 @@ def _without_times(status: Json) -> Json:
     kept["spans"] = [
         {**each, "servers": len(each.get("servers", ()))} for each in status.get("spans", ())
     ]
-    kept["selector"] = ""  # has the uid in it
+    kept["selector"] = ""  # it contains the uid
     return kept
 
 
@@ -258,7 +258,7 @@ def scene(
     nodes: tuple[str, ...] = NODES,
     fork: bool = True,
 ) -> Iterator[Scene]:
-    """The operator is not started yet. Without `nodes` the fake kubelet does nothing: kwok does its work."""
+    """Yield a scene; the operator is not started yet. Without `nodes`, kwok replaces the fake kubelet."""
     install_crd(level)
     grant(level, namespace)
     own = level.pki.server("fault-proxy", ["localhost"], ["127.0.0.1"])
@@ -273,9 +273,9 @@ def scene(
 
 
 class SharedScene:
-    """One operator in one namespace for all tests of a module: a new one would take two seconds for each.
+    """One operator in one namespace for all tests of a module; a new one would take two seconds each.
 
-    A scene that can't be cleaned after a test, because the test failed or its operator died, is not used again.
+    A scene is not used again if it cannot be cleaned: its test failed, or its operator exited.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class SharedScene:
 
     @contextmanager
     def use(self) -> Iterator[Scene]:
-        """Lend the scene to one test, without a swarm, a pod or a fault at the beginning."""
+        """Lend the scene to one test, without swarms, pods and faults."""
         current = self._scene or self._open()
         try:
             yield current

@@ -1,8 +1,7 @@
-"""A swarm whose pods exist in a real API server while their processes run here: the tests play the kubelet.
+"""A swarm whose pods exist in a real API server while their processes run here: the tests act as the kubelet.
 
-Every pod has a loopback address of its own, so that its server listens on port 7000 as it does in a cluster. Used by
-the tests of the gateway's discovery. Without scheduler and garbage collector, a deleted pod stays Terminating until
-`remove_pod`.
+Every pod has its own loopback address, so that its server listens on port 7000 as in a cluster. Used by the tests of
+the gateway's discovery. Without scheduler and garbage collector, a deleted pod stays Terminating until `remove_pod`.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ _SCRAPED = {"prometheus.io/scrape": "true", "prometheus.io/port": "7001"}
 
 
 def new_address() -> str:
-    """Return a loopback address that no other process listens on; another test run may be under way."""
+    """Return a loopback address without listeners; another test run may run at the same time."""
     return f"127.{1 + os.getpid() % 250}.{1 + os.getpid() // 250 % 250}.{next(_ADDRESSES)}"
 
 
 class PodSwarm(HashSwarm):
-    """Servers of one namespace as pods, and gateways that find them there."""
+    """Servers of one namespace as pods, and gateways that discover them."""
 
     def __init__(self, root: Path, api: ApiLevel, namespace: str) -> None:
         super().__init__(root, context=ENDLESS)
@@ -104,7 +103,7 @@ class PodSwarm(HashSwarm):
             self.wait_serves(name)
 
     def run(self, name: str) -> None:
-        """Start the server, again if it ran before, and wait until it is ready."""
+        """Start the server, or restart it, and wait until it is ready."""
         self.launch(name)
         self.wait_serves(name)
 
@@ -152,7 +151,7 @@ class PodSwarm(HashSwarm):
         self.kubectl("patch", "pod", name, "--subresource=status", "--type=merge", "-p", patch)
 
     def delete_pod(self, name: str) -> None:
-        """Delete the pod, which becomes Terminating; its process runs on."""
+        """Delete the pod. It becomes Terminating, and its process runs on."""
         self.kubectl("delete", "pod", name, "--wait=false", "--grace-period=60")
 
     def remove_pod(self, name: str) -> None:
@@ -172,7 +171,7 @@ class PodSwarm(HashSwarm):
         return self.api.service_account_kubeconfig(self.namespace, ACCOUNT)
 
     def pod_gateway(self, *flags: str, name: str = "gateway", whole: int = 0) -> Endpoints:
-        """Start a gateway that watches the pods; with `whole`, wait until it is linked to so many servers."""
+        """Start a gateway that watches the pods; with `whole`, wait until it is linked to that many servers."""
         where = (
             "--kubernetes",
             "--namespace",

@@ -1,10 +1,10 @@
 """A real Prometheus (Debian's package) for tests: started with a configuration, queried, stopped.
 
-`scraping(config(targets), folder)` scrapes what `Targets` lists over HTTP: processes of this machine, or pods. A file
-would do too, but watching it takes one of the machine's 128 inotify instances, which kubelets use up. Debian's
-Prometheus is built without Kubernetes' service discovery, so `follow_pods` lists the pods once a second. It takes
-those with the annotations `prometheus.io/scrape` and `port`, with the labels of the usual configuration.
-`check_panels` runs every query of the dashboard. Nothing of it runs after the test.
+`scraping(config(targets), folder)` scrapes the `Targets` over HTTP: processes of this machine, or pods. Watching a
+file instead would take one of the machine's 128 inotify instances, which kubelets use up. Debian's Prometheus has no
+service discovery for Kubernetes, so `follow_pods` lists the pods once a second. It takes those with the annotations
+`prometheus.io/scrape` and `port`, with the labels of the usual configuration. `check_panels` runs every query of the
+dashboard.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class PanelQuery:
 
     @property
     def answered(self) -> bool:
-        """Say whether there is a number, not only a division of 0 by 0."""
+        """Say whether the result has a number other than NaN, which is 0 divided by 0."""
         return any(math.isfinite(series.value) for series in self.series)
 
     @override
@@ -87,7 +87,7 @@ class Prometheus:
         return [Series(each["metric"], float(each["value"][1])) for each in found]
 
     def number(self, expr: str) -> float:
-        """Return the value of an expression of at most one series; 0 if it has none."""
+        """Return the value of an expression with at most one series; 0 without series."""
         found = self.query(expr)
         assert len(found) <= 1, found
         return found[0].value if found else 0.0
@@ -102,7 +102,7 @@ class Prometheus:
         ]
 
     def target_errors(self) -> list[str]:
-        """Return the errors of failed scrapes, or that there is no target."""
+        """Return the errors of failed scrapes, or the lack of targets."""
         active = self._ask("targets", state="active")["activeTargets"]
         found = [
             f"{target['labels'].get('pod')} {target['scrapeUrl']}: {target['lastError']}"
@@ -128,7 +128,7 @@ def binary(name: str) -> str:
 
 
 def lint(shown: bytes) -> str:
-    """Return promtool's objections to a page of metrics; an empty text if there is none."""
+    """Return promtool's objections to a page of metrics, or an empty text."""
     checked = subprocess.run(
         [binary("promtool"), "check", "metrics"], input=shown, capture_output=True, timeout=30
     )
@@ -236,14 +236,14 @@ class Targets:
 def follow_pods(
     level: ApiLevel, targets: Targets, namespaces: Sequence[str] = ()
 ) -> Iterator[None]:
-    """Keep the targets equal to the pods of these namespaces, or of all."""
+    """Keep the targets equal to the pods of these namespaces, or of all namespaces."""
     stop = threading.Event()
     with ApiClient(level) as plain:
 
         def look() -> None:
             try:
                 targets.show(pod_targets(pods_of(plain, namespaces)))
-            except httpx.HTTPError as error:  # the API server may be down: the known targets stay
+            except httpx.HTTPError as error:  # the API server may be down: the targets stay
                 log.warning("pods cannot be listed: %s", error)
 
         def keep_looking() -> None:
@@ -285,7 +285,7 @@ def _labels(meta: Json) -> Mapping[str, str]:
 
 
 def config(targets: Targets, every: str = "1s") -> Json:
-    """Return a configuration. A process that takes longer than `every`, the scrape interval, counts as down."""
+    """Return a configuration. A scrape that takes longer than `every`, the interval, counts as failed."""
     discovery = [{"url": targets.url, "refresh_interval": "1s"}]
     return {
         "global": {"scrape_interval": every, "scrape_timeout": every},

@@ -1,6 +1,6 @@
-"""The commands of docs/kubernetes.md, run word for word: block by block, in a shell, in the repository's root.
+"""The commands of docs/kubernetes.md, unchanged: block by block, in a shell, in the repository's root.
 
-Used by the tests on real nodes, which they install the release for. Only the folder of the cluster is replaced.
+Installs the release for the tests on real nodes. Only the folder of the cluster is replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Quickstart:
     cluster: RealCluster
 
     def run(self, name: str) -> str:
-        """Run one block up to its first failing command, which is an error, and return the output."""
+        """Run one block up to its first failing command, which raises, and return the output."""
         root = self.cluster.layout.root
         text = blocks()[name].replace(str(DEFAULT_STATE), str(root))
         done = subprocess.run(
@@ -74,7 +74,7 @@ class Quickstart:
 
 
 def remove_installation(cluster: RealCluster) -> None:
-    """Remove everything of an earlier installation, also where no operator runs that would remove finalizers."""
+    """Remove all objects of an earlier installation, with finalizers if no operator runs."""
     kubectl = cluster.kubectl.in_namespace(NAMESPACE)
     if cluster.kubectl.find("crd", CRD) is not None:
         kubectl("delete", "modelswarms", "--all", "--wait=false")

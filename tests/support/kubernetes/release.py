@@ -1,5 +1,5 @@
 """The chart as the quickstart installs it on real nodes: streams through the gateway's Service, their routes, and a
-timeline of what happens meanwhile.
+timeline of events.
 
 Used by the tests on real nodes, which share one release, and by the benchmarks of the real cluster. The host reaches
 Services and pods, so no port is forwarded. Knows no expectation: `support.processes.oracles` judges the answers.
@@ -33,12 +33,12 @@ SERVERS = "modelswarm.io/role=server"
 EVENTS = "/api/v1/namespaces/{}/events"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases"
 WHOLE_SECONDS = 240.0
-NOTICED_SECONDS = 4.0  # after a fault, in which a pause is its effect
+NOTICED_SECONDS = 4.0  # seconds after a fault in which a pause counts as its effect
 HTTP, GRPC, METRICS, ADMIN = 8000, 8001, 8002, 8003
 
 
 class Timeline:
-    """Events of a test, in seconds from a moment that is chosen later."""
+    """Events of a test, with times relative to a moment that is set later."""
 
     def __init__(self) -> None:
         self._marks: list[tuple[float, str]] = []
@@ -63,8 +63,8 @@ class Timeline:
 class StreamRoute:
     """The pods that a stream runs through."""
 
-    gateway: str  # pod
-    servers: tuple[str, ...]  # pods, head first
+    gateway: str  # pod name
+    servers: tuple[str, ...]  # pod names, head first
 
 
 class Release:
@@ -95,7 +95,7 @@ class Release:
         return f"http://{self.address}:{HTTP}"
 
     def serves(self, swarm: str) -> bool:
-        """Every gateway says so: Ready is the operator's word, and gateways link the last server after it."""
+        """Say whether every gateway serves. Gateways link the last server after the operator reports Ready."""
         for address in self.gateways().values():
             models = httpx.get(f"http://{address}:{HTTP}/v1/models", timeout=10).json()["data"]
             if not any(model["id"] == swarm and model["ready"] for model in models):
@@ -105,7 +105,7 @@ class Release:
     # ---- streams
 
     def stream(self, request: Request) -> Stream:
-        """Start a stream through the Service, by any of the gateways."""
+        """Start a stream through the Service, at any gateway."""
         channel = grpc.insecure_channel(
             f"{self.address}:{GRPC}", options=[("grpc.use_local_subchannel_pool", 1)]
         )
@@ -127,14 +127,14 @@ class Release:
         return wait_for("one running session", look, seconds, every=0.01)
 
     def sessions(self) -> list[tuple[str, api_pb2.Session]]:
-        """Return the sessions of all gateways, with the gateway's pod."""
+        """Return the sessions of all gateways, each with its gateway's pod."""
         found = []
         for name, address in self.gateways().items():
             with SwarmClient(f"{address}:{ADMIN}") as client:
                 try:
                     found += [(name, session) for session in client.fetch_snapshot(2.0).sessions]
                 except SwarmClientError:
-                    continue  # it has just ended, and has no sessions
+                    continue  # the gateway has just ended
         return found
 
     def gateways(self) -> dict[str, str]:
@@ -153,7 +153,7 @@ class Release:
         return self.client.find(f"{PODS.format(NAMESPACE)}/{name}")
 
     def pods(self, swarm: str = "") -> list[Json]:
-        """Server pods of one swarm, or of all."""
+        """Return the server pods of one swarm, or of all."""
         chosen = f"{SERVERS},modelswarm.io/swarm={swarm}" if swarm else SERVERS
         return self.client.items(PODS.format(NAMESPACE), labelSelector=chosen)
 
@@ -163,7 +163,7 @@ class Release:
         return str(found["spec"]["nodeName"])
 
     def delete_pod(self, name: str, *, force: bool = False) -> float:
-        """Delete a pod as `kubectl delete pod` (`--force`) does, and return the moment of the request."""
+        """Delete a pod as `kubectl delete pod` (`--force`) does, and return the time of the request."""
         when = self.timeline.now(f"pod {name} is deleted{' by force' if force else ''}")
         options = {"gracePeriodSeconds": 0} if force else {}
         self.client.delete(f"{PODS.format(NAMESPACE)}/{name}", **options)
@@ -172,7 +172,7 @@ class Release:
     # ---- the operator
 
     def leader(self) -> str:
-        """Return the identity of the leading operator: pod name, "_", a mark of the process; "" while none leads."""
+        """Return the identity of the leading operator: pod name, "_", a random part; "" without a leader."""
         (lease,) = self.client.items(LEASES.format(NAMESPACE))
         return str(lease["spec"].get("holderIdentity") or "")
 
@@ -233,7 +233,7 @@ class Release:
                 self.timeline.add(when, f"condition {words}")
 
     def _event_seen(self, when: float, kind: str, event: Json) -> None:
-        uid = event["metadata"]["uid"]  # a watch that begins again repeats all of them
+        uid = event["metadata"]["uid"]  # a restarted watch repeats all of them
         if event["involvedObject"]["kind"] == "ModelSwarm" and uid not in self._last_texts:
             self._last_texts[uid] = kind
             self.timeline.add(when, f"Event {event['reason']}: {event['message']}")
@@ -247,9 +247,9 @@ def open_release(cluster: RealCluster) -> Iterator[Release]:
 
 
 def pause_after(stream: Stream, fault: float) -> tuple[float, float]:
-    """Return the longest pause that began within seconds of the fault, and the moment it ended.
+    """Return the longest pause that began within `NOTICED_SECONDS` of the fault, and its end.
 
-    A pause during which the fault happened counts from the fault.
+    A pause that began before the fault counts from the fault.
     """
     gaps = [
         (b - max(a, fault), b)
