@@ -1,6 +1,6 @@
 """A model of Kubernetes in virtual time: an API server, a scheduler and kubelets; thousands of steps a second.
 
-The operator's pure core decides against it. Its actions are carried out as the executor does, and can be cut off after
+The operator's pure core decides on its state. Its actions are carried out as by the executor, and can be cut off after
 any number of them. Nothing of the operator is replaced.
 """
 
@@ -40,7 +40,7 @@ from modelswarm_operator.reconcile.state.observed import (
 from modelswarm_operator.reconcile.state.policy import Policy
 
 Json = dict[str, Any]
-SECONDS_TO_START = 5.0  # the longest start
+SECONDS_TO_START = 5.0  # the longest start of a pod
 SECONDS_TO_STOP = 1.0
 POLICY = Policy(server_image="registry.example/server:1")
 
@@ -55,7 +55,7 @@ def inspect_demo_model() -> str:
 @dataclass(slots=True)
 class Node:
     name: str
-    capacity: int = 4  # pods
+    capacity: int = 4  # pods per node
     ready: bool = True
     not_ready_since: float | None = None
     departing: str = ""
@@ -422,7 +422,7 @@ class ModelCluster:
         return dict(found[0]) if found else {}
 
     def settle(self, rounds: int = 100, seconds: float = 1.0) -> int:
-        """Run turns and time until nothing changes for a while; return the number of rounds."""
+        """Run turns and time until nothing changes for the longest start and stop; return the number of rounds."""
         quiet = 0
         for number in range(rounds):
             decision = self.run_turn()
@@ -442,7 +442,7 @@ class ModelCluster:
 
 
 def _compute_start_seconds(pod: PodView) -> float:
-    """Return the start time of a pod; it differs, so that pods become ready in different orders."""
+    """Return the start time of a pod. It varies, so that pods become ready in different orders."""
     return 1.0 + names.incarnation_of_name(pod.name) * 7 % 5
 
 

@@ -1,4 +1,4 @@
-"""A server's probe port at a loopback address of its own, with one answer to every request."""
+"""A server's probe port at its own loopback address, with the same answer to every request."""
 
 from __future__ import annotations
 

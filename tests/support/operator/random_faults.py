@@ -176,7 +176,7 @@ class RandomFaults:
         self.cluster.is_crashing = rules[number % 3]
 
     def lose_status(self, number: int) -> None:
-        """Replace the status, as a restore from a backup or an invalid write does."""
+        """Replace the status, like a restored backup or an invalid write."""
         if number % 4 == 0:
             kept = {"incarnation": self.cluster.status.get("incarnation", 0)}
             self.cluster.status = {**kept, "conditions": "none"} if number % 8 else kept
@@ -191,7 +191,7 @@ class RandomFaults:
     # --- oracles -----------------------------------------------------------------------------------------------------
 
     def _check_slots(self) -> None:
-        """Check that no two pods have the same incarnation; it is part of the name."""
+        """Check that no two pods have the same incarnation, which is part of the name."""
         seen: dict[int, str] = {}
         for name in self.cluster.pods:
             incarnation = names.incarnation_of_name(name)
@@ -251,7 +251,7 @@ class RandomFaults:
             pod.view = replace(pod.view, annotations=annotations)
 
     def run_until_idle(self, max_rounds: int = 400) -> int:
-        """Run turns until none is due any more; return the number of rounds."""
+        """Run turns until none is due; return the number of rounds."""
         cluster = self.cluster
         quiet = 0
         for number in range(max_rounds):
@@ -270,7 +270,7 @@ class RandomFaults:
         )
 
     def check_end_state(self) -> None:
-        """Check that pods, coverage and conditions are those of the spec."""
+        """Check that pods, coverage and conditions match the spec."""
         cluster = self.cluster
         wanted: int = cluster.spec["replicas"]
         plan: dict[str, Any] = cluster.status["plan"]
