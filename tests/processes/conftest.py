@@ -1,4 +1,4 @@
-"""Swarms that several files of tests share: starting one costs seconds of processor time per server."""
+"""Swarms shared by several test files: a start costs seconds of processor time per server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def endless_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The toy for the hash model, with a context so long that no answer ends before a test is done with it."""
+    """Return the toy for the hash model, with a context so long that no answer ends before its test."""
     return make_toy(tmp_path_factory.mktemp("endless"), length=ENDLESS)
 
 
@@ -47,7 +47,7 @@ def toy_model(toy_folder: Path) -> PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def four_spans(toy_folder: Path) -> Iterator[Running]:
-    """4 spans x 2 servers of the toy; prompts are read in small parts."""
+    """Yield 4 spans x 2 servers of the toy; prompts are read in small parts."""
     settings = local_settings("four", token_budget=16, gateway_flags=KEPT)
     with running_swarm(toy_folder, "four", spans=4, replicas=2, settings=settings) as running:
         yield running
@@ -55,7 +55,7 @@ def four_spans(toy_folder: Path) -> Iterator[Running]:
 
 @pytest.fixture(scope="session")
 def hash_spans(endless_folder: Path) -> Iterator[Running]:
-    """4 spans x 2 servers of the hash model, whose answers are exact; their context is endless."""
+    """Yield 4 spans x 2 servers of the hash model, with exact answers and an endless context."""
     settings = local_settings("hash", hash_model=True, token_budget=8, gateway_flags=KEPT)
     with running_swarm(
         endless_folder, "hash", spans=4, replicas=2, length=ENDLESS, settings=settings

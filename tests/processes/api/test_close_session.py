@@ -1,4 +1,4 @@
-"""`DELETE /v1/sessions/{id}`: a named session is closed at any gateway, in a turn too, and its KV is free at once."""
+"""`DELETE /v1/sessions/{id}`: any gateway closes a named session, also during a turn, and its KV is freed at once."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def generate(channel: grpc.Channel, **fields: Any) -> api_pb2.GenerateResponse:
 
 
 def failure(channel: grpc.Channel, asked: api_pb2.GenerateRequest) -> tuple[str, dict[str, str]]:
-    """Status and trailing metadata; the same from both methods."""
+    """Return status and trailing metadata, which both methods must share."""
     stub = inference(channel)
     with pytest.raises(grpc.RpcError) as unary:
         stub.Generate(asked, timeout=30)

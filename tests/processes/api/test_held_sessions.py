@@ -1,4 +1,4 @@
-"""Clients of sessions that are held: they hear that they wait and for what, and how it ends."""
+"""Clients of held sessions: they are told the reason, and the end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 OFTEN = ("--keepalive", "0.3")
 RESUMED = "modelswarm_gateway_recovery_seconds_count"
 ASK = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=50_000, ignore_eos=True)
-PINGING = (  # as a client does that wants to know soon that its gateway is gone
+PINGING = (  # a client that detects a lost gateway early
     ("grpc.keepalive_time_ms", 1000),
     ("grpc.http2.max_pings_without_data", 0),
 )
@@ -75,7 +75,7 @@ def test_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
                 got += part.token_ids
                 if len(got) > 20 and not held_at:
                     swarm.kill("s1")
-                    time.sleep(5.0)  # three pings without data are two too many by gRPC's defaults
+                    time.sleep(5.0)  # three pings without data: two more than gRPC's default allows
                     swarm.server("s2", "2:4")
                     eventually("the session goes on", lambda: endpoints.metric(RESUMED) == 1)
                     held_at = len(got)
@@ -87,7 +87,7 @@ def test_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_held_call_is_pinged_by_its_gateway(tmp_path: Path) -> None:
-    """A held call sends nothing in either direction: only pings show proxies that the connection is in use."""
+    """A held call sends no data, so only pings show proxies that the connection is in use."""
     network = Network(seed=1)
     try:
         with two_spans(tmp_path, context=ENDLESS) as swarm:

@@ -42,7 +42,7 @@ def completion(client: httpx.Client, **fields: Any) -> dict[str, Any]:
 
 
 def events(client: httpx.Client, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """All events of a stream; its end mark is checked and left out."""
+    """Return all events of a stream after checking its end mark, which is left out."""
     with client.stream("POST", path, json=body | {"stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
@@ -274,7 +274,7 @@ def test_a_body_that_is_too_large_gets_413(client: httpx.Client, endpoints: Endp
     try:
         answer = httpx.post(f"{endpoints.url}/v1/completions", content=chunks, timeout=30)
     except (httpx.WriteError, httpx.ReadError):
-        return  # it closed the connection before all was sent
+        return  # the gateway closed the connection before the end of the body
     assert answer.status_code == 413
 
 

@@ -1,4 +1,4 @@
-"""The gateway when things go wrong: servers die, room is short, clients leave or do not read."""
+"""The gateway under faults: killed servers, missing pages, clients that leave or do not read."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from support.processes.swarm import (
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
-STILL_LOOKS = 5  # over more than a second: a server may get no processor for so long
-ROOM = ("--pages", "80")  # of 16 tokens: for one long answer, in a context of 1024
+STILL_LOOKS = 5  # looks over more than a second: a server may get no processor for that long
+ROOM = ("--pages", "80")  # pages of 16 tokens: enough for one long answer, in a context of 1024
 WIDE = 2 * CONTEXT
-ALL = IDS | {"max_tokens": 750}  # most of that room
+ALL = IDS | {"max_tokens": 750}  # most of these pages
 
 
 def snapshot(endpoints: Endpoints) -> api_pb2.Snapshot:
@@ -200,7 +200,7 @@ async def test_two_hundred_dropped_sessions_free_all_pages(tmp_path: Path) -> No
             url = f"{endpoints.url}/v1/completions"
             async with client.stream("POST", url, json=body) as answer:
                 async for _ in answer.aiter_lines():
-                    return  # with the first line: the client leaves
+                    return  # the client leaves after the first line
 
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(timeout=30, limits=limits) as client:
@@ -216,7 +216,7 @@ async def test_two_hundred_dropped_sessions_free_all_pages(tmp_path: Path) -> No
 
 
 def test_slow_reader_pauses_only_its_own_session(tmp_path: Path) -> None:
-    # The name is in every event and as long as it may be: so a stream is larger than all buffers on its way.
+    # Every event has the name, of the greatest length, so the stream exceeds all buffers on its way.
     name, context = "long-name-" * 12 + "12345678", 4 * CONTEXT
     with HashSwarm(tmp_path, context=context) as swarm:
         swarm.server("s0", "0:2", model=name)
@@ -248,7 +248,7 @@ def test_slow_reader_pauses_only_its_own_session(tmp_path: Path) -> None:
 
 
 def stands_still(endpoints: Endpoints) -> int:
-    """Length of the only session, if it does not grow for a while; else 0."""
+    """Return the length of the only session if it is constant over `STILL_LOOKS` looks; else 0."""
     lengths: set[int] = set()
     for _ in range(STILL_LOOKS):
         found = [session.length for session in snapshot(endpoints).sessions]

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.full
 BODY = {"model": MODEL, "prompt": "tell me all", "ignore_eos": True, "max_tokens": 20}
 LONG = {**BODY, "max_tokens": 750}
 CONTEXT = 1024
-PAGES = 80  # room for one long answer
+PAGES = 80  # enough for one long answer
 
 
 def stream(endpoints: Endpoints, outcome: str) -> float:
@@ -38,7 +38,7 @@ def complete(endpoints: Endpoints, **fields: object) -> httpx.Response:
 
 @contextmanager
 def streaming(endpoints: Endpoints, **fields: object) -> Iterator[Iterator[str]]:
-    """The lines of an answer that has begun."""
+    """Yield the lines of an answer after its first line."""
     body = LONG | {"stream": True} | fields
     with httpx.stream("POST", f"{endpoints.url}/v1/completions", json=body, timeout=30) as answer:
         lines = answer.iter_lines()
@@ -47,7 +47,7 @@ def streaming(endpoints: Endpoints, **fields: object) -> Iterator[Iterator[str]]
 
 
 def tail(endpoints: Endpoints) -> str:
-    """The server that ends the route of the only session."""
+    """Return the tail of the only session."""
     with SwarmClient(endpoints.admin) as client:
         [session] = [session for session in client.fetch_snapshot().sessions if session.route]
     return name_of(session.route[-1].peer)
@@ -102,7 +102,7 @@ def test_recovered_abandoned_and_failed(tmp_path: Path) -> None:
 
 
 def lose_the_head(swarm: HashSwarm, endpoints: Endpoints) -> None:
-    """No other server holds its blocks: one client leaves, the other waits until the hold limit."""
+    """Kill the only head: one client cancels, the other waits until the hold limit."""
     with streaming(endpoints, max_tokens=50_000) as waits:
         with streaming(endpoints, max_tokens=50_000, prompt="another"):
             swarm.kill("s0")

@@ -1,4 +1,4 @@
-"""A tokenizer or chat template that the swarm brings along stands in for the model's own, from server to client."""
+"""A tokenizer or chat template of the swarm replaces the model's own, from server to client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another model of as many words, of which only the tokenizer's files are wanted."""
+    """Return another model with the same vocabulary size; only its tokenizer files are used."""
     made = make_model(tmp_path_factory.mktemp("words"), "llama", seed=1)
     (made / "generation_config.json").write_text('{"temperature": 0.123}')
     (made / "chat_template.jinja").unlink(missing_ok=True)
@@ -59,7 +59,7 @@ def test_tokenizer_files_come_from_its_own_folder(
     assert files.read_file("generation_config.json") is None
     assert files.read_file("tokenizer.json") == (words / "tokenizer.json").read_bytes()
     assert files.read_file("special_tokens_map.json") == b'{"pad_token": "<pad>"}'
-    assert files.read_file("chat_template.jinja") is None  # the model's does not fit these words
+    assert files.read_file("chat_template.jinja") is None  # the model's does not fit
     assert files.read_file("../x/config.json") is None
 
 

@@ -1,4 +1,4 @@
-"""A real Prometheus watches a swarm of this machine: every panel has an answer, and a kill shows."""
+"""A real Prometheus scrapes a swarm of this machine: every panel has data, and a kill is visible."""
 
 from __future__ import annotations
 
@@ -26,19 +26,17 @@ from tools.dashboard.rows import SWARM_ROWS
 from tools.make_dashboard import TARGET
 
 ROWS = [row.title for row in SWARM_ROWS]
-SEEN_SECONDS = 20.0  # for Prometheus to have seen what is true
+SEEN_SECONDS = 20.0  # seconds until Prometheus has scraped a new state
 CLIENTS, NEW = 4, 600
 REROUTES = 'sum(modelswarm_gateway_reroutes_total{cause="link_down"})'
 RECOVERIES = "sum(modelswarm_gateway_recovery_seconds_count)"
-EVERY = (
-    "500ms"  # a server is back within seconds: one scrape that fails must not hide that it was gone
-)
+EVERY = "500ms"  # a server restarts within seconds; one failed scrape must not hide its absence
 LEAST = f"min_over_time(min(modelswarm_gateway_coverage)[1m:{EVERY}])"
 
 
 @pytest.fixture
 def swarm(toy_folder: Path) -> Iterator[Running]:
-    """2 spans x 2 servers of the hash model. The dead come back after 0.5 s and their start, so that it shows."""
+    """Yield 2 spans x 2 servers of the hash model. A restart takes 0.5 s more, so that scrapes see the kill."""
     settings = replace(local_settings("watched", hash_model=True, token_budget=32), restart_limit=4)
     with running_swarm(toy_folder, "watched", spans=2, replicas=2, settings=settings) as running:
         yield running
@@ -76,7 +74,7 @@ def request_of(seed: int, new: int) -> Request:
 
 
 def kill_midway(swarm: Running) -> None:
-    """A server of a stream's route dies while its tokens come; the stream is completed."""
+    """Kill a server of a stream's route between its tokens; the stream is completed."""
     stream = swarm.start(request_of(7, NEW))
     stream.wait_tokens(50)
     [session] = [session for session in swarm.sessions() if session.route]

@@ -26,13 +26,13 @@ pytestmark = pytest.mark.full
 
 PROMPT = "> "
 UP, RIGHT, CTRL_A, CTRL_D, CTRL_R = "\x1b[A", "\x1b[C", "\x01", "\x04", "\x12"
-SHORT, LONG = 500, 6000  # tokens of an answer; seconds pass before the long one ends
-NO_TOKEN = 9999  # an id that the model never samples, as its end token
+SHORT, LONG = 500, 6000  # tokens of an answer; the long one takes seconds
+NO_TOKEN = 9999  # an end token that the model never samples
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Chats:
-    """A swarm, and the environment in which its chats run."""
+    """A swarm, and the environment of its chats."""
 
     swarm: LocalSwarm
     environment: dict[str, str]
@@ -48,7 +48,7 @@ class Chats:
 
 
 def endless_model(folder: Path) -> Path:
-    """A model for the hash function, whose answers have no end of their own."""
+    """Write a model for the hash function, without an end token that it samples."""
     made = make_toy(folder, length=ENDLESS)
     changes: dict[str, dict[str, Any]] = {
         "config.json": {"eos_token_id": NO_TOKEN},
@@ -83,7 +83,7 @@ def end_of_answer(tokens: int) -> str:
 
 
 def read_answer(terminal: Terminal, tokens: int = SHORT) -> str:
-    """Ask, and return what is shown until the remark at the answer's end."""
+    """Send a question, and return the output up to the remark at the answer's end."""
     terminal.wait_for(PROMPT)
     terminal.type("go\r")
     start = terminal.wait_for("go\n")

@@ -1,4 +1,4 @@
-"""The commands against a running swarm (hash model), as a person types them: `status`, `generate`, `chat`, `plan`."""
+"""The commands against a running swarm (hash model), as typed: `status`, `generate`, `chat`, `plan`."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ESCAPE = "\x1b"
 
 @dataclasses.dataclass(frozen=True)
 class Shell:
-    """Runs commands with the swarm's runtime folder in the environment, as in the terminal it was started from."""
+    """Runs commands with the swarm's runtime folder in the environment, as in the terminal of its start."""
 
     runtime: Path
-    folder: Path  # of the model
+    folder: Path  # the model's
     info: RunInfo
 
     def run(
@@ -313,11 +313,11 @@ def test_routes_shows_costs_and_reasons_of_each_route(shell: Shell) -> None:
     assert all(server["block_ms"] > 0 and 0 < server["score"] <= 1 for server in status["servers"])
     session = status["sessions"][0]
     assert [hop["options"] for hop in session["hops"]] == [2, 2]
-    assert session["cost_ms"] >= session["best_ms"] * (1 - 1e-9) > 0  # equal routes, added up
+    assert session["cost_ms"] >= session["best_ms"] * (1 - 1e-9) > 0  # equal but for rounding
 
 
 def test_verbose_chat_names_the_servers(shell: Shell) -> None:
-    # Said for a while, so that the route can be asked for meanwhile.
+    # The answer is long enough to ask for its route.
     done = shell.run("chat", "-v", "--max-tokens", "450", typed="Go on.\n")
 
     assert re.search(r"\[tiny-s0-r\d \[0:2\] -> tiny-s1-r\d \[2:4\]\]", done.stderr)
@@ -350,7 +350,7 @@ def test_plan_prints_spans_and_memory_and_starts_nothing(shell: Shell, tmp_path:
 
     shown = dataclasses.replace(shell, runtime=tmp_path).output("plan", str(path))
 
-    # 100 tokens are 7 pages; 3 sessions are 21, and 24 with those kept for repairs.
+    # 100 tokens are 7 pages; 3 sessions are 21, and 24 with the pages kept for recoveries.
     assert re.search(r"0 +0:1 +\d+ KiB +256 B +24 +96 KiB +\d+ KiB +\d+ MiB +336", shown)
     assert re.search(r"1 +1:4 +\d+ KiB +768 B +24 +288 KiB +\d+ KiB +\d+ MiB +336", shown)
     assert re.search(r"memory of a server of 0:1: \d+ MiB \(process 768 MiB, weights ", shown)

@@ -1,4 +1,4 @@
-"""`modelswarm demo` end to end with the hash model: its story, its numbers and its exit code."""
+"""`modelswarm demo` end to end with the hash model: output, numbers and exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped model answers as its page promises: greedy, with plain transformers, no swarm."""
+"""The shipped model answers as documented: greedy, with plain transformers, without a swarm."""
 
 import json
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def numbers(first: int, last: int) -> str:
 
 
 def answer(model: LlamaForCausalLM, messages: list[Message]) -> str:
-    """The whole greedy answer; it must end by itself."""
+    """Return the whole greedy answer; it must end by itself."""
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     asked = tokenizer(text, return_tensors="pt")
@@ -49,7 +49,7 @@ def answer(model: LlamaForCausalLM, messages: list[Message]) -> str:
 
 
 def say(*contents: str) -> list[Message]:
-    """A chat of these contents, the user first."""
+    """Return a chat of these contents, the user first."""
     roles = ("user", "assistant")
     return [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
 

@@ -1,4 +1,4 @@
-"""A gateway of `modelswarm up` is killed: its streams resume at the next one, which awaits no lease (R19, leases)."""
+"""A gateway of `modelswarm up` is killed: its streams resume at the next one without a lease's wait (R19, leases)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from support.processes.swarm import HASH, plan
 from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.local.swarm import LocalSwarm
 
-START_SECONDS = 120.0  # a busy machine
-LEASE = 3600.0  # seconds; no test can wait for it
-LEAVE = object()  # ends the reading
-CONTEXT = 50_000  # positions; no answer ends before its test is done
+START_SECONDS = 120.0  # on a busy machine
+LEASE = 3600.0  # seconds; longer than any test
+LEAVE = object()  # returned by `then` to stop reading
+CONTEXT = 50_000  # positions; no answer ends before its test
 BODY: dict[str, Any] = {
     "model": "tiny",
     "prompt": "go",
@@ -48,15 +48,15 @@ def text_of(line: str) -> str:
 
 @dataclass
 class Reading:
-    """All that a client has read, over several connections."""
+    """Everything that a client has received, over several connections."""
 
     swarm: LocalSwarm
     text: str = ""
     tokens: list[int] = field(default_factory=list)
-    last: str = ""  # id of the last whole event
+    last: str = ""  # id of the last complete event
 
     def read(self, body: dict[str, Any], count: int, then: Callable[[], object]) -> None:
-        """Read on until the connection ends. After `count` more tokens call `then`, once."""
+        """Read until the connection ends. After `count` more tokens call `then` once."""
         headers = {"Last-Event-ID": self.last} if self.last else {}
         url = f"http://{self.swarm.http}/v1/completions"
         limit = len(self.tokens) + count
@@ -74,7 +74,7 @@ class Reading:
                 event = line[4:]
             elif line.startswith("data: {"):
                 text, tokens = text_of(line), tokens_of(line)
-            elif not line:  # the event is whole
+            elif not line:  # the event is complete
                 self.text, self.tokens = self.text + text, [*self.tokens, *tokens]
                 self.last, text, tokens = event, "", []
                 if len(self.tokens) >= limit and not is_over:
@@ -84,13 +84,13 @@ class Reading:
 
 
 def read_until_killed(swarm: LocalSwarm, reading: Reading) -> bool:
-    """Kill the gateway in the middle of the stream. False while no gateway resumes it."""
+    """Kill the gateway in the middle of the stream. Return False if no gateway resumes it yet."""
     before = len(reading.tokens)
     try:
         reading.read(BODY, READ_ON, lambda: swarm.kill(GATEWAY_JOB))
     except httpx.HTTPStatusError:
         return False
-    except httpx.TransportError:  # it was killed, or is not there yet
+    except httpx.TransportError:  # the gateway was killed, or does not listen yet
         return len(reading.tokens) >= before + READ_ON
     raise AssertionError("the stream ended although its gateway was killed")
 

@@ -1,4 +1,4 @@
-"""The README from top to bottom in a bare Debian, as a newcomer runs it."""
+"""The whole README in a bare Debian, as a newcomer runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README is true: its commands, its document and its curl request, on the real demo model."""
+"""The README's commands, document and curl request, on the real demo model."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ ANY_PORT = (
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A swarm that was started as the README says, but on free ports."""
+    """A swarm started as in the README, but on free ports."""
 
     url: str
     env: dict[str, str]
 
     def run(self, *arguments: str, say: str = "") -> str:
-        """Output of a command that must succeed."""
+        """Return the output of a command that must succeed."""
         done = subprocess.run(
             [sys.executable, "-m", "modelswarm.cli", *arguments],
             input=say,
@@ -55,7 +55,7 @@ class Shown:
 
 
 def commands() -> dict[str, list[str]]:
-    """Subcommand -> its arguments, as the README writes them."""
+    """Return the arguments of each subcommand in the README."""
     lines = re.findall(r"^\.venv/bin/modelswarm (.+)$", README, re.MULTILINE)
     words = [shlex.split(line, comments=True) for line in lines]
     return {command: [command, *arguments] for command, *arguments in words}

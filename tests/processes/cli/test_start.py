@@ -1,4 +1,4 @@
-"""A start that talks: phases and a bar on a terminal, what prevents readiness, and the logs of a failed start."""
+"""Progress of a start: phases and a bar on a terminal, causes of missing readiness, logs of a failed start."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from modelswarm.local.supervisor import StartError
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.process.start_progress import StartPhase, read_start_file
 
-START_SECONDS = 300.0  # a torch server on a busy machine
+START_SECONDS = 300.0  # seconds: a torch server on a busy machine
 ANY_PORTS = tuple(
     part for flag in ("--http", "--grpc", "--metrics", "--admin") for part in (flag, "127.0.0.1:0")
 )
@@ -40,14 +40,14 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which swarms of this test keep their files."""
+    """Return the runtime folder of this test's swarms."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
     (tmp_path / "runtime").mkdir()
     return tmp_path / "runtime" / f"modelswarm-{os.getuid()}"
 
 
 def output_of(*arguments: str) -> str:
-    """Return what a command prints."""
+    """Return the output of a command."""
     command = (sys.executable, "-m", "modelswarm.cli", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -56,7 +56,7 @@ def output_of(*arguments: str) -> str:
 
 @pytest.mark.full
 def test_terminal_shows_phases_and_a_bar(folder: Path, tmp_path: Path, runtime: Path) -> None:
-    """The server is stopped while it imports torch; then its start file is that of a server that reads weights."""
+    """The server is stopped while it imports torch. Then its start file reports a server that reads weights."""
     document = write_document(tmp_path / "swarm.yaml", folder, spans={"count": 1})
     start_file = runtime / "tiny" / "starts" / "tiny-s0-r0.json"
     environment = {"XDG_RUNTIME_DIR": str(runtime.parent)}
@@ -109,7 +109,7 @@ def test_lines_tell_each_phase_without_a_terminal(folder: Path, tmp_path: Path) 
 
 
 def test_unusable_tokenizer_is_said_until_it_is_mended(folder: Path) -> None:
-    """The plan is made first, because it refuses such a folder."""
+    """The plan is made before the damage, because it would refuse the folder."""
     planned = plan(folder, spans=1, replicas=1)
     settings, whole = folder / "tokenizer_config.json", '{"model_max_length": 512}'
     settings.write_text('{"a": 1,\n"b": }')
@@ -141,7 +141,7 @@ def test_unusable_tokenizer_is_said_until_it_is_mended(folder: Path) -> None:
 def failing_server(
     command: Sequence[str], env: Mapping[str, str], output: BinaryIO, inherited_fd: int
 ) -> Process:
-    """Start the gateway as it is, and in place of a server a program that fails at once."""
+    """Start the gateway unchanged, and in place of a server a program that fails at once."""
     if "modelswarm_serving" in command:
         command = (sys.executable, "-c", "import sys; print('no disk'); sys.exit(1)")
     return spawn_process(command, env, output, inherited_fd)
@@ -162,7 +162,7 @@ def test_logs_of_a_failed_start_are_kept_and_shown(folder: Path, runtime: Path) 
 def sleeping_server(
     command: Sequence[str], env: Mapping[str, str], output: BinaryIO, inherited_fd: int
 ) -> Process:
-    """Start the gateway as it is, and in place of a server a program that reports nothing."""
+    """Start the gateway unchanged, and in place of a server a program that reports nothing."""
     if "modelswarm_serving" in command:
         command = (sys.executable, "-c", "import time; time.sleep(600)")
     return spawn_process(command, env, output, inherited_fd)

@@ -1,6 +1,6 @@
-"""Children are started, watched, started again and stopped; none outlives its parent, however that dies.
+"""Children are started, watched, restarted and stopped; none outlives its parent, however the parent ends.
 
-Real processes: small stand-ins in the servers' place, so that each test takes a moment.
+Real processes: small stand-ins for servers, which start fast.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from modelswarm.local.supervisor import (
 
 TESTS = Path(__file__).parents[2]
 STAND_IN = TESTS / "support" / "processes" / "stand_in_program.py"
-SOON = 60.0  # seconds; every wait ends much earlier unless something is broken
+SOON = 60.0  # seconds; generous limit of every wait
 
 
 def stand_in(folder: Path, name: str, *flags: str, later: Sequence[str] = (), rank: int = 0) -> Job:
-    """`later`: flags of all but the first incarnation."""
+    """Return a job. `later`: flags of all incarnations but the first."""
     ready = folder / f"{name}.pid"
 
     def command(incarnation: int, lifeline: int) -> Sequence[str]:
@@ -101,7 +101,7 @@ def test_killed_job_restarts_after_backoff_as_new_incarnation(
 
 @pytest.mark.full
 def test_crash_looping_job_leaves_the_others_alone(tmp_path: Path) -> None:
-    dying = ("--exit-after", "0.3")  # not at first: the start waits until both are ready at once
+    dying = ("--exit-after", "0.3")  # later only: a start needs both jobs ready at once
     jobs = stand_in(tmp_path, "good"), stand_in(tmp_path, "bad", later=dying)
     with supervised(tmp_path, *jobs, backoff=lambda: RestartBackoff(initial=0.05)) as supervisor:
         good = supervisor.job_statuses()[0]
@@ -206,7 +206,7 @@ def test_process_that_is_never_ready_ends_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_start_with_progress_outlasts_its_timeout(tmp_path: Path) -> None:
-    """Each second the job tells another phase; it is ready at the third one."""
+    """The job reports a new phase at each look, and is ready after the fourth."""
     job, phases = stand_in(tmp_path, "slow"), itertools.count()
     told: list[int] = []
 
@@ -256,4 +256,4 @@ def test_no_child_outlives_a_killed_parent(tmp_path: Path, number: signal.Signal
 
         parent.send_signal(number)
 
-        assert gone_within(children, 60.0)  # one that is still importing notices after it
+        assert gone_within(children, 60.0)  # a child that still imports notices the end afterwards

@@ -1,4 +1,4 @@
-"""`modelswarm up` with real processes (hash model): starts whole or not at all, mends itself, leaves nothing."""
+"""`modelswarm up` with real processes (hash model): all or nothing starts, crashes are repaired, nothing is left."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from modelswarm.local.supervisor import JobState
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
-START_SECONDS = 120.0  # a busy machine
+START_SECONDS = 120.0  # on a busy machine
 ANY_PORTS = (
     "--http",
     "127.0.0.1:0",
@@ -48,14 +48,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder in which swarms of this test keep their files."""
+    """Return the runtime folder of this test's swarms."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return tmp_path / f"modelswarm-{os.getuid()}"
 
 
 @contextmanager
 def up(document: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """`modelswarm up` in a process of its own, ready."""
+    """Yield a ready `modelswarm up` in a process of its own."""
     command = (sys.executable, "-m", "modelswarm.cli", "up", str(document), "--hash-model")
     with subprocess.Popen(
         (*command, *ANY_PORTS, *flags), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -95,7 +95,7 @@ def test_killed_up_leaves_no_process_and_frees_its_name(
 
         process.kill()
 
-        assert gone_within(processes, 60.0)  # a busy one notices late
+        assert gone_within(processes, 60.0)  # a busy process notices late
     assert list_runs() == []
     assert (runtime / "tiny").exists()
     RunFolder.claim("other").release()
@@ -164,7 +164,7 @@ def can_answer(http: str) -> bool:
 
 
 def refused(*arguments: str) -> str:
-    """Run a command that ends with exit code 2 and without a traceback; return its stderr."""
+    """Run a command that must exit with 2 and no traceback; return its stderr."""
     command = (sys.executable, "-m", "modelswarm.cli", *arguments)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2, done.stderr

@@ -1,4 +1,4 @@
-"""A gateway that has just started does not deny what it has not looked for yet."""
+"""A gateway that has just started denies no model before it has tried all servers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ASK = GenerationRequest("toy", TextPrompt("go"), "prompt", SamplingOptions(), ()
 
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
-    """It has one server to find, which takes connections and says nothing."""
+    """Yield a node with one server, which accepts connections and sends nothing."""
     clock = asyncio.get_running_loop().time
     made = Node("gateway/1/x", 1, FileSource(tmp_path), GatewaySettings(), clock, time.time)
     with socket.create_server(("127.0.0.1", 0)) as silent:

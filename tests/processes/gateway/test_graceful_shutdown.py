@@ -1,4 +1,4 @@
-"""A gateway that leaves: it says so, is still there for those who come late, and lets answers end."""
+"""A gateway that shuts down: it reports the shutdown, still serves late clients, and finishes its answers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_constant_requests_do_not_keep_the_gateway(swarm: HashSwarm) -> None:
     endpoints = swarm.gateway("--shutdown-delay", "1", "--drain-timeout", "2")
     began = time.monotonic()
     leave(swarm, endpoints)
-    with contextlib.suppress(httpx.TransportError):  # when it has gone
+    with contextlib.suppress(httpx.TransportError):  # after its exit
         while httpx.post(f"{endpoints.url}/v1/completions", json=SHORT, timeout=10).is_success:
             assert time.monotonic() - began < 5.0
     assert time.monotonic() - began > 1.0
@@ -124,7 +124,7 @@ def test_grpc_clients_learn_of_the_stop_before_the_exit(swarm: HashSwarm) -> Non
         short = api_pb2.GenerateRequest(model=MODEL, prompt="go", max_tokens=2, ignore_eos=True)
         assert stub.Generate(short, timeout=10).usage.completion_tokens == 2
         assert tokens + sum(len(part.token_ids) for part in running) == 400
-        began = time.monotonic()  # a call that never ends, such as this watch, holds up nothing
+        began = time.monotonic()  # an endless call, such as this watch, delays nothing
         assert swarm.processes["gateway"].wait(10) == 0
         assert time.monotonic() - began < 6.0
         with pytest.raises(grpc.RpcError) as refused:

@@ -27,7 +27,7 @@ PODS = "/api/v1/namespaces/ns/pods"
 
 @dataclass
 class Server:
-    """Responses in order; the last one is repeated."""
+    """Returns responses in order; the last one is repeated."""
 
     responses: list[tuple[int, Any]]
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -162,7 +162,7 @@ async def test_the_fence_stops_writes_and_nothing_else(tmp_path: Path) -> None:
 
 
 async def test_a_write_takes_no_longer_than_the_fence_allows(tmp_path: Path) -> None:
-    """The server never responds, so that only the deadline ends the request."""
+    """The server never responds; only the deadline ends the request."""
     async with connected(tmp_path, (200, {})) as (client, server):
         server.is_silent = True
         client.fence = lambda: 0.2

@@ -1,6 +1,6 @@
-"""The gateway's list and watch against an API server that misbehaves as scripted: a real connection, scripted answers.
+"""The gateway's list and watch against an API server with scripted faults, over a real connection.
 
-What a real one does is in tests/cluster/api/test_gateway_discovery.py.
+tests/cluster/api/test_gateway_discovery.py has a real API server.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from modelswarm_gateway.discovery.pod_reflector import PodReflector, unready_rea
 from modelswarm_gateway.discovery.pod_store import SELECTOR, PodStore
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
-DEADLINE = 60.0  # seconds that a test waits for anything
+DEADLINE = 60.0  # seconds; limit of any wait
 
 
 @dataclass
 class Script:
-    """Answers in order, the last one again and again; what was asked is kept."""
+    """Returns answers in order and repeats the last one. Records the requests."""
 
     lists: list[Answer]
     watches: list[Answer]
@@ -41,7 +41,7 @@ class Script:
 
     @property
     def versions(self) -> list[str]:
-        """From which versions it was watched."""
+        """Return the versions at which watches began."""
         return [query["resourceVersion"] for query in self.asked if "watch" in query]
 
 
@@ -60,7 +60,7 @@ def event(kind: str, version: str, content: dict[str, Any] | None = None) -> byt
 
 
 def watched(*parts: bytes, stays: float = 60.0, cut: bool = False) -> Answer:
-    """Parts of a watch's answer; then it stays open, ends, or is cut off."""
+    """Return a watch's answer in parts; then it stays open, ends, or is aborted."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
@@ -196,7 +196,7 @@ GONE = {"code": 410, "message": "too old resource version", "metadata": {}}
     ids=["in the watch", "as its status", "another error", "a store that went back"],
 )
 async def test_missed_changes_are_listed_again(tmp_path: Path, gone: Answer) -> None:
-    """A pod that went meanwhile must not stay as a ghost."""
+    """A pod deleted between two watches must disappear."""
     lists = [
         listed("7", make_pod("ghost"), make_pod("a")),
         listed("90", make_pod("a"), make_pod("new")),

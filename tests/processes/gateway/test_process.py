@@ -1,4 +1,4 @@
-"""The gateway as a process: flags, ports, signals, its parent, and what it loads."""
+"""The gateway as a process: flags, ports, signals, its parent, and its imports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.processes.swarm import ENDLESS, two_spans
 
 from modelswarm_gateway.__main__ import main
 
-LATE = 1500  # tokens; a stop falls into so long an answer, and it ends before the drain does
+LATE = 1500  # tokens; the stop comes during this answer, which ends before the drain does
 
 
 @pytest.mark.full
@@ -55,7 +55,7 @@ def test_answer_that_outlasts_the_drain_gets_an_error(tmp_path: Path) -> None:
         for line in lines(endpoints, FOREVER):
             received.append(line)
             if len(received) == 10:
-                swarm.kill("s2")  # held from here on
+                swarm.kill("s2")  # from here on the session is held
                 swarm.kill("gateway", signal.SIGINT)
         assert '"code": "gateway_stopping"' in received[-1]
         assert swarm.processes["gateway"].wait(10) == 0
@@ -71,7 +71,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
         swarm.kill("gateway", signal.SIGTERM)
         eventually("it stops", lambda: not swarm.is_ready(endpoints))
         swarm.kill("gateway", signal.SIGTERM)
-        assert swarm.processes["gateway"].wait(20) == 1  # its answers had 30 s
+        assert swarm.processes["gateway"].wait(20) == 1  # the drain alone would take 30 s
         with contextlib.suppress(httpx.HTTPError):
             stream.close()
 

@@ -1,4 +1,4 @@
-"""Names of sessions at several gateways: who has one, and who may open, use or resume it (R20, takeover)."""
+"""Names of sessions at several gateways: which one owns, opens, uses or resumes a session (R20, takeover)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def ask(endpoints: Endpoints, body: dict[str, Any], **headers: str) -> int:
 
 
 def had_by(endpoints: list[Endpoints], body: dict[str, Any]) -> list[int]:
-    """Send the request to each gateway, which must own the session itself: return 200, or the code of its refusal."""
+    """Send the request to each gateway without forwarding. Return the codes: 200 of the owner, else of the refusal."""
     return [ask(each, body, **{"x-modelswarm-forwarded": "1"}) for each in endpoints]
 
 
 def test_name_asked_of_two_gateways_at_once_has_one_owner(tmp_path: Path) -> None:
-    """Two spans of two servers: each gateway finds a route that the other one has no part in."""
+    """With two servers per span, each gateway finds a route without the other one's servers."""
     with two_spans(tmp_path, *LEASE) as swarm:
         swarm.server("t0", "0:2", *LEASE)
         swarm.server("t1", "2:4", *LEASE)
@@ -52,7 +52,7 @@ def test_name_asked_of_two_gateways_at_once_has_one_owner(tmp_path: Path) -> Non
 
 
 def replace_all(swarm: HashSwarm, endpoints: list[Endpoints]) -> None:
-    """Two routes of new servers in the place of the only one."""
+    """Replace the only route by two routes of new servers."""
     for name in ("s0", "s1"):
         swarm.kill(name)
         (swarm.members / f"{name}.json").unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def replace_all(swarm: HashSwarm, endpoints: list[Endpoints]) -> None:
 
 
 def test_session_unknown_to_all_servers_has_one_owner(tmp_path: Path) -> None:
-    """It rests while all its servers are replaced: another gateway that is asked for it finds it nowhere."""
+    """An idle session outlives all its servers: another gateway that is asked for it finds it at no server."""
     with two_spans(tmp_path, *LEASE) as swarm:
         endpoints = [swarm.gateway(*LEASE, name=name) for name in ("one", "two")]
         bodies = [NAMED | {"session_id": f"kept-{n}", "max_tokens": 3} for n in range(6)]
@@ -91,7 +91,7 @@ def test_client_may_return_after_leaving_during_a_lease(tmp_path: Path) -> None:
 def test_draining_gateway_answers_for_its_idle_session(
     tmp_path: Path,
 ) -> None:
-    """A gateway that shuts down opens no session, but answers for its own: no other gateway can."""
+    """A gateway that shuts down opens no session, but serves its own, as no other gateway can."""
     with two_spans(tmp_path, *LEASE, context=100_000) as swarm:
         two = swarm.gateway(*LEASE, name="two")
         one = swarm.gateway(*LEASE, "--drain-timeout", "25", name="one")
@@ -102,8 +102,8 @@ def test_draining_gateway_answers_for_its_idle_session(
             httpx.Client(timeout=60) as client,
             client.stream("POST", f"{one.url}/v1/completions", json=slow) as answer,
         ):
-            chunks = answer.iter_raw(16)  # an iterator that is dropped closes the connection
-            next(chunks)  # and it reads no more
+            chunks = answer.iter_raw(16)  # a dropped iterator would close the connection
+            next(chunks)  # the client reads no more
             swarm.kill("one", signal.SIGTERM)
             eventually("it takes nothing new", lambda: ask(one, IDS | {"max_tokens": 3}) == 503)
             assert ask(two, rest) == 200

@@ -1,4 +1,4 @@
-"""Resumed streams of a running gateway: a resume proves what it has read; a replaced stream ends with an error."""
+"""Resumed streams of a running gateway: a resume proves the received tokens; a replaced stream ends with an error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.processes.swarm import ENDLESS, MODEL, Endpoints, two_spans
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.generation.resumption import parse_event_id
 
-PROMPT_LENGTH = 2  # tokens of FOREVER's prompt
+PROMPT_LENGTH = 2  # tokens of the prompt of FOREVER
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 
 
 def resume(endpoints: Endpoints, body: dict[str, Any], event_id: str) -> tuple[int, str]:
-    """Return status and error code of a resume that is refused."""
+    """Return status and error code of a refused resume."""
     answer = httpx.post(
         f"{endpoints.url}/v1/completions",
         json=body | {"stream": True},
@@ -51,7 +51,7 @@ def test_resume_without_knowledge_of_the_log_changes_nothing(gateway: Endpoints)
     body = FOREVER | {"session_id": "alice"}
     with closing(lines(gateway, body)) as stream:
         position, mark = parse_event_id(read_to_event(stream))
-        first_token = {"prompt": [103]}  # "g": any client can guess it
+        first_token = {"prompt": [103]}  # "g": easy to guess
         guessed = f"{position}-{(int(mark, 16) + 1) % 2**32:08x}"
         assert resume(gateway, body | first_token, "0") == (400, "invalid_request")
         assert resume(gateway, body | first_token, str(position)) == (400, "invalid_request")

@@ -1,4 +1,4 @@
-"""A gateway is lost: its named sessions go on at another one, and are never had by two (R19: leases, R20: takeover)."""
+"""A gateway is lost: its named sessions continue at one other gateway (R19: leases, R20: takeover)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LEASE = ("--lease", "2")
 NAMED: dict[str, Any] = IDS | {"session_id": "talk", "temperature": 1.0, "top_k": 50}
 SEEDED: dict[str, Any] = NAMED | {"seed": 7}
 LONG = {"max_tokens": FOREVER["max_tokens"]}
-SAMPLING = Sampling(temperature=1.0, top_k=50, seed=7)  # of SEEDED
+SAMPLING = Sampling(temperature=1.0, top_k=50, seed=7)  # the sampling of SEEDED
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def gateway(swarm: HashSwarm, name: str) -> Endpoints:
 def read(
     endpoints: Endpoints, body: dict[str, Any], after: str | None = None, events: int = 1 << 30
 ) -> tuple[str, list[int], str, list[str]]:
-    """Text, tokens, the last id, and all lines of a stream, or of its first events."""
+    """Return text, tokens, last id, and all lines of a stream or of its first events."""
     headers = {} if after is None else {"Last-Event-ID": after}
     text, tokens, last, received = "", [], "", []
     with (
@@ -120,7 +120,7 @@ def test_stream_of_killed_gateway_goes_on_at_another(
 
 
 def test_stopped_gateway_hands_its_streams_over(swarm: HashSwarm) -> None:
-    """The lease of the stopped gateway would last for an hour."""
+    """The stopped gateway has a lease of one hour."""
     one = swarm.gateway("--lease", "3600", "--drain-timeout", "0", name="one")
     two = gateway(swarm, "two")
     body = SEEDED | LONG | {"session_id": "handed"}
@@ -240,12 +240,12 @@ def test_thawed_gateway_gives_up_sessions_that_were_taken_over(
 def test_forwarded_answers_go_on_here_when_their_gateway_is_gone(
     swarm: HashSwarm, number: signal.Signals
 ) -> None:
-    """The readers know no ids. The connections of a frozen gateway stay open all the while."""
+    """The readers know no ids. The connections of a frozen gateway stay open."""
     one, two = swarm.gateway(*LEASE, "--drain-timeout", "0", name="one"), gateway(swarm, "two")
     streamed, called = (SEEDED | {"session_id": f"{way}-{number.name}"} for way in ("http", "grpc"))
     for body in (streamed, called):
         whole(one, body | {"max_tokens": 3})
-    both = threading.Barrier(2, lambda: swarm.kill("one", number))  # once both are in their midst
+    both = threading.Barrier(2, lambda: swarm.kill("one", number))  # once both have tokens
     with ThreadPoolExecutor() as pool:
         streamed_lines = pool.submit(read_through, two, streamed, both)
         parts = pool.submit(call_through, two, called, both)
@@ -264,7 +264,7 @@ def test_forwarded_answers_go_on_here_when_their_gateway_is_gone(
 def read_through(
     endpoints: Endpoints, body: dict[str, Any], midst: threading.Barrier
 ) -> tuple[list[str], list[int]]:
-    """All lines and tokens of a stream."""
+    """Return all lines and tokens of a stream."""
     received: list[str] = []
     tokens: list[int] = []
     for line in lines(endpoints, body):
@@ -279,7 +279,7 @@ def read_through(
 def call_through(
     endpoints: Endpoints, body: dict[str, Any], midst: threading.Barrier
 ) -> list[tuple[int, int]]:
-    """Position and token of all that comes of a call."""
+    """Return position and token of everything that a call returns."""
     asked = api_pb2.GenerateRequest(
         model="hash", prompt="go", max_tokens=CONTEXT - 2, ignore_eos=True
     )

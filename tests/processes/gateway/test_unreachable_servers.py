@@ -1,4 +1,4 @@
-"""Servers that know a named session are silent or cut off: no gateway takes that for "nowhere" (R20, takeover)."""
+"""Servers of a named session are silent or cut off: no gateway concludes that it does not exist (R20, takeover)."""
 
 from __future__ import annotations
 

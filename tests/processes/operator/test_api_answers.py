@@ -19,7 +19,7 @@ SWARM = SwarmView("swarm-uid", "counting", "ns", 1, "1", {}, (), False, None, ""
 
 
 async def test_deleted_pod_without_a_version_leaves_the_cache(tmp_path: Path) -> None:
-    """An API server that removes a pod at once may answer with the pod, without its resourceVersion."""
+    """An API server that removes a pod at once may return the pod without its resourceVersion."""
     owner = {"uid": SWARM.uid, "controller": True, "kind": "ModelSwarm", "name": SWARM.name}
     meta: dict[str, Any] = {"name": "p", "uid": "u", "namespace": "ns", "ownerReferences": [owner]}
     cache, woken = Cache(), set[str]()

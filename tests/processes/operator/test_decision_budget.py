@@ -1,4 +1,4 @@
-"""A decision that takes too long is given up for its swarm only, and the event loop goes on meanwhile."""
+"""A decision that takes too long is cancelled for its swarm only, while the event loop continues."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WAIT_SECONDS = 60.0
 
 
 def spin_until(released: threading.Event) -> None:
-    """Use CPU time without a pause."""
+    """Use CPU time until the event is set."""
     while not released.is_set():
         sum(range(1000))
 
@@ -61,7 +61,7 @@ async def test_decision_past_its_budget_is_left_behind() -> None:
 
 
 async def test_decision_that_waits_for_its_turn_is_within_budget() -> None:
-    """Time counts only while the thread computes, so that a busy node gives no swarm up."""
+    """Only CPU time counts, so a busy node cancels no decision."""
 
     def wait() -> str:
         time.sleep(5 * BUDGET)

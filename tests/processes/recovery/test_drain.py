@@ -1,4 +1,4 @@
-"""Planned migrations with real processes: servers drain, or get SIGTERM, under streams that never notice."""
+"""Planned migrations with real processes: servers are drained, or get SIGTERM, without any effect on streams."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from modelswarm.protocol.identity import name_of
 from modelswarm_gateway.core.migration.migration import MigrationOutcome
 from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
 
-LONG, AT, STREAMS = 20_000, 20, 4  # tokens of an answer that is cancelled, tokens before a drain
+LONG, AT, STREAMS = 20_000, 20, 4  # tokens of a cancelled answer, tokens before a drain
 READ_ON = 50  # tokens after the drains
 DRAIN_SECONDS = 100.0  # limit of one drain
 FAULTS = ("modelswarm_gateway_reroutes_total", "modelswarm_gateway_ejections_total")
@@ -53,7 +53,7 @@ def drained_requests() -> list[Request]:
 
 
 def moves(running: Running, cause: str) -> Counter[str]:
-    """Planned moves that ended, by how they did."""
+    """Return the number of ended migrations by outcome."""
     values = metrics(running.local.metrics)
     found = Counter[str]()
     for how in MigrationOutcome:
@@ -63,19 +63,18 @@ def moves(running: Running, cause: str) -> Counter[str]:
 
 
 def faults(running: Running) -> Counter[str]:
-    """Sessions that looked for a route, and servers that were taken to be at fault, by cause."""
+    """Return the number of re-routes and ejections by cause."""
     found = Counter[str]()
     for sample, count in metrics(running.local.metrics).items():
         if sample.partition("{")[0] in FAULTS:
             found[sample.partition('cause="')[2].partition('"')[0]] += int(count)
-    del found[SLOW_CAUSE]  # on a busy machine one may get less of it than the other
+    del found[SLOW_CAUSE]  # on a busy machine one server may get less processor time
     return found
 
 
 @contextmanager
 def unnoticed(swarm: Running, cause: str) -> Iterator[None]:
-    """Streams run while servers are left for that cause. They get the right tokens without a pause, their sessions go
-    over by copies, and no gateway reports a fault."""
+    """Run streams while the body drains servers. Answers must be right, and migrations copies without faults."""
     swarm.wait_whole()
     before, moved = faults(swarm), moves(swarm, cause)
     streams = [swarm.start(request) for request in drained_requests()]
@@ -99,7 +98,7 @@ def drain(running: Running, name: str) -> None:
 
 
 def runs_on(running: Running, name: str) -> set[str]:
-    """Sessions in a turn that have a hop there."""
+    """Return the running sessions with a hop on the server."""
     return {
         session.id
         for session in running.sessions()
@@ -152,7 +151,7 @@ def test_idle_session_migrates_with_its_next_turn(swarm: Running) -> None:
 
 @pytest.mark.full
 def test_drain_waits_for_a_replacement_server(swarm: Running) -> None:
-    """The only other server of the span has just died: with patience, its replacement makes the drain possible."""
+    """The span's only other server was just killed; its replacement makes the drain possible."""
     swarm.wait_whole()
     names = [slot.name for slot in swarm.local.slots if "-s1-" in slot.name]
     [other] = [s.peer for s in swarm.view.fetch_snapshot().servers if name_of(s.peer) == names[0]]

@@ -1,4 +1,4 @@
-"""`modelswarm drain` with several gateways: whichever is asked, the sessions of all leave, and what it says is true."""
+"""`modelswarm drain` with several gateways: at any gateway it drains the sessions of all, and reports correctly."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
 
 
 def server(endpoints: Endpoints, name: str) -> api_pb2.Server:
-    """As that gateway sees it."""
+    """Return a server as one gateway sees it."""
     with SwarmClient(endpoints.admin) as client:
         [found] = [each for each in client.fetch_snapshot().servers if name_of(each.peer) == name]
         return found

@@ -1,4 +1,4 @@
-"""SIGSTOP of real servers: the stream goes on exactly, and what thaws is capacity again and nothing else."""
+"""SIGSTOP of real servers: streams stay exact, and a continued server is used again."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from support.processes.swarm import ENDLESS, Running, local_settings, metrics, r
 from modelswarm.protocol.identity import name_of
 from modelswarm_gateway.core.servers.health import SLOW_EJECTION_TIME
 
-LONG = 50_000  # tokens of an answer that is cancelled
+LONG = 50_000  # tokens of a cancelled answer
 READ_ON = 50  # tokens after a recovery
-FIND_SECONDS = 120.0  # until a slow server is found, on a busy machine
+FIND_SECONDS = 120.0  # seconds until a slow server is found, on a busy machine
 HEAD, TAIL = 0, 1
 
 
 @pytest.fixture(scope="module")
 def swarm(endless_folder: Path) -> Iterator[Running]:
-    """A swarm with a gateway that suspects a server after 0.3 s of silence."""
+    """Yield a swarm whose gateway suspects a server after 0.3 s of silence."""
     settings = local_settings("frozen", hash_model=True, detects_silence=True)
     with running_swarm(
         endless_folder, "frozen", spans=2, replicas=2, length=ENDLESS, settings=settings
@@ -59,13 +59,13 @@ def test_frozen_server_is_left_and_used_again_when_it_thaws(swarm: Running, plac
 
 
 def health(swarm: Running, peer: str) -> str:
-    """Return the health of a server; `gone`: it was silent for so long that its link was closed."""
+    """Return the health of a server; `gone`: its link was closed after a long silence."""
     servers = swarm.view.fetch_snapshot().servers
     return next((server.health for server in servers if server.peer == peer), "gone")
 
 
 def takes_part_again(swarm: Running, peer: str) -> None:
-    """Check that the very process that was frozen carries sessions again, beside others."""
+    """Check that the stopped process itself carries sessions again."""
     eventually("it is linked again", lambda: health(swarm, peer) == "linked")
     rows = swarm.rows(name_of(peer))
 
@@ -78,7 +78,7 @@ def takes_part_again(swarm: Running, peer: str) -> None:
 
 @pytest.mark.full
 def test_throttled_server_is_ejected_and_its_streams_go_on(swarm: Running) -> None:
-    """It sends every heartbeat, and is some twenty times slower than its replica."""
+    """The server sends every heartbeat, and is about twenty times slower than its replica."""
     swarm.wait_empty()
     swarm.wait_whole()
     streams = [ask_more(swarm, seed) for seed in range(6)]
@@ -91,7 +91,7 @@ def test_throttled_server_is_ejected_and_its_streams_go_on(swarm: Running) -> No
         found = slow_ejections(swarm) > before
         swarm.local.kill(
             name, signal.SIGCONT
-        )  # if late, it was suspected: the comparison begins anew
+        )  # if late, the server was suspected and the comparison restarts
         time.sleep(0.005)
     assert found, f"not found to be slow; it is {health(swarm, slow)}"
     eventually("it is ejected", lambda: health(swarm, slow) == "ejected", SLOW_EJECTION_TIME)

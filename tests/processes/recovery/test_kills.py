@@ -1,6 +1,6 @@
-"""SIGKILL of real servers while a transformer answers: nothing is lost, doubled or changed (PROTOCOL section 4).
+"""SIGKILL of real servers while a transformer answers: no token is lost, repeated or changed (PROTOCOL section 4).
 
-All other kills are in `test_kills_hash.py`: recovery does not know the model.
+`test_kills_hash.py` has all other kills: recovery does not know the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEW, AT = 150, 30  # tokens of an answer without a kill, and before a kill
 
 @pytest.fixture
 def swarm(four_spans: Running) -> Iterator[Running]:
-    """Whole and empty before the test, and empty again after it."""
+    """Yield a swarm with all servers and no session before the test; check that no session is left."""
     four_spans.wait_empty()
     yield four_spans
     four_spans.wait_empty()
@@ -63,7 +63,7 @@ def test_kills_under_eight_streams_change_no_token(
 
 
 def mixed_requests(swarm: Running) -> Sequence[Request]:
-    """Greedy, sampled in several ways, and with stop strings; prompts of different lengths."""
+    """Return requests with prompts of different lengths: greedy, sampled in several ways, and with stop strings."""
     plain = [
         Request(prompt_of(5, 11, VOCAB), NEW),
         Request(prompt_of(333, 12, VOCAB), NEW),

@@ -1,4 +1,4 @@
-"""The kills of `test_kills.py` on the hash model: whatever dies, the answer equals the reference exactly."""
+"""The kills of `test_kills.py` on the hash model: the answer equals the reference exactly after each kill."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from support.processes.swarm import ENDLESS, Running
 from modelswarm.protocol.messages import Sampling
 
 NEW, AT = 300, 30  # tokens of a whole answer, and before a kill
-LONG = 50_000  # tokens of an answer that is cancelled
+LONG = 50_000  # tokens of a cancelled answer
 CLIENTS, REQUESTS = 8, 2
 
 
 @pytest.fixture
 def swarm(hash_spans: Running) -> Iterator[Running]:
-    """Whole and empty before the test, and empty again after it."""
+    """Yield a swarm without sessions; check that no session is left."""
     hash_spans.wait_empty()
     yield hash_spans
     hash_spans.wait_empty()
@@ -39,7 +39,7 @@ def check_answer(answer: Answer) -> None:
 
 
 def only(fast: str) -> list[ParameterSet]:
-    """All places of a route; the fast tier has the one that is named."""
+    """Return all places of a route; only the named one is in the fast tier."""
     marks = {place: () if place == fast else (pytest.mark.full,) for place in PLACES}
     return [pytest.param(place, marks=marks[place]) for place in PLACES]
 
@@ -94,7 +94,7 @@ def test_kills_under_eight_streams_keep_answers_exact(swarm: Running, place: str
 
 @pytest.mark.full
 def test_random_kills_keep_all_answers_exact(swarm: Running) -> None:
-    """Eight clients; every moment one of those servers dies that live, now and then both of a span."""
+    """Eight clients, while random servers are killed, sometimes both of a span."""
     swarm.wait_whole()
     before = swarm.faults()
     with ThreadPoolExecutor(CLIENTS) as clients:

@@ -1,6 +1,6 @@
-"""A server dies and no other has room for its sessions: they wait, and go on when it is back.
+"""A server dies and no other has pages for its sessions: they are held, and continue after its restart.
 
-The hash model, two spans, two servers each, and each with room for one session of full length.
+The hash model, two spans, two servers each, and each with pages for one session of full length.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def check_answer(answer: Answer) -> None:
 def test_session_without_room_waits_while_the_other_goes_on(swarm: Running, place: int) -> None:
     swarm.wait_whole()
     swarm.wait_empty()
-    time.sleep(
-        RESERVATION_SECONDS
-    )  # room is kept so long for a repair that may have gone elsewhere
+    time.sleep(RESERVATION_SECONDS)  # a recovery's pages stay reserved that long
     before = swarm.faults()
     streams = [swarm.start(Request(prompt_of(30, seed, VOCAB), NEW, SAMPLED)) for seed in (1, 2)]
     for stream in streams:

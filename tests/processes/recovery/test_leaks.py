@@ -1,6 +1,6 @@
-"""No server keeps a page for a session whose gateway is gone. Clients that leave: see `test_http_faults.py`.
+"""No server keeps pages for a session of a lost gateway. `test_http_faults.py` has clients that leave.
 
-On the hash model: pages are the core's business, and the model makes no difference to it.
+On the hash model, as the core manages the pages independently of the model.
 """
 
 from __future__ import annotations

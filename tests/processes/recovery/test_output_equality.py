@@ -1,4 +1,4 @@
-"""Swarms of real processes give what transformers gives with the whole model, however the blocks are split."""
+"""Swarms of real processes give the tokens of transformers with the whole model, for any split of the blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAMPLINGS = (
 
 @pytest.fixture(scope="module")
 def swarms(toy_folder: Path, four_spans: Running) -> Iterator[Mapping[int, Running]]:
-    """By their number of spans."""
+    """Return swarms by their number of spans."""
     with (
         running_swarm(toy_folder, "one", spans=1, settings=local_settings("one")) as one,
         running_swarm(toy_folder, "two", spans=2, settings=local_settings("two")) as two,
@@ -42,7 +42,7 @@ def swarms(toy_folder: Path, four_spans: Running) -> Iterator[Mapping[int, Runni
 
 
 def greedy_requests() -> list[Request]:
-    """They end at the model's own end of text."""
+    """Return requests that end at the model's own end of text."""
     ends = Sampling(eos=(EOS,))
     return [Request(prompt_of(n, 100 + i, VOCAB), NEW, ends) for i, n in enumerate(LENGTHS)]
 
@@ -55,7 +55,7 @@ def sampled_requests() -> list[Request]:
 
 
 def generated(model: PreTrainedModel, request: Request) -> tuple[int, ...]:
-    """Return the tokens that transformers' own `generate` adds to the prompt."""
+    """Return the tokens of transformers' own `generate`."""
     out = model.generate(  # type: ignore[operator]
         torch.tensor([request.prompt]),
         do_sample=False,
@@ -109,7 +109,7 @@ def test_the_margin_is_far_above_rounding(toy_folder: Path, toy_model: PreTraine
 
 
 def test_a_wrong_token_is_found(toy_model: PreTrainedModel) -> None:
-    """The oracles themselves: an answer that is right but for one token must not pass."""
+    """The oracles must reject an answer with one wrong token."""
     request = Request(prompt_of(50, 9, VOCAB), NEW)
     tokens = generated(toy_model, request)
     positions = tuple(range(50, 50 + len(tokens)))

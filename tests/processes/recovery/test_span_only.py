@@ -1,4 +1,4 @@
-"""Real processes: when a server dies, the others of its route run nothing again (R6, replay)."""
+"""After a server's death the other servers of its route run no row again (R6, replay), with real processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.processes.swarm import ENDLESS, Running
 from modelswarm.protocol.identity import name_of
 
 CONTEXT, NEW, AT = 700, 1000, 20  # tokens: of the prompt, of the answer, before the kill
-A_FEW = 20  # rows that were in flight when the recovery began, and are sent or run once more
+A_FEW = 20  # rows in flight when the recovery began, which are sent or run once more
 
 
 MARKS = dict.fromkeys(("head", "middle"), pytest.mark.full)
@@ -37,7 +37,7 @@ def test_only_lost_blocks_are_computed_again(hash_spans: Running, place: str) ->
     assert swarm.faults().resumed == faults.resumed + 1
     names = [name_of(peer) for peer in route]
     lost = names.pop(PLACES[place])
-    before.pop(lost)  # its successor counts from zero
+    before.pop(lost)  # its replacement counts from zero
     check_rows({name: after[name] - before.get(name, 0) for name in after}, names)
     check_contiguous(answer)
     check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=ENDLESS)
@@ -45,9 +45,9 @@ def test_only_lost_blocks_are_computed_again(hash_spans: Running, place: str) ->
 
 
 def check_rows(ran: dict[str, int], kept: Sequence[str]) -> None:
-    """Check the rows that each server ran after the kill, `kept` being those of the route that live.
+    """Check the rows that each server ran after the kill; `kept` are the remaining servers of the route.
 
-    The session may return to the lost server's successor, which serves before the answer ends.
+    The session may return to the lost server's replacement, which is ready before the answer ends.
     """
     for name in kept:
         assert CONTEXT + NEW - 1 <= ran.pop(name) <= CONTEXT + NEW + A_FEW

@@ -1,4 +1,4 @@
-"""A forked process is to its test as one that was started by exec: exit code, signals, descriptors, and its end."""
+"""A forked process behaves like one started by exec: exit code, signals, descriptors, and end."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from support.processes.server import ENVIRONMENT, command, gone_within
 
 TESTS = Path(__file__).parents[2]
 HASH = ("--hash-model", "--pages", "64")
-SOON = 60.0  # seconds; every wait ends much earlier unless something is broken
+SOON = 60.0  # seconds; generous limit of every wait
 
 
 @contextmanager
 def server(folder: Path, *flags: str, fds: tuple[int, ...] = ()) -> Iterator[ForkedProcess]:
-    """A hash server that is ready."""
+    """Yield a ready hash server."""
     with (folder / "s0.log").open("ab") as log:
         arguments = command(folder, "s0", "0:8", *HASH, *flags)
         process = fork_process(arguments, ENVIRONMENT, log, *fds)
@@ -36,7 +36,7 @@ def server(folder: Path, *flags: str, fds: tuple[int, ...] = ()) -> Iterator[For
 
 
 def state(pid: int) -> str:
-    """Return the letter of the process's state: T when it is stopped."""
+    """Return the state letter of the process: T when it is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 

@@ -1,4 +1,4 @@
-"""SIGTERM of a server process: it reports the drain, serves sessions until all have left, exits (R13, migration)."""
+"""SIGTERM of a server: it reports the drain, serves its sessions until they move, and exits (R13, migration)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ END = 600
 
 
 async def session(gateway: FakeGateway, credit: int) -> Route:
-    """One that has some tokens and waits for more credit."""
+    """Open a session that has some tokens and waits for more credit."""
     route = await gateway.open("s", END)
     gateway.go(route, PROMPT, credit=credit)
     await gateway.received.until(lambda: len(gateway.tokens) > 5)
@@ -31,7 +31,7 @@ def raise_credit(gateway: FakeGateway, route: Route, limit: int) -> None:
 
 
 async def shut_down(gateway: FakeGateway) -> None:
-    """Wait until the server reports its shutdown in both ways: a FaultReport and its heartbeats."""
+    """Wait until the server reports its shutdown by a FaultReport and by its heartbeats."""
     await gateway.received.until(
         lambda: (
             [report.kind for report in gateway.reports] == [FaultKind.DRAINING]

@@ -1,4 +1,4 @@
-"""A server as it runs in a pod: no members folder, probes on the metrics port, an address to advertise, no home."""
+"""A server as in a pod: no members folder, no home, probes on the metrics port, an advertised address."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Pod:
         eventually("it is ready", lambda: self.ask("/ready")[0] == 200, 120)
 
     def end(self) -> tuple[int, str]:
-        """Exit code and stderr."""
+        """Wait for the end; return exit code and stderr."""
         _, output = self.process.communicate(timeout=60)
         return self.process.returncode, output
 
@@ -134,7 +134,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize(("flags", "reason"), REFUSALS.values(), ids=REFUSALS.keys())
 def test_the_last_line_is_the_reason(flags: tuple[str, ...], reason: str) -> None:
-    """Kubernetes shows the end of the log as the container's last message."""
+    """The last line of the log is the reason, as Kubernetes shows it as the container's last message."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         environment = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{free_ports(1)[0]}"}
@@ -148,7 +148,7 @@ def test_the_last_line_is_the_reason(flags: tuple[str, ...], reason: str) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process as another user")
 def test_server_runs_without_user_name_home_and_writes(model: Path, tmp_path: Path) -> None:
-    """As uid 65532, which has no passwd entry; it can read our files, as an image's, and write none of them."""
+    """The server runs as uid 65532, which has no passwd entry and may read, but not write, the model's files."""
     tmp = tmp_path / "tmp"
     tmp.mkdir(mode=0o777)
     tmp.chmod(0o777)

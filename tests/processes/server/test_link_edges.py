@@ -1,4 +1,4 @@
-"""Links with a fault at their edge: a handler that raises, a wrong address."""
+"""Links at their edge cases: a handler that raises, an invalid address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_invalid_address_is_a_failed_dial(target: str) -> None:
         a.links.dial(Address("b/1/x", target))
         await a.received.until(lambda: bool(a.received.down))
         assert a.received.down[0][0] == "b/1/x"
-        a.links.dial(Address("b/1/x", target))  # and may be tried again
+        a.links.dial(Address("b/1/x", target))  # a second dial is allowed
         await a.received.until(lambda: len(a.received.down) == 2)
 
 

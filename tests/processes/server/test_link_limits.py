@@ -1,4 +1,4 @@
-"""Limits of a link's listener towards strangers: sizes, streams, handshakes, and the texts of a Hello."""
+"""Limits of a link's listener for unknown clients: sizes, streams, handshakes, and the texts of a Hello."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from modelswarm.protocol.link.lane import LinkLimits
 from modelswarm.protocol.messages import Close, Lane
 from modelswarm.protocol.wire.frames import MAX_FRAME, pack
 
-NEVER = 3600.0  # seconds; what would come so late comes too late for a test
+NEVER = 3600.0  # seconds; longer than any test
 LIVE_LANE = "/modelswarm.link.v1.Link/Live"
 
 
@@ -48,7 +48,7 @@ async def test_lanes_of_one_connection_are_bounded() -> None:
 
 
 async def ending_of(call: Any) -> str:
-    """Send what is no Hello; return the reason of the end."""
+    """Send an item other than a Hello; return the reason of the end."""
     try:
         await call.write(next(iter(pack([Close(1)]))))
         await call.read()
@@ -108,7 +108,7 @@ async def test_handshakes_at_a_time_are_bounded() -> None:
 
 
 class SilentStream:
-    """The lane of a stranger that sends nothing."""
+    """The lane of a client that sends nothing."""
 
     async def read(self) -> bytes:
         await asyncio.sleep(NEVER)

@@ -1,4 +1,4 @@
-"""Links between real sockets, in one loop and between processes."""
+"""Links over real sockets, in one loop and between processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from modelswarm.protocol.messages import (
 from modelswarm.protocol.wire.frames import MAX_FRAME, pack
 
 EPOCH = Epoch(1, 1)
-NEVER = 3600.0  # seconds; what would come so late comes too late for a test
+NEVER = 3600.0  # seconds; longer than any test
 BOTH = (Lane.LIVE, Lane.BULK)
 
 
@@ -207,7 +207,7 @@ async def test_other_process_at_the_address_is_refused() -> None:
 
 
 async def test_dialling_another_identity_keeps_the_existing_link() -> None:
-    """An address that went to another pod: the dial for the one before must not end the link to the new one."""
+    """An address now belongs to another pod: a dial for the old one must not end the link to the new one."""
     async with nodes("a", "b") as (a, b):
         await joined(a, b)
         for wrong in ("b/1/before-its-restart", "gone/1"):
@@ -224,7 +224,7 @@ async def test_pod_is_dialled_without_its_nonce() -> None:
         a.links.dial(Address("b/1", b.target))
         await a.received.until(lambda: bool(a.received.up))
         assert a.received.up[0].peer == b.peer == "b/1/x"
-        a.links.dial(Address("b/1", b.target))  # linked already: nothing happens
+        a.links.dial(Address("b/1", b.target))  # already linked: no effect
         a.send(Address(b.peer, ""), [Close(1)])
         await b.received.until(lambda: bool(b.received.items))
         assert len(a.received.up) == len(b.received.up) == 1
@@ -392,7 +392,7 @@ async def test_full_bulk_lane_does_not_block_the_live_lane() -> None:
         await a.received.until(lambda: bool(a.received.up))
         a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)
         await asyncio.sleep(0.2)
-        assert a.links.queued_bytes("slow/1/x", Lane.BULK) > 20 << 20  # it does not read that lane
+        assert a.links.queued_bytes("slow/1/x", Lane.BULK) > 20 << 20  # the peer does not read it
         for _ in range(50):
             a.send(Address("slow/1/x", ""), [Close(1)])
             async with asyncio.timeout(DEADLINE):
@@ -406,7 +406,7 @@ async def test_link_with_too_much_queued_is_closed() -> None:
         async with raw_peer(a, hello("slow/1/x"), BOTH):
             await a.received.until(lambda: bool(a.received.up))
             a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(9)], Lane.BULK)
-            assert not a.received.down  # never from within send
+            assert not a.received.down  # not called back within send
             await a.received.until(lambda: bool(a.received.down))
         assert "too much is queued" in a.received.down[0][1]
 
@@ -422,7 +422,7 @@ async def test_link_that_takes_nothing_for_long_is_closed() -> None:
 
 @pytest.fixture
 def without_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost peer is not found by a ping that is not answered."""
+    """Turn pings off, so that no unanswered ping reveals a lost peer."""
     for name in ("_CLIENT_OPTIONS", "_SERVER_OPTIONS"):
         options = dict(getattr(grpc_stream, name)) | {"grpc.keepalive_time_ms": int(NEVER * 1000)}
         monkeypatch.setattr(grpc_stream, name, list(options.items()))

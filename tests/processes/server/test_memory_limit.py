@@ -1,4 +1,4 @@
-"""Servers under the memory limit of a container: refused in one sentence before they load, or never killed."""
+"""Servers under a container's memory limit: refused before they load, or never killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FLAGS = ("--model", "demo://counting", "--blocks", "0:8", "--max-length", "4096"
 
 
 def plan(memory: str, spans: int) -> SwarmPlan:
-    """A plan without `sessions.concurrent`: KV gets what the limit leaves."""
+    """Return a plan without `sessions.concurrent`: KV gets the rest of the limit."""
     document = {
         "apiVersion": "modelswarm.io/v1alpha1",
         "kind": "ModelSwarm",
@@ -57,7 +57,7 @@ def write_limit(root: Path, limit: int, resident: int = 0) -> Path:
 
 
 def test_server_above_its_limit_is_refused_unloaded(tmp_path: Path) -> None:
-    """The numbers of the first report: 940 MiB of KV in a container of 1 GiB."""
+    """940 MiB of KV in a container of 1 GiB, as in the bug report."""
     settings = parse([*FLAGS, "--pages", "7524"])
     with pytest.raises(MemoryLimitError, match="a memory limit of 1 GiB; set ") as refused:
         load(settings, write_limit(tmp_path, GIB))
@@ -118,7 +118,7 @@ def ready(running: Running) -> bool:
 
 
 def fill(running: Running, wanted: SwarmPlan) -> None:
-    """Use every page that sessions may have; what is left is the tenth for recoveries and less than a session."""
+    """Fill all admissible pages. The tenth for recoveries, and less than a session, stay free."""
     pages = min(server.pages for server in wanted.servers)
     for asks in filling_asks(pages, CONTEXT, "limited"):
         answers = running.ask_all(asks)

@@ -1,4 +1,4 @@
-"""A server's shell around models that are not as others: one gives what no core can take, one steps evenly."""
+"""A server's node with unusual models: one returns invalid results, one has steps of constant time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class NothingModel(HashModel):
 
 
 class EvenModel(HashModel):
-    """A token every few milliseconds."""
+    """A model with a token every few milliseconds."""
 
     @override
     def step(self, batch: Sequence[Task]) -> list[Result]:
@@ -43,7 +43,7 @@ class EvenModel(HashModel):
 async def served(
     folder: Path, model: type[HashModel]
 ) -> AsyncIterator[tuple[asyncio.Task[None], FakeGateway]]:
-    """A server in this process that holds all blocks of such a model, and a gateway that is linked to it."""
+    """Yield a server in this process that holds all blocks of such a model, and a gateway linked to it."""
     flags = ["--discovery-dir", str(folder), "--name", "s0", "--blocks", "0:4", "--hash-model"]
     settings = parse([*flags, "--hash-blocks", "4"])
     loaded = load(settings)
@@ -66,7 +66,7 @@ async def served(
 
 
 async def test_error_in_a_step_ends_the_process(tmp_path: Path) -> None:
-    """So that its sessions find another server."""
+    """A server that fails in a step exits, so that its sessions move to another server."""
     async with served(tmp_path, NothingModel) as (node, gateway):
         route = await gateway.open("one", 20)
         asking = asyncio.create_task(gateway.generate(route, [1, 2, 3]))

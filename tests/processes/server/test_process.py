@@ -1,4 +1,4 @@
-"""Server processes as a gateway meets them: started, asked, starved, stopped, killed."""
+"""Server processes as a gateway uses them: start, requests, missing credit, stop, kill."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ async def test_heartbeats_come_often_while_a_session_runs(tmp_path: Path) -> Non
     async with servers(tmp_path, ["0:8"], *HASH) as started, fake_gateway(started) as gateway:
         await gateway.received.until(lambda: bool(gateway.of(Heartbeat)), 3.0)
         route = await gateway.open("s", 400)
-        gateway.go(route, PROMPT, credit=len(PROMPT) + 1)  # it waits for credit, and it lives
+        gateway.go(route, PROMPT, credit=len(PROMPT) + 1)  # the session waits for credit
         seen, began = len(gateway.of(Heartbeat)), time.monotonic()
         await gateway.received.until(lambda: len(gateway.of(Heartbeat)) - seen >= 20)
         assert 1.5 < time.monotonic() - began < 4.0
@@ -277,7 +277,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def bare_copy(folder: Path, into: Path) -> str:
-    """The model without its tokenizer."""
+    """Return a copy of the model without its tokenizer."""
     bare = into / "bare"
     bare.mkdir()
     for file in folder.iterdir():
@@ -314,10 +314,10 @@ async def test_a_signal_during_the_start_ends_it_quietly(
     process = await asyncio.create_subprocess_exec(
         *arguments, env=ENVIRONMENT, stderr=asyncio.subprocess.PIPE
     )
-    await asyncio.sleep(1.5)  # torch is being imported
+    await asyncio.sleep(1.5)  # torch is imported now
     process.terminate()
     async with asyncio.timeout(10):
         _, stderr = await process.communicate()
-    # On a very busy machine the signal may come before Python has got to our handler.
+    # On a very busy machine the signal may arrive before the handler is installed.
     assert process.returncode in (0, -signal.SIGTERM)
     assert stderr.decode() == ""

@@ -34,7 +34,7 @@ SAMPLINGS = (
 )
 
 
-FAST = ("llama", "gemma3")  # plain, and with everything that is odd
+FAST = ("llama", "gemma3")  # the plainest, and one with every special feature
 
 
 @pytest.fixture(
@@ -59,7 +59,7 @@ def prompts() -> list[list[int]]:
 
 
 def reference(model: PreTrainedModel, prompt: list[int], count: int = NEW) -> list[int]:
-    """Greedy `generate` of transformers: prompt and what follows, up to the end token."""
+    """Return prompt and greedy `generate` of transformers, up to the end token."""
     out = model.generate(  # type: ignore[operator]
         torch.tensor([prompt]), do_sample=False, max_new_tokens=count, pad_token_id=EOS
     )
@@ -95,7 +95,7 @@ def test_chunked_prefill_and_scattered_pages_change_no_token(family_folder: Path
 def test_rows_attended_singly_equal_gathered_rows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Long sessions leave the padded batch; forced here, on neighbouring and on scattered pages."""
+    """Long sessions are not in the padded batch. The test forces this, on adjacent and on scattered pages."""
     expected = [reference(load_whole(folder), prompt) for prompt in prompts()]
     monkeypatch.setattr("modelswarm_serving.model.attention.step_layout.GATHER_LIMIT", 0)
     for seed in (None, 5):
@@ -115,7 +115,7 @@ def test_biases_of_every_projection_are_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cuts", SPLITS)
 def test_seeded_sampling_ignores_split_and_batch_mix(folder: Path, cuts: tuple[int, ...]) -> None:
-    """Alone through one span against all at once through several; a difference needs a margin below tau."""
+    """A session alone on one span equals the same session among others on several spans, except for near ties."""
     whole, chain = load_chain(folder, (0, 4)), load_chain(folder, cuts)
     alone = [Stream(prompt, s) for prompt, s in zip(prompts(), SAMPLINGS, strict=True)]
     together = [Stream(prompt, s) for prompt, s in zip(prompts(), SAMPLINGS, strict=True)]
@@ -143,7 +143,7 @@ def equal_until_near_tie(model: PreTrainedModel, one: Stream, other: Stream) -> 
 
 
 def test_every_sampled_token_is_the_whole_models_pick(folder: Path) -> None:
-    """Oracle 2: the log, teacher-forced through transformers' model and our sampler."""
+    """Oracle 2: the picks of transformers' model and our sampler on the same log, teacher-forced."""
     chain = load_chain(folder, (0, 1, 4))
     streams = [Stream(prompt, s) for prompt, s in zip(prompts(), SAMPLINGS, strict=True)]
     chain.generate(streams, NEW)
@@ -176,7 +176,7 @@ def test_a_part_of_a_span_computes_that_part(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_copied_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
-    """R13 (migration): another server writes what was read here, into other pages, and in parts."""
+    """R13 (migration): another server writes the KV read here, into other pages, and in parts."""
     options = replace(OPTIONS, dtype=dtype)
     old, whole, part = (load_span(folder, 0, 4, options) for _ in range(3))
     tokens = prompts()[0]
@@ -245,7 +245,7 @@ def test_a_work_that_cannot_run_fails_alone(folder: Path) -> None:
 
 
 def test_bfloat16_runs_and_stays_close(family_folder: Path) -> None:
-    """No equality in bf16; the logprob of the first token is near that of fp32."""
+    """bf16 gives no equality; the logprob of the first token is near that of fp32."""
     exact = load_chain(family_folder, (0, 2, 4))
     rough = load_chain(family_folder, (0, 2, 4), options=replace(OPTIONS, dtype="bfloat16"))
     assert rough.spans[0].shape.row_bytes == exact.spans[0].shape.row_bytes // 2

@@ -1,4 +1,4 @@
-"""Refusals of a span's start: each guard fires, each bad input gets its sentence."""
+"""Refusals at a span's start: each guard works, each invalid input has its message."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_progress_counts_every_byte_of_the_span(copy: Path) -> None:
 
 
 def test_only_the_needed_tensors_are_read(copy: Path) -> None:
-    """A span of the middle starts from the shards of its blocks alone."""
+    """A middle span starts from the shards of its blocks alone."""
     index = json.loads((copy / "model.safetensors.index.json").read_text())["weight_map"]
     needed = {file for name, file in index.items() if ".layers.1." in name or ".layers.2." in name}
     for file in set(index.values()) - needed:
@@ -119,7 +119,7 @@ def test_guard_two_blocks_that_bypass_pages_are_noticed(folder: Path) -> None:
 
 
 def test_guard_three_forward_beyond_its_blocks_is_noticed(folder: Path) -> None:
-    """As Granite's embedding multiplier would: here the final norm, left in place."""
+    """A final norm left in place changes rows outside the blocks, like Granite's embedding multiplier."""
     loaded, pool = trial(folder)
     loaded.body.norm = torch.nn.LayerNorm(64)
     with pytest.raises(ModelSourceError, match="cannot be split: rows change outside"):
@@ -143,7 +143,7 @@ def test_guard_five_compact_blocks_that_differ_are_noticed(folder: Path) -> None
 
 
 def test_guard_five_another_window_is_noticed(folder: Path) -> None:
-    """Too far to be seen in a few rows, so what each block asked for is compared too."""
+    """A window of 4096 has no effect on a few rows, so the attention calls of each block are compared too."""
     loaded, pool = trial(folder)
     result = self_check.run_reference(loaded, pool, folder)
     asked = [replace(call, window=4096) for call in result.calls]
@@ -186,7 +186,7 @@ def test_gemma_3_with_vision_tower_serves_its_text_model(tmp_path: Path) -> None
 
 
 def nest_as_gemma_3(text: Path, whole: Path) -> None:
-    """The same weights under the names and the configuration of the model with images."""
+    """Write the same weights under the names and the configuration of the model with images."""
     shutil.copytree(text, whole)
     config = json.loads((text / "config.json").read_text())
     outer = {"model_type": "gemma3", "text_config": config, "tie_word_embeddings": True}
@@ -201,7 +201,7 @@ def nest_as_gemma_3(text: Path, whole: Path) -> None:
 
 
 def test_memory_budget_leaves_the_rest_to_pages(folder: Path) -> None:
-    """Pages and their retained rows get what process, weights, activations and margin leave."""
+    """Pages and their retained rows get the rest of the memory after process, weights, activations and margin."""
     facts = read_facts(folder)
     options = SpanOptions(threads=1, page_size=4, max_length=64)
     memory = memory_model(facts, 0, 2, options)
