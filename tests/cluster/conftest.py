@@ -33,11 +33,11 @@ from tools.devcluster.network.namespaces import own_namespace
 from tools.devcluster.real import RealCluster, RealSettings
 
 FIRST = pytest.mark.timeout(1500).mark
-CLUSTERS = ("cluster", "any_cluster", "kwok_api", "api")  # the fixtures that a namespace can be on
+CLUSTERS = ("cluster", "any_cluster", "kwok_api", "api")  # fixtures of clusters
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the first test of a real cluster time for its start, and for images that were not built yet."""
+    """Give the first test of a real cluster time for its start and for missing images."""
     for item in items:
         wanted = getattr(item, "fixturenames", ())
         if "cluster" in wanted or "any_cluster" in wanted:
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class HasKubectl(Protocol):
-    """The part that every kind of cluster has."""
+    """The common part of all kinds of clusters."""
 
     @property
     def kubectl(self) -> Kubectl: ...
@@ -54,7 +54,7 @@ class HasKubectl(Protocol):
 
 @pytest.fixture(scope="session", autouse=True)
 def programs() -> None:
-    """Every test of this folder needs at least one of the cluster's programs: kubectl, helm, an API server."""
+    """Require the programs of all tests here: kubectl, helm, an API server."""
     require(api_obstacles())
 
 
@@ -68,13 +68,13 @@ def _running(folder: Path, settings: ApiSettings) -> Iterator[ApiLevel]:
 
 @pytest.fixture(scope="session")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
-    """etcd and kube-apiserver; pods stay Pending, nothing is garbage-collected. `audit_events` has the requests."""
+    """Yield etcd and kube-apiserver; pods stay Pending, nothing is collected. `audit_events` has the requests."""
     yield from _running(tmp_path_factory.mktemp("api"), ApiSettings(audit=True))
 
 
 @pytest.fixture(scope="session")
 def kwok_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
-    """With controller manager, scheduler and kwok: pods on `fake_node`s become Running."""
+    """Yield an API level with controller manager, scheduler and kwok: pods on `fake_node`s become Running."""
     settings = ApiSettings(
         controller_manager=True,
         scheduler=True,
@@ -87,7 +87,7 @@ def kwok_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RealCluster]:
-    """Two real nodes n1 and n2, cluster DNS, the project's images. A test that kills a node revives it."""
+    """Yield two real nodes n1 and n2, cluster DNS, the project's images. A test that kills a node revives it."""
     if existing_kubeconfig() is not None:
         require(["CLUSTER=existing: tests must not kill the nodes of a foreign cluster"])
     require(obstacles())
@@ -102,7 +102,7 @@ def cluster() -> Iterator[RealCluster]:
 
 @pytest.fixture(scope="session")
 def any_cluster(request: pytest.FixtureRequest) -> RealCluster | ExistingCluster:
-    """`cluster`, or with CLUSTER=existing the one behind KUBECONFIG."""
+    """Return `cluster`, or with CLUSTER=existing the cluster of KUBECONFIG."""
     chosen = existing_kubeconfig()
     if chosen is not None:
         return ExistingCluster(chosen)
@@ -112,7 +112,7 @@ def any_cluster(request: pytest.FixtureRequest) -> RealCluster | ExistingCluster
 
 @pytest.fixture
 def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A namespace of this test's own that enforces Pod Security `restricted`."""
+    """Yield this test's own namespace, which enforces Pod Security `restricted`."""
     name = next((each for each in CLUSTERS if each in request.fixturenames), "api")
     running: HasKubectl = request.getfixturevalue(name)
     with own_namespace(running.kubectl) as made:
@@ -121,7 +121,7 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def quickstart(cluster: RealCluster) -> Iterator[Quickstart]:
-    """The commands of docs/kubernetes.md; those that install the chart and the swarm have run."""
+    """Yield the commands of docs/kubernetes.md, after those that install the chart and the swarm."""
     remove_installation(cluster)
     started = Quickstart(cluster)
     try:
@@ -133,7 +133,7 @@ def quickstart(cluster: RealCluster) -> Iterator[Quickstart]:
 
 @pytest.fixture(scope="session")
 def release(quickstart: Quickstart) -> Iterator[Release]:
-    """The installed chart with its counting swarm. A test leaves it whole, or waits for it with `wait_whole`."""
+    """Yield the installed chart with its counting swarm. A test leaves it whole, or waits with `wait_whole`."""
     with open_release(quickstart.cluster) as opened:
         yield opened
 
@@ -146,14 +146,14 @@ def shared_scene(api: ApiLevel, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def stage(shared_scene: SharedScene) -> Iterator[Scene]:
-    """The module's operator, and pods that the test drives as a kubelet would. The log must hold no surprise."""
+    """Yield the module's operator, and pods that the test drives as a kubelet. Check its log at the end."""
     with shared_scene.use() as scene:
         yield scene
 
 
 @pytest.fixture
 def fresh_stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
-    """An operator of this test's own, which the test may kill, and whose metrics start at zero."""
+    """Yield this test's own operator, which the test may kill, and whose metrics start at zero."""
     with scene(api, namespace, tmp_path, "--resync", "2") as made, made.operator:
         made.operator.wait_ready()
         yield made

@@ -1,4 +1,4 @@
-"""The API level that other tests use: its parts can be killed, paused and doubled."""
+"""The API level of other tests: its parts can be killed, paused and doubled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ spec:
 
 @pytest.fixture(scope="module")
 def own_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
-    """An API level of this module's own, which is killed and paused."""
+    """Yield this module's own API level, which tests kill and pause."""
     level = ApiLevel(Layout(tmp_path_factory.mktemp("own")), ApiSettings(audit=True))
     try:
         yield level.start()
@@ -82,7 +82,7 @@ def test_resumed_api_server_answers_again(own_api: ApiLevel) -> None:
     own_api.pause_apiserver()
     try:
         refusal = _refusal(own_api.kubectl, "get", "ns", "--request-timeout=1s")
-        assert re.search("[Tt]imeout|deadline exceeded", refusal)  # by whichever of Go's timers
+        assert re.search("[Tt]imeout|deadline exceeded", refusal)  # depends on Go's timers
     finally:
         own_api.resume_apiserver()
     assert own_api.kubectl.items("namespaces")

@@ -1,4 +1,4 @@
-"""The API server refuses an invalid swarm with the field and a sentence, and accepts a valid one."""
+"""The API server refuses an invalid swarm with field and message, and accepts a valid one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def level(api: ApiLevel) -> ApiLevel:
 
 @pytest.fixture(scope="module")
 def tried(level: ApiLevel) -> Iterator[SwarmApi]:
-    """One namespace for all dry runs."""
+    """Yield one namespace for all dry runs."""
     with level.namespace() as name, ApiClient(level) as client:
         yield SwarmApi(client, name)
 
@@ -41,7 +41,7 @@ def pool(**changes: Any) -> Json:
 
 
 def contains(stored: Any, given: Any) -> bool:
-    """Say whether everything given is stored; defaults may be there too."""
+    """Say whether all given fields are stored, maybe with defaults."""
     if isinstance(given, dict):
         return all(name in stored and contains(stored[name], given[name]) for name in given)
     if isinstance(given, list):
@@ -220,7 +220,7 @@ def test_name_that_no_service_can_have_is_refused(tried: SwarmApi, name: str) ->
     answer = tried.create(swarm(name), dry_run=True)
 
     assert answer.code == 422
-    if name != "a-":  # Kubernetes itself refuses that one
+    if name != "a-":  # Kubernetes itself refuses it
         assert "metadata.name also names a Service: lower-case letters" in answer.causes[0]
     assert tried.create(swarm("a" * 40), dry_run=True).accepted
 

@@ -1,7 +1,7 @@
 """Every field of a swarm with its smallest, largest, wrong, huge and foreign values.
 
-The API server and `modelswarm up` must agree on each, and a field that is set and cleared leaves nothing behind. Walks
-the schema of the CRD, so that a new field is tested without a change here.
+The API server and `modelswarm up` must agree on each, and a field that is set and cleared leaves nothing behind. The
+test walks the schema of the CRD, so it includes new fields.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.full
 Json = dict[str, Any]
 Path = tuple[str | int, ...]
 
-# A document with every part that a path can lead into.
+# A document with every part that has fields.
 WHOLE: Json = {
     "apiVersion": "modelswarm.io/v1alpha1",
     "kind": "ModelSwarm",
@@ -38,7 +38,7 @@ WHOLE: Json = {
     },
 }
 
-# A valid value, other than the default, of every field with a grammar of its own.
+# A valid non-default value for every field with its own grammar.
 GOOD: dict[str, Any] = {
     "source": "pvc://claim/path",
     "tokenizer": "hf://org/words@v1",
@@ -98,7 +98,7 @@ def _schema() -> Json:
 def _leaves(schema: Json, path: Path = ("spec",)) -> Iterator[tuple[Path, Json]]:
     for name, child in schema.get("properties", {}).items():
         if name == "podTemplate":
-            continue  # the operator tries it out
+            continue  # the operator checks these
         yield (*path, name), child
         if child.get("type") == "array":
             yield from _leaves(child["items"], (*path, name, 0))
@@ -168,7 +168,7 @@ def test_api_server_and_cli_agree_on_every_value(
         accepted += answer.accepted
         if answer.accepted != _parses(document):
             split[repr(value)[:60]] = f"API server: {answer.accepted} {answer.causes}"
-        if answer.code == 422:  # 400: no valid body, or an unknown field, which is named
+        if answer.code == 422:  # 400: no valid body, or an unknown field, which the message names
             fields = [cause.partition(": ")[0] for cause in answer.causes]
             assert any(_is_about(field, dotted) for field in fields), (value, answer.causes)
 
@@ -177,13 +177,13 @@ def test_api_server_and_cli_agree_on_every_value(
 
 
 def _is_about(field: str, path: str) -> bool:
-    """Say whether it is the field, a part that holds it, or a part of it. Keys of maps are in brackets."""
+    """Say whether the path is the field, contains it, or is a part of it. Keys of maps are in brackets."""
     field = field.replace("[memory]", ".memory")
     return bool(field) and (path.startswith(field) or field.startswith(path))
 
 
 def _good(path: Path, schema: Json) -> Any:
-    """Return the value of the whole document there, or a valid one by the field's name."""
+    """Return the whole document's value at this path, or a valid value by the field's name."""
     at: Any = WHOLE
     for step in path:
         if isinstance(at, dict) and step not in at:
@@ -201,7 +201,7 @@ def test_field_set_and_cleared_leaves_nothing(swarms: SwarmApi, path: Path, sche
         name = str(path[-1])
         value = GOOD.get(name, schema.get("maximum"))
         if value in (None, 0):
-            return  # a part of the document, whose fields are tested one by one, or only one value is valid
+            return  # a part of the document, whose fields are tested one by one, or a field with one valid value
         changed = swarms.replace(_with(path, value))
         assert changed.accepted, changed.causes
         back = swarms.replace(before)

@@ -1,4 +1,4 @@
-"""The watches of tests: events come, and a closed watch leaves no thread and no connection."""
+"""The watches of tests: events arrive, and a closed watch leaves no thread and no connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIGS = "/api/v1/namespaces/{}/configmaps"
 
 
 def test_closed_watch_has_released_its_connection(api: ApiLevel, namespace: str) -> None:
-    """Otherwise its thread would read from the next pipe or socket of the test."""
+    """An open connection's thread would read from the next pipe or socket of the test."""
     seen: list[str] = []
 
     def note(when: float, kind: str, found: Json) -> None:

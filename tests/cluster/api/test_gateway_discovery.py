@@ -1,6 +1,6 @@
-"""The gateway finds servers by their pods: a real API server, and real servers on addresses of their own.
+"""The gateway finds servers by their pods: a real API server, and real servers with their own addresses.
 
-Streams go on and discovery catches up while pods, watches and the API server fail and come back.
+Streams continue and discovery catches up while pods, watches and the API server fail and recover.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def pods(tmp_path: Path, api: ApiLevel, namespace: str) -> Iterator[PodSwarm]:
 
 @pytest.fixture(scope="module")
 def own_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
-    """An API level of this module's own, which is killed and paused. Its history is compacted every second."""
+    """Yield this module's own API level, which tests kill and pause. Its history is compacted every second."""
     settings = ApiSettings(apiserver_flags=("--etcd-compaction-interval=1s",))
     level = ApiLevel(Layout(tmp_path_factory.mktemp("own")), settings)
     try:
@@ -58,15 +58,15 @@ def own_pods(tmp_path: Path, own_api: ApiLevel) -> Iterator[PodSwarm]:
 BODY = FOREVER
 SHORT_TOKENS = 300
 SHORT = BODY | {"max_tokens": SHORT_TOKENS}
-READ_SECONDS = 60.0  # generous
+READ_SECONDS = 60.0  # seconds; generous
 TWICE = {"a0": "0:2", "a1": "2:4", "b0": "0:2", "b1": "2:4"}
 SMALL = [
     (socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-]  # else the kernel's buffer would take much of the answer
+]  # a larger buffer of the kernel would take most of the answer
 
 
 class Reader:
-    """A client that reads one stream slowly, in a thread."""
+    """A client whose thread reads one stream slowly."""
 
     def __init__(self, endpoints: Endpoints, body: dict[str, Any] = BODY) -> None:
         self.tokens: list[int] = []
@@ -93,7 +93,7 @@ class Reader:
         self.wait(len(self.tokens) + tokens)
 
     def check(self, tokens: int = READ_ON) -> None:
-        """Read some more tokens, leave, and compare the beginning of the answer with the reference."""
+        """Read `tokens` more, close the stream, and compare the received answer with the reference."""
         self._end = len(self.tokens) + tokens
         self._thread.join(READ_SECONDS)
         assert len(self.tokens) >= self._end, f"the stream ended after {len(self.tokens)} tokens"
@@ -101,7 +101,7 @@ class Reader:
 
 
 def route(endpoints: Endpoints) -> list[str]:
-    """Return the pods on the route of the only session that has one."""
+    """Return the pods on the route of the only routed session."""
     with grpc.insecure_channel(endpoints.admin) as channel:
         seen = api_pb2_grpc.SwarmStub(channel).List(api_pb2.ListRequest(), timeout=10)
     [session] = [session for session in seen.sessions if session.route]
@@ -129,7 +129,7 @@ def ready(endpoints: Endpoints) -> tuple[bool, str]:
     return body["ready"], body["reason"] or ""
 
 
-# ---- pods that come and go
+# ---- pods that are created and deleted
 
 
 def test_stream_outlives_each_pod_of_its_route(pods: PodSwarm) -> None:
@@ -140,9 +140,7 @@ def test_stream_outlives_each_pod_of_its_route(pods: PodSwarm) -> None:
     for name in ("a0", "b1"):
         pods.kill(name)
         reader.more(40)
-        pods.run(
-            name
-        )  # the container starts again in the same pod: a new process at the same address
+        pods.run(name)  # the container restarts in the same pod: a new process at the same address
         eventually("it is linked again", lambda: pods.linked(endpoints) == 4)
     for name in ("b0", "a1"):
         pods.kill(name)
@@ -151,7 +149,7 @@ def test_stream_outlives_each_pod_of_its_route(pods: PodSwarm) -> None:
 
 def test_pod_is_linked_when_ready_and_forgotten_when_gone(pods: PodSwarm) -> None:
     endpoints = pods.pod_gateway()
-    assert ready(endpoints) == (True, "")  # a cold start must not wait for itself
+    assert ready(endpoints) == (True, "")  # no servers: nothing to wait for
     assert httpx.get(f"{endpoints.url}/v1/models", timeout=10).json()["data"] == []
     assert ask(endpoints).status_code == 404
     names = ("a0", "a1", "a2")
@@ -182,7 +180,7 @@ def ask(endpoints: Endpoints) -> httpx.Response:
 
 
 def test_new_gateway_is_ready_only_when_it_can_answer(pods: PodSwarm) -> None:
-    """Otherwise the Service would send it requests that it refuses with "no such model"."""
+    """A Service would send requests to a ready gateway that still refuses them with "no such model"."""
     pods.start_pods(TWICE)
     pods.start_pod("starting", "0:4", serves=False)  # readiness does not wait for this one
     for name in ("gateway-0", "gateway-1"):
@@ -204,7 +202,7 @@ def test_terminating_pod_keeps_its_link_and_gets_no_new_one(pods: PodSwarm) -> N
     assert pods.linked(endpoints) == 4
     pods.kill(first)
     reader.more(10)
-    pods.launch(first)  # a kubelet would not; the address is not dialled any more
+    pods.launch(first)  # no kubelet would do this; the address is not dialled any more
     eventually("a server listens", lambda: pods.serves(first))
     pods.remove_pod(second)
     reader.check()
@@ -224,10 +222,10 @@ def test_pod_with_another_identity_is_not_linked(pods: PodSwarm) -> None:
     pods.set_pod_status("a0-before", phase="Failed")
     assert peers(endpoints) == {"a0"}
     assert whole(endpoints, SHORT) == expected_tokens(SHORT_TOKENS)
-    # Its successor has another incarnation: the address and the name alone are not enough.
+    # The replacement has another incarnation: equal address and name are not enough.
     pods.kill("a0")
     pods.kubectl("label", "pod", "a0", "modelswarm.io/incarnation=2", "--overwrite")
-    pods.run("a0")  # its hello still has incarnation 1
+    pods.run("a0")  # its Hello still has incarnation 1
     eventually(
         "it is refused",
         lambda: "cannot link to a0/2: other identity: a0/1/" in pods.log("gateway"),
@@ -259,7 +257,7 @@ def test_two_gateways_share_the_pods_of_two_swarms(pods: PodSwarm) -> None:
     pods.start_pods({"a0": "0:2", "a1": "2:4", "a2": "2:4"}, model="alpha")
     pods.start_pods({"b0": "0:4"}, model="beta")
     endpoints = [pods.pod_gateway(name=name) for name in ("gateway-0", "gateway-1")]
-    # Not endless: a server has KV for one such session only.
+    # Not endless: a server has KV for only one such session.
     bodies = [BODY | {"model": name, "max_tokens": 4000} for name in ("alpha", "beta")]
     for each in endpoints:
         eventually("all are linked", partial(sees, each, {"a0", "a1", "a2", "b0"}))
@@ -291,7 +289,7 @@ def test_one_gateway_watches_several_namespaces(
         for name, flags in (("named", both), ("every", ())):
             endpoints = pods.gateway(*admin, *flags, name=name)
             eventually("both are linked", partial(sees, endpoints, {"first", "second"}))
-        # A namespace without permission does not stop the others.
+        # A namespace without permission does not stop the discovery in others.
         mine = ("--kubernetes", "--kubeconfig", str(pods.make_kubeconfig()))
         endpoints = pods.gateway(*mine, *both, name="partly")
         eventually("its own are linked", lambda: peers(endpoints) == {"first"})
@@ -310,7 +308,9 @@ def test_requests_are_served_without_the_api_server(own_pods: PodSwarm) -> None:
     try:
         reader.more(30)
         [first, _] = route(endpoints)
-        pods.kill(first)  # its address is known: the next process is found without the API server
+        pods.kill(
+            first
+        )  # its address is known, so the next process is found without the API server
         pods.launch(first)
         eventually("it is linked again", lambda: pods.linked(endpoints) == 4)
         assert ready(endpoints) == (True, "")
@@ -323,7 +323,7 @@ def test_requests_are_served_without_the_api_server(own_pods: PodSwarm) -> None:
 
 
 def test_changes_during_an_api_outage_are_learned(own_pods: PodSwarm) -> None:
-    """The API server comes back without history: mostly it refuses the watch, and the pods are listed."""
+    """The API server restarts without history: it usually refuses the watch, and the pods are listed again."""
     pods, api = own_pods, own_pods.api
     second = api.add_apiserver("second")
     try:
@@ -383,7 +383,7 @@ def test_gateway_that_cannot_list_pods_is_not_ready(own_pods: PodSwarm) -> None:
 
 
 def reason(endpoints: Endpoints, part: str) -> str:
-    """Return why it is not ready, if the reason contains `part`."""
+    """Return the reason for missing readiness, if it contains `part`."""
     good, text = ready(endpoints)
     assert not good
     return text if part in text else ""
@@ -393,7 +393,7 @@ def reason(endpoints: Endpoints, part: str) -> str:
 def test_random_faults_keep_answers_right(
     own_pods: PodSwarm,
 ) -> None:
-    """Minutes of random kills, restarts and replacements of pods, and of kills and pauses of the API server."""
+    """Kill, restart and replace random pods for minutes, and kill and pause the API server."""
     seed = int(os.environ.get("SEED", "1"))
     pods, api, rng = own_pods, own_pods.api, random.Random(seed)
     spans = ("0:2", "2:4", "0:4")
@@ -408,7 +408,7 @@ def test_random_faults_keep_answers_right(
             case 0:
                 pods.kill(name)
                 pods.run(name)
-            case 1:  # replaced, as the operator does
+            case 1:  # replaced, as by the operator
                 blocks = alive.pop(name)
                 pods.delete_pod(name)
                 successor = f"{name.partition('-')[0]}-{turn + 1}"

@@ -1,7 +1,6 @@
-"""A real Prometheus at a real API server: it finds the pods of ModelSwarm, and every panel of the operator answers.
+"""A real Prometheus at a real API server: it finds the pods of ModelSwarm, and every operator panel has data.
 
-Servers are real processes whose pods exist at the API only; a thread plays the kubelet of the operator's pods. The
-release on real nodes has a test of its own.
+Servers are real processes whose pods exist only in the API; a thread acts as the kubelet of the operator's pods.
 """
 
 from __future__ import annotations
@@ -78,9 +77,7 @@ def test_gateway_metrics_count_the_known_pods(
         assert endpoints.metric("modelswarm_gateway_kube_api_failures_total") == 0
         pods.delete_pod("b0")
         eventually("a terminating pod", lambda: known("terminating") == 1, SEEN_SECONDS)
-        assert (
-            endpoints.metric("modelswarm_gateway_coverage") == 1
-        )  # it runs, and serves until it ends
+        assert endpoints.metric("modelswarm_gateway_coverage") == 1  # the server runs until its end
         pods.remove_pod("b0")
         eventually("its end", lambda: known("terminating") == 0, SEEN_SECONDS)
         eventually(
@@ -113,7 +110,7 @@ def test_operator_panels_answer_and_show_a_lost_pod(
             wait_number(prometheus, READY, 4)
             rows = [row.title for row in OPERATOR_ROWS]
             asked = check_panels(json.loads(TARGET.read_text()), prometheus, rows, window="2m")
-            of_gateways = (GATEWAY_VIEW, GATEWAY_WATCHES)  # there are none here
+            of_gateways = (GATEWAY_VIEW, GATEWAY_WATCHES)  # no gateway runs here
             silent = [
                 str(each) for each in asked if not each.answered and each.panel not in of_gateways
             ]

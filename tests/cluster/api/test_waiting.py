@@ -1,4 +1,4 @@
-"""`wait_for` bears that a server does not answer for a moment, and ends at once when it refuses."""
+"""`wait_for` retries while a server does not respond, and ends at once when it refuses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def one_after_the_other(*looks: Look) -> Look:
 
 @pytest.fixture
 def away(api: ApiLevel) -> Kubectl:
-    """A client of an API server that does not run."""
+    """Return a client of an API server that does not run."""
     return Kubectl(api.user_kubeconfig("admin", "system:masters", NOWHERE))
 
 
@@ -54,5 +54,5 @@ def test_refusal_ends_the_wait(api: ApiLevel, away: Kubectl) -> None:
             wait_for("it", one_after_the_other(answer(code)), 30)
     with pytest.raises(CommandFailed, match="NotFound"):
         wait_for("it", one_after_the_other(lambda: api.kubectl.get("configmap", "none")), 30)
-    with pytest.raises(CommandFailed, match="refused"):  # it may have been done
+    with pytest.raises(CommandFailed, match="refused"):  # the request may have had its effect
         wait_for("it", one_after_the_other(lambda: away("delete", "pod", "one")), 30)

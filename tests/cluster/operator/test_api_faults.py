@@ -1,7 +1,7 @@
-"""Faults of the API server: the end is that of a clean run, and no pod more than needed was created.
+"""Faults of the API server: the end is that of a clean run, and no more pods than needed were created.
 
-Tests that kill parts of the control plane have a control plane of their own. Tests that end watches have an operator of
-their own, whose pauses between watches would slow down later tests.
+Tests that kill parts of the control plane have their own control plane. Tests that end watches have their own
+operator, whose pauses between watches would slow down later tests.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def test_pods_deleted_in_a_watch_gap_are_forgotten(stage: Scene) -> None:
 
 @pytest.mark.full
 def test_old_versions_replayed_by_a_watch_change_nothing(stage: Scene) -> None:
-    """As by the watch of a lagging API server: a deleted pod, an older spec, an older swarm."""
+    """A watch of a lagging API server repeats a deleted pod, an older spec and an older swarm."""
     watched(stage)
     old_swarm, old_pods = stage.stored_swarm(), stage.pods()
     stage.edit(replicas=1)
@@ -285,7 +285,7 @@ def test_refused_watch_is_tried_again(fresh_stage: Scene) -> None:
 
 @pytest.mark.full
 def test_list_that_ends_with_410_is_made_again(stage: Scene) -> None:
-    """The list was compacted between two pages."""
+    """The list is compacted between two pages."""
     stage.apply(swarm())
     stage.settle()
     stage.proxy.fault = first(3, Fault(answer=410, reason="Expired"), is_pod_list)
@@ -323,7 +323,7 @@ def test_create_without_a_response_is_not_repeated(stage: Scene) -> None:
 
 @pytest.mark.full
 def test_refused_token_is_read_again(fresh_stage: Scene) -> None:
-    """The API server refuses the old token from now on; the file holds a new one."""
+    """The API server refuses the old token; the file has a new one."""
     fresh_stage.apply(swarm())
     fresh_stage.settle()
     fresh = fresh_stage.account()
@@ -403,7 +403,7 @@ def test_operator_goes_on_after_an_etcd_kill(own_api: ApiLevel, own_stage: Scene
     own_api.stop_etcd()
     time.sleep(3)
     own_api.start_etcd()
-    # The first writes may still fail: the API server does not repeat a write after it has lost etcd.
+    # The first writes may fail: the API server does not repeat a write after it lost etcd.
     own_stage.wait("an edit", lambda: own_stage.edit(replicas=3))
     own_stage.settle(servers=6)
     own_stage.check_invariants()

@@ -1,6 +1,6 @@
-"""The operator against a real API server: it creates what a swarm wants, and restores what was changed by hand.
+"""The operator against a real API server: it creates the pods of a swarm, and repairs manual changes.
 
-Pods exist at the API only; a thread plays scheduler and kubelet. Faults have files of their own.
+Pods exist only in the API; a thread acts as scheduler and kubelet. Other files test faults.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_scaling_up_and_down_never_reuses_a_pod_name(stage: Scene) -> None:
         stage.settle(servers=2 * replicas)
         names |= {pod["metadata"]["name"] for pod in stage.pods()}
         stage.check_invariants()
-    assert len(names) == len(stage.created_pods()) == 8  # 2, then 4 more, 2 go, 2 new ones
+    assert len(names) == len(stage.created_pods()) == 8  # 2, then 4 more, 2 deleted, 2 new ones
 
 
 @pytest.mark.full

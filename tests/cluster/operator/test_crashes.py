@@ -1,7 +1,7 @@
 """Kills of the operator at its writes: before the server gets the write, and after it but before the response.
 
 The end must be that of an undisturbed run, with no pod created twice and none lost. Cases 1 to 6 of operator.md
-section 3. All scenarios and all writes run in the soak; unit tests run them in virtual time.
+section 3. The soak runs all scenarios and all writes; unit tests run them in virtual time.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from support.kubernetes.fault_proxy import Call, Fault
 from support.kubernetes.operator_process import shown
 from support.kubernetes.operator_scene import Scene, swarm
 
-MAX_RESTARTS = 80  # more than any scenario can need
-SAMPLE = (2, 5)  # writes
-STOP_SECONDS = 60.0  # generous: the exit code tells a graceful stop from a forced one
+MAX_RESTARTS = 80  # more than any scenario needs
+SAMPLE = (2, 5)  # numbers of writes
+STOP_SECONDS = 60.0  # seconds; generous, as the exit code tells a graceful stop from a forced one
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,12 @@ class Scenario:
     name: str
     prepare: Callable[[Scene], None]
     act: Callable[[Scene], object]
-    servers: int  # at the end; -1: the swarm is gone
-    made: int  # pods created from `act` on
+    servers: int  # at the end; -1: no swarm
+    made: int  # pods created during and after `act`
 
 
 def _fresh(stage: Scene) -> None:
-    """Nothing to prepare."""
+    """Prepare nothing."""
 
 
 def _two_by_two(stage: Scene) -> None:
@@ -80,7 +80,7 @@ SCENARIOS = (
 DAILY = (
     "create",
     "roll",
-)  # the others run in the soak, and all of them in virtual time in tests/unit/operator
+)  # the soak runs the others, and tests/unit/operator runs all in virtual time
 BY_NAME = pytest.mark.parametrize(
     "scenario",
     [
@@ -92,7 +92,7 @@ BY_NAME = pytest.mark.parametrize(
 
 @pytest.fixture
 def stage(fresh_stage: Scene) -> Scene:
-    """These tests kill the operator."""
+    """Return an operator of the test's own, because the test kills it."""
     return fresh_stage
 
 
@@ -125,7 +125,7 @@ class Killer:
             return not self._decided
 
     def reset(self) -> None:
-        """Forget the last kill; the next comes only after `arm`."""
+        """Forget the last kill. The next one needs `arm`."""
         with self._lock:
             self._at, self._decided, self.killed = 0, False, False
 
@@ -166,7 +166,7 @@ def clear(stage: Scene) -> None:
 
 
 def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int:
-    """Run from `act` to the end with the kills that `kill` arms, and return how many there were."""
+    """Run from `act` to the end with the kills that `kill` arms, and return their number."""
     killer = Killer(stage)
     scenario.prepare(stage)
     made, kills = len(stage.created_pods()), 0
@@ -185,9 +185,9 @@ def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int
         kill(killer)
         stage.operator.start()
     assert killer.disarm()
-    stage.operator.wait_ready()  # the last process has listed everything
+    stage.operator.wait_ready()  # the last process has listed all objects
     stage.wait("the end", lambda: is_at_end(stage, scenario))
-    stage.wait_quiet()  # and has done the rest
+    stage.wait_quiet()  # and has finished its work
     stage.check_invariants()
     assert len(stage.created_pods()) - made == scenario.made
     return kills
@@ -197,7 +197,7 @@ def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int
 @pytest.mark.timeout(900)
 @BY_NAME
 def test_one_write_per_process_reaches_the_end(stage: Scene, scenario: Scenario) -> None:
-    """It is killed after each write, so every process gets one step further."""
+    """Every process is killed after one write."""
     wanted = clean_end(stage, scenario)
     kills = run(stage, scenario, lambda killer: killer.arm(1, after=True))
     assert kills > 0
@@ -216,7 +216,7 @@ def test_one_write_per_process_reaches_the_end(stage: Scene, scenario: Scenario)
 def test_kill_at_a_sampled_write_changes_nothing(
     stage: Scene, scenario: Scenario, after: bool
 ) -> None:
-    """A sample; `make soak` runs all writes of all scenarios."""
+    """The fast tier has a sample; `make soak` runs all writes of all scenarios."""
     wanted = clean_end(stage, scenario)
     for number in SAMPLE:
         assert kill_once(stage, scenario, number, after, wanted) == 1
@@ -236,7 +236,7 @@ def test_kill_at_each_write_changes_nothing(stage: Scene, scenario: Scenario, af
 
 
 def kill_once(stage: Scene, scenario: Scenario, number: int, after: bool, wanted: Json) -> int:
-    """Kill at that write, if there are so many. Return how many kills there were."""
+    """Kill at the given write, if there is one. Return the number of kills."""
     left = [number]
 
     def once(killer: Killer) -> None:
@@ -281,7 +281,7 @@ def kill_twice(stage: Scene, seed: int) -> None:
 
 @pytest.mark.full
 def test_stop_in_the_middle_exits_zero_and_is_completed(stage: Scene) -> None:
-    """SIGTERM while pods are being created: the process exits with 0, and the next one completes the work."""
+    """SIGTERM while pods are created: the process exits with 0, and the next one completes the work."""
     for at in (1, 3, 5):
         seen = [0]
 
@@ -310,7 +310,7 @@ def _at_least(seen: list[int], count: int) -> bool:
 
 @pytest.mark.full
 def test_changes_while_the_operator_is_down_are_made_good(stage: Scene) -> None:
-    """Case 7, shortened: two pods are deleted, and the spec changes twice."""
+    """Case 7, shortened: without operator two pods are deleted, and the spec changes twice."""
     stage.apply(swarm())
     stage.settle()
     stage.operator.kill()

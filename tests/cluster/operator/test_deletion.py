@@ -44,7 +44,7 @@ def test_deleted_swarm_takes_its_objects_along(stage: Scene, policy: str) -> Non
     for path in CHILDREN:
         where = path.format(stage.namespace)
         stage.wait(f"no {where}", lambda where=where: not stage.client.items(where))  # type: ignore[misc]
-    assert len(stage.created_pods()) == made  # nothing was created again meanwhile
+    assert len(stage.created_pods()) == made  # none was created again
 
 
 def test_swarm_deleted_with_orphans_creates_nothing(stage: Scene) -> None:
@@ -57,7 +57,7 @@ def test_swarm_deleted_with_orphans_creates_nothing(stage: Scene) -> None:
 
 
 def test_namespace_with_a_swarm_can_be_deleted(kwok_api: ApiLevel, stage: Scene) -> None:
-    """The operator runs elsewhere, as the chart has it: in the namespace, its own rights would go first."""
+    """The operator runs outside the namespace, as in the chart: inside, its own rights would be deleted first."""
     config = kwok_api.user_kubeconfig("outside", "system:masters")
     with kwok_api.namespace() as other:
         operator = Operator(config, other, stage.folder, "--resync", "2")
@@ -82,7 +82,7 @@ def test_disruption_budget_refuses_an_eviction(stage: Scene) -> None:
     }
     path = f"{PODS.format(stage.namespace)}/{doomed}/eviction"
     answer = stage.client.post_code(path, eviction)
-    assert answer == 429  # every replica is wanted: a drain waits for the replacement
+    assert answer == 429  # no replica may be missing: a drain waits for the replacement
     stage.edit(replicas=3)
     stage.settle(servers=6)
 

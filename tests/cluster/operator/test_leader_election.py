@@ -1,7 +1,6 @@
-"""Two operators and one Lease: which one leads, when the other takes over, and that a leader without it writes nothing.
+"""Two operators and one Lease: leadership, takeover, and no writes of a leader without the Lease.
 
-A takeover that must not wait for the Lease to run out is tested with a Lease
-of an hour. Times are printed, not judged.
+A Lease of an hour proves takeovers that do not wait for its end. Times are printed, not checked.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from support.kubernetes.operator_scene import Scene, scene, swarm
 from tools.devcluster.control_plane.api_level import ApiLevel
 
 HOUR = 3600
-TIMESTAMP = len("2026-11-23 11:46:29,944")  # at the beginning of each line of a log
-EXIT_SECONDS = 60.0  # generous: the exit code is the proof
+TIMESTAMP = len("2026-11-23 11:46:29,944")  # start of each log line
+EXIT_SECONDS = 60.0  # seconds; generous, as the exit code is the proof
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/{}/leases/modelswarm-operator"
 
 
@@ -34,7 +33,7 @@ def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
 
 @pytest.fixture
 def pair(stage: Scene) -> Iterator[tuple[Operator, Operator]]:
-    """The first leads, through the proxy; the second stands by and reaches the API server directly."""
+    """Yield two operators: the leader behind the proxy, and a standby at the API server itself."""
     with ExitStack() as stack:
         first = stack.enter_context(stage.another_operator("--resync", "2", elect=True))
         stage.wait("the first to lead", first.leads)
@@ -49,7 +48,7 @@ def pair(stage: Scene) -> Iterator[tuple[Operator, Operator]]:
 
 @pytest.fixture
 def patient_pair(stage: Scene, pair: tuple[Operator, Operator]) -> tuple[Operator, Operator]:
-    """The same, and the stored Lease runs for an hour: the second leads only if the first releases it."""
+    """Return the same pair with a stored Lease of one hour: the second leads only if the first releases it."""
     stage.proxy.rewrite = with_an_hour
     stored = LEASES.format(stage.namespace)
     stage.wait(
@@ -60,7 +59,7 @@ def patient_pair(stage: Scene, pair: tuple[Operator, Operator]) -> tuple[Operato
 
 
 def with_an_hour(call: Call, body: bytes) -> bytes:
-    """Change what the leader writes; it keeps its own terms."""
+    """Return the body with a Lease of one hour. The leader keeps its own setting."""
     if call.verb != "PUT" or not call.path.endswith("/leases/modelswarm-operator"):
         return body
     lease = json.loads(body)
@@ -69,7 +68,7 @@ def with_an_hour(call: Call, body: bytes) -> bytes:
 
 
 def takeover(stage: Scene, second: Operator) -> float:
-    """Wait until the second leads; return the seconds that took."""
+    """Wait until the second leads; return the seconds until then."""
     began = time.monotonic()
     stage.wait("the second to lead", second.leads)
     return time.monotonic() - began
@@ -119,7 +118,7 @@ def test_graceful_stop_frees_the_lease(
 def test_stop_during_a_renewal_frees_the_lease(
     stage: Scene, patient_pair: tuple[Operator, Operator]
 ) -> None:
-    """The API server has renewed the Lease, and the operator gets no response."""
+    """The API server renews the Lease, but the operator gets no response."""
     first, second = patient_pair
     asked: list[Call] = []
 
@@ -139,7 +138,7 @@ def test_stop_during_a_renewal_frees_the_lease(
 def test_resumed_leader_without_a_lease_writes_nothing(
     stage: Scene, pair: tuple[Operator, Operator]
 ) -> None:
-    """SIGSTOP until the other leads: the first exits before any write."""
+    """The leader is stopped until the other leads; when continued, it exits before any write."""
     first, second = pair
     stage.apply(swarm())
     stage.settle()
@@ -147,7 +146,7 @@ def test_resumed_leader_without_a_lease_writes_nothing(
     takeover(stage, second)
     stage.edit(replicas=1)
     stage.settle(servers=2)
-    before = len(stage.writes())  # only the first goes through the proxy
+    before = len(stage.writes())  # only the first uses the proxy
     time.sleep(2)
     first.send(signal.SIGCONT)
     assert first.process.wait(EXIT_SECONDS) == 1
@@ -219,7 +218,7 @@ def test_lease_taken_by_hand_ends_the_leader(stage: Scene, pair: tuple[Operator,
 
 @pytest.mark.full
 def test_lease_times_an_hour_off_change_nothing(stage: Scene) -> None:
-    """No time that is written in the Lease is compared with a clock."""
+    """The operator compares no time of the Lease with a clock."""
     with stage.another_operator("--resync", "2", elect=True) as first:
         stage.wait("the first to lead", first.leads)
         path = LEASES.format(stage.namespace)
@@ -232,7 +231,7 @@ def test_lease_times_an_hour_off_change_nothing(stage: Scene) -> None:
 
         with stage.another_operator("--resync", "2", elect=True, direct=True) as second:
             second.wait_ready()
-            for number in range(20):  # longer than a Lease runs
+            for number in range(20):  # longer than the term of a Lease
                 assert skewed(-1 if number % 2 else 1)
                 time.sleep(0.5)
             assert not second.leads()
@@ -242,7 +241,7 @@ def test_lease_times_an_hour_off_change_nothing(stage: Scene) -> None:
 
 @pytest.mark.full
 def test_two_operators_without_election_agree(stage: Scene) -> None:
-    """A wrong installation: names and versions keep them from harm, and the end is quiet."""
+    """A wrong installation: names and versions prevent harm, and the writes end."""
     with (
         stage.another_operator("--resync", "2") as first,
         stage.another_operator("--resync", "2") as second,
@@ -260,4 +259,4 @@ def test_two_operators_without_election_agree(stage: Scene) -> None:
         stage.check_invariants()
         for each in (first, second):
             each.check_log()
-        assert len(stage.created_pods()) <= 8  # 4 + 1 + 2, and at most one more by a lost race
+        assert len(stage.created_pods()) <= 8  # 4 + 1 + 2, and at most one more after a lost race

@@ -1,6 +1,6 @@
-"""Rights that the operator lacks: it names them, waits, does not crash, and goes on when they come.
+"""Missing rights of the operator: it names them, waits without a crash, and continues when they are granted.
 
-The account gets what `access_review.needs` lists, by which the chart is tested too.
+The account gets the rights of `access_review.needs`, which also test the chart.
 """
 
 from __future__ import annotations

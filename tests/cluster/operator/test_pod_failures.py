@@ -1,7 +1,7 @@
-"""Failures of pods and nodes, and what the operator does: crashes, evictions, missing images, nodes that go.
+"""Failures of pods and nodes, and the operator's reaction: crashes, evictions, missing images, lost nodes.
 
-Cases 48 to 52 of operator.md section 3, at API level: the test plays kubelet and node controller. The rules themselves
-are tested in virtual time (tests/unit/operator); here they meet a real API server.
+Cases 48 to 52 of operator.md section 3, at API level: the test acts as kubelet and node controller. tests/unit/operator
+tests the rules themselves in virtual time; here they meet a real API server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tools.devcluster.control_plane.api_level import ApiLevel
 
 @pytest.fixture
 def stage(stage: Scene) -> Iterator[Scene]:
-    """The nodes are Ready and schedulable again at the end."""
+    """Yield the stage; at the end the nodes are Ready and schedulable again."""
     yield stage
     for name in ("node-a", "node-b"):
         uncordon(stage, name)
@@ -59,19 +59,19 @@ def test_failed_pod_is_replaced(stage: Scene) -> None:
 
 
 def test_pods_that_always_fail_are_replaced_ever_later(stage: Scene) -> None:
-    """The first failure is made good at once, the second after 2 s, the third after 4 s."""
+    """The first failure is repaired at once, the second after 2 s, the third after 4 s."""
     stage.apply(swarm(replicas=1))
     stage.settle(servers=2)
     created: dict[str, datetime] = {}  # pods of the first span, in order
     stage.wait("three replacements", lambda: len(fail_the_first_span(stage, created)) == 4)
     _, first, second, third = created.values()
-    # Times of the API server are whole seconds, and so is the moment that the operator stores.
+    # The API server's times are whole seconds, and so is the operator's stored time.
     assert (second - first).total_seconds() >= 1
     assert (third - second).total_seconds() >= 3
     assert len(stage.created_pods()) == 5
 
     def is_reported() -> bool:
-        fail_the_first_span(stage, created)  # the newest too: otherwise the swarm would recover
+        fail_the_first_span(stage, created)  # the newest, too: else the swarm recovers
         degraded = stage.condition("Degraded")
         return degraded.get("status") == "True" and "weights are corrupt" in degraded["message"]
 
@@ -79,12 +79,12 @@ def test_pods_that_always_fail_are_replaced_ever_later(stage: Scene) -> None:
 
 
 def fail_the_first_span(stage: Scene, created: dict[str, datetime]) -> dict[str, datetime]:
-    """Let its pods fail as soon as they are bound. Adds new ones to `created`, and returns it."""
+    """Let pods of the first span fail as soon as they are bound. Add new ones to `created`, and return it."""
     for pod in stage.live_pods():
         meta = pod["metadata"]
         if pod["spec"].get("nodeName") and meta["labels"]["modelswarm.io/span"] == "0":
             created.setdefault(meta["name"], datetime.fromisoformat(meta["creationTimestamp"]))
-            with suppress(httpx.HTTPStatusError):  # it is replaced at this moment
+            with suppress(httpx.HTTPStatusError):  # the operator replaces it at this moment
                 set_status(stage.client, pod, **failed("Error", 1, "weights are corrupt"))
     return created
 
@@ -177,7 +177,7 @@ def test_cordon_starts_replacements_before_pods_go(stage: Scene) -> None:
         return not names(doomed) & names(stage.live_pods()) and stage.is_settled()
 
     stage.wait("the pods to have moved", moved)
-    assert min(least) == 2  # no span ever had fewer servers than wanted
+    assert min(least) == 2  # no span ever had fewer servers than specified
     stage.check_invariants()
 
 
@@ -233,7 +233,7 @@ def test_pods_refused_by_pod_security_are_a_condition(stage: Scene) -> None:
 
 @pytest.mark.full
 def test_same_served_name_in_two_namespaces_is_refused(api: ApiLevel, fresh_stage: Scene) -> None:
-    """The younger swarm gets a condition that the served name is taken; with another name it is served."""
+    """The newer swarm gets the condition that its served name is taken; after a rename it is served."""
     with api.namespace() as other:
         config = api.user_kubeconfig("operator", "system:masters")
         fresh_stage.operator.stop()
@@ -282,7 +282,7 @@ def test_swarm_with_large_annotations_is_served(stage: Scene) -> None:
 
 @pytest.mark.full
 def test_restarted_container_is_counted_again(stage: Scene) -> None:
-    """The kubelet restarts containers; the operator does nothing meanwhile."""
+    """The kubelet restarts the container; the operator changes nothing."""
     stage.apply(swarm(replicas=1))
     stage.settle(servers=2)
     pod = stage.live_pods()[0]

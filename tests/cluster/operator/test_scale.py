@@ -1,7 +1,7 @@
 """Many swarms, many pods and many failures at once.
 
-The large ones are soak tests on kwok, at the size of MODELSWARM_SCALE (1: a thousand swarms). Their asserts do not
-depend on the machine: the right pods, no write without a reason, and memory that follows the number of pods.
+The large ones are soak tests on kwok, with the size MODELSWARM_SCALE (1: a thousand swarms). Their checks do not
+depend on the machine's speed: the right pods, no needless write, and memory in proportion to the pods.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.full
 
 SCALE = float(os.environ.get("MODELSWARM_SCALE", "1"))
 FAULTS_SECONDS = float(os.environ.get("MODELSWARM_FAULTS_SECONDS", "7200"))
-POD_SECONDS = 3.0  # for each pod, when all are created at once on two busy cores
+POD_SECONDS = 3.0  # seconds per pod, when all are created at once on two busy cores
 LEAST_SECONDS = 300.0
 LEAST_MIB, MIB_OF_POD = 200.0, 0.1
 NODES = tuple(f"node-{number}" for number in range(10))
@@ -33,7 +33,7 @@ NODES = tuple(f"node-{number}" for number in range(10))
 
 @pytest.fixture
 def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
-    """An operator of this test's own, and ten nodes. Not forked: its memory is its own."""
+    """Yield this test's own operator, by exec as its memory is measured, and ten nodes."""
     flags = ("--resync", "2")
     with (
         scene(api, namespace, tmp_path, *flags, nodes=NODES, fork=False) as made,
@@ -49,7 +49,7 @@ def stage(api: ApiLevel, namespace: str, tmp_path: Path) -> Iterator[Scene]:
 
 
 def test_failure_of_a_third_of_the_nodes_moves_only_its_pods(stage: Scene) -> None:
-    """Case 59: most nodes are up. Pods that return with their nodes go when their successors serve."""
+    """Case 59: a third of the nodes fails. Pods that return with their nodes are deleted once replacements serve."""
     stage.apply(swarm(spans={"count": 4}, replicas=5))
     stage.settle(servers=20)
     stage.check_invariants()
@@ -57,7 +57,7 @@ def test_failure_of_a_third_of_the_nodes_moves_only_its_pods(stage: Scene) -> No
     lost = {uid_of(pod) for pod in stage.live_pods() if node_of(pod) in down}
     rest = {uid_of(pod) for pod in stage.live_pods()} - lost
     assert len(lost) == 6
-    kubelet.nodes = NODES[3:]  # where a scheduler would put new pods
+    kubelet.nodes = NODES[3:]  # the scheduler's choice for new pods
     kubelet.ends_pod = lambda pod: node_of(pod) not in down
     for node in down:
         set_node_ready(stage.client, node, False)
@@ -109,7 +109,7 @@ def test_thousand_swarms_are_changed_at_once_and_restarted() -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(6 * 3600)
 def test_swarm_of_a_thousand_pods_outlives_a_restart() -> None:
-    """Case 57; and 58 for one large swarm."""
+    """Case 57; case 58 for one large swarm."""
     replicas = round(250 * SCALE)
     with control_plane(audit=True) as plane:
         plane.client.post(
@@ -120,7 +120,7 @@ def test_swarm_of_a_thousand_pods_outlives_a_restart() -> None:
 
 
 def small(name: str, *, spans: int, replicas: int) -> Json:
-    """Return a swarm whose pods request nothing: kwok's nodes have room for hundreds, not for thousands."""
+    """Return a swarm whose pods request nothing, as kwok's nodes hold only hundreds of requesting pods."""
     return swarm(name, spans={"count": spans}, replicas=replicas)
 
 
@@ -141,7 +141,7 @@ def wait_whole(plane: ControlPlane, swarms: int, pods: int, what: str) -> None:
 
 
 def restarted(plane: ControlPlane, swarms: int, pods: int) -> None:
-    """Restart the operator; the next process must write nothing but its Lease."""
+    """Restart the operator, and check that the next process writes nothing but its Lease."""
     skip, _ = plane.read_requests()
     plane.operator.kill()
     plane.operator.start()

@@ -1,6 +1,6 @@
 """Resources, priorities and GPUs of nodes, with Kubernetes' own scheduler and controllers on kwok.
 
-Preemption by a pod of higher priority, GPUs that vanish from a node.
+Preemption by a pod of higher priority, GPUs that disappear from a node.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def shared_scene(
 
 @pytest.fixture
 def stage(kwok_api: ApiLevel, stage: Scene) -> Iterator[Scene]:
-    """Two nodes for this test: 8 CPUs, 2 GPUs, a zone."""
+    """Yield two nodes for this test: 8 CPUs, 2 GPUs, a zone."""
     for name in NODES:
         labels = {ZONE: f"zone-of-{name}", "test": stage.namespace}
         kwok_api.kubectl.apply(fake_node(name, cpu="8", gpus=2, labels=labels))
@@ -63,7 +63,7 @@ def test_server_gets_the_zone_of_its_node(stage: Scene) -> None:
         (zone,) = (each for each in container["env"] if each["name"] == "NODE_ZONE")
         assert zone["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{ZONE}']"
         assert pod["metadata"]["labels"][ZONE] == f"zone-of-{pod['spec']['nodeName']}"
-    stage.check_quiet(3.0)  # the kubelet's label is no reason to write
+    stage.check_quiet(3.0)  # the kubelet's label causes no write
 
 
 def test_preempted_pod_waits_for_room_and_others_stay(stage: Scene) -> None:

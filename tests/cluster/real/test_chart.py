@@ -1,4 +1,4 @@
-"""The chart as helm renders it: the objects of every values file, refused values, and the flags of the processes."""
+"""The chart as rendered by helm: the objects of every values file, refused values, and the flags of the processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_every_object_has_the_standard_labels(values: Path) -> None:
     for found in render(values, *MONITORING):
         labels = found["metadata"].get("labels", {})
         if "notes" in found["metadata"]["name"] or found["metadata"]["name"] == "more":
-            continue  # extraObjects are as their author wrote them
+            continue  # extraObjects are unchanged
         assert labels["app.kubernetes.io/part-of"] == "modelswarm"
         assert labels["app.kubernetes.io/instance"] == "modelswarm"
         assert labels["helm.sh/chart"].startswith("modelswarm-")
@@ -122,7 +122,7 @@ def test_gateway_accepts_its_flags_and_has_time_to_stop() -> None:
     )
     assert settings.vllm_metrics
     assert settings.cors_origins == ("https://chat.example.com", "http://[::1]:3000")
-    assert settings.max_named_sessions == 5  # extraArgs come last and win
+    assert settings.max_named_sessions == 5  # extraArgs are last, and override
     spec = find_object(objects, "Deployment", "modelswarm-gateway")["spec"]["template"]["spec"]
     leaving = settings.shutdown_delay_seconds + settings.drain_timeout_seconds
     assert spec["terminationGracePeriodSeconds"] >= leaving + 10
@@ -353,7 +353,7 @@ def test_old_kubernetes_is_refused() -> None:
 
 @pytest.mark.full
 def test_names_fit_for_any_release_name() -> None:
-    long = "a" * 53  # the longest that helm accepts
+    long = "a" * 53  # the longest name that helm accepts
     for values, found in product((None, EVERYTHING), ("x", long)):
         text = NO_CLUSTER.helm(
             "template", found, str(CHART), *(("-f", str(values)) if values else ())
@@ -368,7 +368,7 @@ def test_names_fit_for_any_release_name() -> None:
 
 
 def test_docs_list_every_value_with_its_default() -> None:
-    """tools/make_chart_docs.py writes the table after a change of values.yaml."""
+    """tools/make_chart_docs.py writes the table from values.yaml."""
     page = (ROOT / "docs" / "install.md").read_text()
     assert replace_table(page) == page
 

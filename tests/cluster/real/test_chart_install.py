@@ -1,6 +1,6 @@
 """The chart at a real API server: installed, upgraded, rolled back, uninstalled, installed again.
 
-No controllers run behind it: the tests see which objects the API server accepts, keeps and refuses.
+Without controllers, the tests see which objects the API server accepts, keeps and refuses.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ spec: {model: {source: "demo://counting"}, replicas: 2}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiLevel]:
-    """An API server of this module's own, where the chart owns the CRD."""
+    """Yield this module's own API server, where the chart owns the CRD."""
     level = ApiLevel(Layout(tmp_path_factory.mktemp("chart")), ApiSettings())
     try:
         yield level.start()
@@ -157,7 +157,7 @@ def test_notes_match_the_installation(kubectl: Kubectl) -> None:
 
 @pytest.mark.full
 def test_editor_may_scale_the_swarms_of_a_namespace(kubectl: Kubectl, server: ApiLevel) -> None:
-    """The controller manager would aggregate the rules; here the role is bound as it is."""
+    """Without a controller manager to aggregate the rules, the role is bound directly."""
     install_and_apply(server, kubectl)
     role = f"{kubectl.namespace}-modelswarm-edit"
     kubectl("create", "serviceaccount", "editor")
@@ -213,7 +213,7 @@ def test_extra_objects_are_installed_with_the_chart(kubectl: Kubectl) -> None:
 
 
 def wait_allowed(server: ApiLevel, namespace: str, account: str) -> None:
-    """Wait until the API server knows the rules that were made for the account."""
+    """Wait until the API server knows the account's new rules."""
     asked = (USER.format(namespace, account), "get", "modelswarms", namespace, "modelswarm.io")
     with ApiClient(server) as client:
         wait_for(f"{account} to have its rights", lambda: client.is_allowed(*asked), 30)

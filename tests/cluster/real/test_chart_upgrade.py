@@ -1,6 +1,7 @@
 """The release on real nodes: `helm test` fails without a swarm, and an upgrade loses no request.
 
-No container can write to its file system, and the API server refuses nothing to an account of the chart."""
+No container can write to its file system. The API server refuses no request of the chart's accounts.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def test_upgrade_of_the_gateways_loses_no_request(release: Release) -> None:
 
 
 def test_helm_test_without_a_swarm_reports_it(release: Release) -> None:
-    """With new gateways: those that have served a swarm still name it as not ready."""
+    """New gateways report no swarm; a gateway that has served a swarm would report that one as not ready."""
     release.wait_whole()
     release.kubectl("delete", "modelswarm", SWARM, "--timeout=90s")
     try:
@@ -69,7 +70,7 @@ def upgrade(release: Release, *values: str) -> None:
 
 
 def assert_no_pod_can_write(release: Release) -> None:
-    """Every pod runs as 65532 on a read-only file system."""
+    """Check that every pod runs as 65532 on a read-only file system."""
     for pod in release.kubectl.items("pods"):
         if pod["status"]["phase"] != "Running":
             continue
@@ -105,7 +106,7 @@ def asking(url: str, model: str) -> Iterator[list[tuple[int, str]]]:
 
 
 def refused(release: Release) -> list[str]:
-    """Return the requests of the release's accounts that the API server has refused."""
+    """Return the refused requests of the release's accounts."""
     accounts = f"system:serviceaccount:{NAMESPACE}:modelswarm-"
     return [
         str(event["requestURI"])

@@ -1,4 +1,4 @@
-"""The test cluster itself: restricted pods run and reach one another across nodes, and nodes fail and come back.
+"""The test cluster itself: restricted pods run and reach one another across nodes, and nodes fail and recover.
 
 Nothing is left when the cluster is removed.
 """
@@ -66,7 +66,7 @@ def pod(name: str, node: str, *command: str, **more: Any) -> dict[str, Any]:
 
 
 def web(name: str, node: str) -> dict[str, Any]:
-    """Return a pod that serves its own name by HTTP, and is Ready when it does."""
+    """Return a pod that serves its own name over HTTP, and is Ready then."""
     probe = {"httpGet": {"path": "/hostname", "port": 8000}, "periodSeconds": 1}
     command = ("python3", "-m", "http.server", "8000", "-d", "/etc")
     return pod(name, node, *command, container={"readinessProbe": probe})
@@ -187,7 +187,7 @@ def test_dead_node_becomes_unready_and_comes_back(cluster: RealCluster, namespac
     address = kubectl.get("pod", "dies")["status"]["podIP"]
     died = time.monotonic()
     try:
-        assert cluster.kill_node("n2") >= 2  # the pod and its pause
+        assert cluster.kill_node("n2") >= 2  # the pod's container and its pause container
         assert "timed out" in inside(kubectl, "stays", _attempt(f"{address}:8000"))
         cluster.kubectl.wait_condition("node", "n2", "Ready", 60, status="Unknown")
         print(f"from the node's death to NotReady: {time.monotonic() - died:.1f} s")
@@ -207,7 +207,7 @@ def test_dead_node_becomes_unready_and_comes_back(cluster: RealCluster, namespac
 def test_chosen_cluster_takes_objects(
     any_cluster: RealCluster | ExistingCluster, namespace: str
 ) -> None:
-    """The test cluster, or with CLUSTER=existing the one behind KUBECONFIG."""
+    """Objects are accepted by the test cluster, or with CLUSTER=existing by that of KUBECONFIG."""
     kubectl = any_cluster.kubectl.in_namespace(namespace)
     kubectl("create", "configmap", "taken")
     assert kubectl.find("configmap", "taken") is not None
@@ -231,7 +231,7 @@ def test_second_cluster_runs_beside_the_first(cluster: RealCluster, namespace: s
     print(f"down: {time.monotonic() - stopped:.1f} s")
     assert leftovers(layout, second.network.octet) == []
     assert second.network.octet not in _octets()
-    first = cluster.kubectl.in_namespace(namespace)  # goes on
+    first = cluster.kubectl.in_namespace(namespace)  # it still runs
     first.apply(web("goes-on", "n1"))
     first.wait_condition("pod", "goes-on", "Ready", POD_SECONDS)
 
@@ -305,7 +305,7 @@ def _command(*words: str, lead: tuple[str, ...] = ()) -> subprocess.CompletedPro
 
 
 def _reaches(kubectl: Kubectl, caller: str, address: str, name: str) -> None:
-    """Wait until it is reached: kube-proxy learns of an endpoint a moment after it is Ready."""
+    """Wait for a response: kube-proxy learns of an endpoint shortly after it is Ready."""
     program = _attempt(address)
     wait_for(
         f"{caller} reaching {address}",

@@ -1,9 +1,9 @@
 """Streams through real pods on two real nodes, while pods, containers, nodes, gateways and the API server fail.
 
-The release is the quickstart's; requests go through the gateway's Service. The oracles of docs/protocol.md ("The same
-output") check every stream. No token is lost or doubled, each is the pick of the whole model, and the same as without
-the fault. Answers are so long that none ends before its fault; they are cancelled some tokens later. Timelines are
-printed (`pytest -s`).
+The release is the quickstart's; requests use the gateway's Service. The oracles of docs/protocol.md ("The same
+output") check every stream. No token is lost or repeated, and each is the pick of the whole model, as without the
+fault. Answers are too long to end before the fault; they are cancelled some tokens later. `pytest -s` prints
+timelines.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import modelswarm.demo as demo
 pytestmark = pytest.mark.timeout(600)
 
 FOLDER = Path(demo.__file__).parent / "counting"
-NEW = 3000  # tokens: minutes, so that no answer ends before its fault
-SHORT = 400  # tokens of an answer that is read to its end
-KILL_AT = 60  # tokens
+NEW = 3000  # tokens of minutes, so that no answer ends before its fault
+SHORT = 400  # tokens of an answer that is read completely
+KILL_AT = 60  # tokens before the fault
 READ_ON = 150  # tokens after the fault, before the answer is cancelled
 REPLACED_SECONDS = 180.0
-NEXT_GATEWAY_SECONDS = 180.0  # for most of it, the Service still names the killed one
+NEXT_GATEWAY_SECONDS = 180.0  # seconds; for most of them, the Service still has the killed gateway
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def long_request() -> Request:
 
 @pytest.fixture(scope="module")
 def undisturbed(release: Release, long_request: Request, model: PreTrainedModel) -> Answer:
-    """The beginning of the same answer, without a fault."""
+    """Return the beginning of the same answer without a fault."""
     release.wait_whole()
     answer = release.stream(long_request).read_and_cancel(KILL_AT + READ_ON)
     check_contiguous(answer)
@@ -84,7 +84,7 @@ def test_stream_goes_on_after_a_pod_is_deleted(
 def test_stream_goes_on_after_a_container_is_killed(
     release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    """The kubelet restarts the container in the same pod; the operator does nothing."""
+    """The kubelet restarts the container in the same pod; the operator changes nothing."""
     processes = processes_of(release)
     stream, carried = begin(release, long_request)
     victim = carried.servers[-1]
@@ -101,7 +101,7 @@ def test_stream_goes_on_after_a_container_is_killed(
 def test_stream_goes_on_after_a_node_dies(
     release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    """No packet says so. The stream goes on at once; the slots are refilled elsewhere once the node is NotReady."""
+    """A dead node sends nothing. The stream continues at once; the slots are refilled once the node is NotReady."""
     stream, node = begin_across(release, long_request)
     try:
         lost = [pod["metadata"]["name"] for pod in release.pods() if node_of(pod) == node]
@@ -134,7 +134,7 @@ def test_deleted_gateway_finishes_its_stream(
     release.timeline.now("its stream has ended")
     check_contiguous(answer)
     check_tokens(model, answer)
-    check_twins(model, undisturbed, replace(answer, finish=""))  # as far as both go
+    check_twins(model, undisturbed, replace(answer, finish=""))  # for their common length
     release.kubectl.wait_gone("pod", carried.gateway, 90)
     release.timeline.now(f"{carried.gateway} is gone")
     release.wait_whole()
@@ -145,7 +145,7 @@ def test_deleted_gateway_finishes_its_stream(
 def test_killed_gateway_ends_its_streams_and_another_answers(
     release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    """No stream outlives its gateway's process by itself: the client gets an error, and asks again."""
+    """The client of a killed gateway gets an error, and repeats its request."""
     processes = processes_of(release)
     stream, carried = begin(release, long_request)
     fault = release.timeline.now(f"kill -9 of the process in {carried.gateway}")
@@ -166,7 +166,7 @@ def test_killed_gateway_ends_its_streams_and_another_answers(
 def test_stream_goes_on_without_the_operator(
     release: Release, long_request: Request, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    """The leader is killed and a server deleted: the stream goes on, and the next leader refills the slot."""
+    """The leader is killed and a server deleted: the stream continues, and the next leader refills the slot."""
     processes = processes_of(release)
     stream, carried = begin(release, long_request)
     leader, victim = release.leader(), carried.servers[-1]
@@ -190,7 +190,7 @@ def test_streams_run_while_the_api_server_is_down(
     fault = release.timeline.now("the API server is killed")
     api.stop_apiserver()
     try:
-        os.kill(processes[carried.servers[0]], signal.SIGKILL)  # only the kubelet can see it
+        os.kill(processes[carried.servers[0]], signal.SIGKILL)  # detected only by the kubelet
         release.timeline.now("kill -9 of the head's process")
         finish(release, stream, fault, undisturbed, model)
         check_twins(model, undisturbed, release.stream(long_request).read_and_cancel(READ_ON))
@@ -242,7 +242,7 @@ def begin(release: Release, long_request: Request) -> tuple[Stream, StreamRoute]
 
 
 def begin_across(release: Release, long_request: Request) -> tuple[Stream, str]:
-    """Start a stream with a hop on a node that its gateway is not on, and return it with that node."""
+    """Start a stream that has a hop on another node than its gateway; return it with that node."""
     for _ in range(20):
         stream, carried = begin(release, long_request)
         home = release.node_of(carried.gateway)
@@ -256,7 +256,7 @@ def begin_across(release: Release, long_request: Request) -> tuple[Stream, str]:
 def finish(
     release: Release, stream: Stream, fault: float, undisturbed: Answer, model: PreTrainedModel
 ) -> None:
-    """Read on after the fault, cancel, and judge the answer."""
+    """Read `READ_ON` tokens after the fault, cancel, and check the answer."""
     try:
         answer = stream.read_and_cancel(stream.count + READ_ON)
     except grpc.RpcError as error:
@@ -275,7 +275,7 @@ def code_of(error: grpc.RpcError | None) -> object:
 
 
 def ask_until_answered(release: Release, long_request: Request) -> Stream:
-    """Ask again through the Service, as a client does after UNAVAILABLE, until tokens come."""
+    """Repeat the request through the Service, as after UNAVAILABLE, until tokens arrive."""
     errors: list[grpc.RpcError | None] = []
 
     def answered() -> Stream | None:

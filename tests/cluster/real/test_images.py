@@ -1,6 +1,6 @@
-"""The project's own images, as `make images` builds them: small, without torch where none belongs, run as 65532.
+"""The project's own images, built by `make images`: small, without foreign packages, run as 65532.
 
-Reads the archives that the test cluster imports, and runs their programs as the kubelet would.
+Reads the archives that the test cluster imports, and runs their programs as the kubelet does.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tools.devcluster.build.project_images import project_archives
 pytestmark = pytest.mark.full
 
 MIB = 2**20
-BOUNDS = {"operator": 320 * MIB, "gateway": 430 * MIB, "server-slim": 470 * MIB}  # unpacked
+BOUNDS = {"operator": 320 * MIB, "gateway": 430 * MIB, "server-slim": 470 * MIB}  # bytes, unpacked
 SITE = "opt/modelswarm/lib/python3.11/site-packages"
 TARGETS = pytest.mark.parametrize("target", list(BOUNDS))
 FOREIGN = {
@@ -40,7 +40,7 @@ FOREIGN = {
 class Image:
     archive: Path
     config: dict[str, dict[str, object]]
-    files: dict[str, tarfile.TarInfo]  # of all layers, without those that a later one removes
+    files: dict[str, tarfile.TarInfo]  # of all layers, without files that a later layer removes
 
     @property
     def size(self) -> int:

@@ -1,6 +1,6 @@
 """Memory limits of real pods without `sessions.concurrent`.
 
-Each swarm is Ready or refused in one sentence. No container is killed while sessions use all pages.
+Each swarm becomes Ready or is refused. No container is killed while sessions use all pages.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_limited_swarm_is_ready_or_refused_never_killed(
 
 
 def outcome(release: Release) -> dict[str, Any] | None:
-    """Return the condition that says how it went: Ready, or the reason why it never will be."""
+    """Return the condition of the outcome: Ready, or the reason why the swarm cannot become Ready."""
     stored = release.kubectl.get("msw", NAME)
     current = stored["metadata"]["generation"]
     for each in stored.get("status", {}).get("conditions", ()):
@@ -83,7 +83,7 @@ def outcome(release: Release) -> dict[str, Any] | None:
 
 
 def pages_of(pod: dict[str, Any]) -> tuple[float, float]:
-    """Return all pages of a server and the free ones."""
+    """Return the numbers of all pages and of free pages of a server."""
     address = f"http://{pod['status']['podIP']}:7001/metrics"
     with urllib.request.urlopen(address, timeout=20) as answer:
         lines = [

@@ -1,7 +1,7 @@
-"""A swarm with a tokenizer and a chat template of its own, whose model is on a volume, beside the release's swarm.
+"""A swarm with its own tokenizer and chat template, and its model on a volume, beside the release's swarm.
 
-Real pods inspect the model and serve it. Template and tokenizer change while it runs; what can't be used becomes a
-condition, and the good servers go on.
+Real pods inspect the model and serve it. Template and tokenizer change while it runs. Unusable ones become a
+condition, and the good servers stay.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ONCE, TWICE = "{{ messages[0]['content'] }}", "{{ messages[0]['content'] * 2 }}"
 
 @pytest.fixture
 def models() -> Iterator[Path]:
-    """Make folders that every user may read: `bare` has no tokenizer, `words` nothing else."""
+    """Make folders that every user can read: `bare` has no tokenizer, `words` nothing else."""
     with tempfile.TemporaryDirectory(prefix="modelswarm-models-") as name:
         folder = Path(name)
         folder.chmod(0o755)
@@ -44,7 +44,7 @@ def models() -> Iterator[Path]:
 
 @pytest.fixture
 def tidy(release: Release) -> Iterator[None]:
-    """Remove this file's swarm and volume from the release that others use after it."""
+    """Remove this file's swarm and volume from the shared release."""
     release.wait_whole()
     yield
     release.kubectl("delete", "msw", NAME, "--ignore-not-found", "--timeout=90s")
@@ -54,7 +54,7 @@ def tidy(release: Release) -> Iterator[None]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1500)  # with two nodes to start and images to build
+@pytest.mark.timeout(1500)  # seconds: starts two nodes and builds images
 @pytest.mark.usefixtures("tidy")
 def test_swarm_uses_the_tokenizer_it_brings(release: Release, models: Path) -> None:
     claim = host_volume(release.kubectl, "models", models, NAMESPACE)
@@ -92,7 +92,7 @@ def test_swarm_uses_the_tokenizer_it_brings(release: Release, models: Path) -> N
 
 
 def asked(release: Release) -> int:
-    """Return the number of tokens of the prompt that a message becomes."""
+    """Return the prompt length of a message in tokens."""
     body = {"model": NAME, "messages": [{"role": "user", "content": "1 2 3"}], "max_tokens": 1}
     answer = httpx.post(f"{release.url}/v1/chat/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
@@ -114,7 +114,7 @@ def condition(release: Release, kind: str) -> dict[str, Any]:
 
 
 def degraded(release: Release, reason: str) -> str:
-    """Wait for that reason, and return its message."""
+    """Wait for the reason, and return its message."""
     reported = wait_for(
         reason,
         lambda: (found := condition(release, "Degraded")).get("reason") == reason and found,

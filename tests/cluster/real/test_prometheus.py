@@ -1,5 +1,6 @@
-"""A real Prometheus scrapes operators, gateways and servers of the release on real nodes. Every panel of the dashboard
-that the chart delivers has an answer, and the loss of a pod shows."""
+"""A real Prometheus scrapes operators, gateways and servers of the release on real nodes. Every panel of the chart's
+dashboard has data, and the loss of a pod is visible.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from support.kubernetes.release import SWARM, Release
 pytestmark = pytest.mark.full
 
 PROCESSES = 8  # two operators, two gateways, four servers
-STREAMS, LONG = 4, 900  # LONG: tokens, some seconds
+STREAMS, LONG = 4, 900  # LONG: tokens, for some seconds
 SEEN_SECONDS = 60.0
 REPLACED_SECONDS = 180.0
 REROUTES = "sum(modelswarm_gateway_reroutes_total)"
@@ -72,11 +73,11 @@ def count_to(url: str, last: int) -> str:
 
 
 def lose_midway(release: Release) -> None:
-    """Lose a pod that streams run through while their tokens come; the streams are completed.
+    """Lose a pod of running streams; the streams are completed.
 
-    Its process is killed first: one that is asked to stop would migrate the streams, and no recovery would show.
+    Its process is killed first: a graceful stop would migrate the streams without a recovery.
     """
-    processes = release.cluster.main_pids(NAMESPACE)  # before the streams begin, which may be short
+    processes = release.cluster.main_pids(NAMESPACE)  # before the streams, which may be short
     with ThreadPoolExecutor(STREAMS) as clients, ApiClient(release.cluster.api) as client:
         streams = [clients.submit(long_answer, release.url) for _ in range(STREAMS)]
         pod = busy(release)
@@ -87,7 +88,7 @@ def lose_midway(release: Release) -> None:
 
 
 def long_answer(url: str) -> int:
-    """Return how many tokens a stream had, which must not be broken off."""
+    """Return the number of tokens of a stream, which must be complete."""
     body = {"model": "counting", "prompt": "count from 1 to 300:", "max_tokens": LONG,
             "ignore_eos": True, "return_token_ids": True, "stream": True}  # fmt: skip
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=120) as answer:
@@ -98,7 +99,7 @@ def long_answer(url: str) -> int:
 
 
 def busy(release: Release) -> str:
-    """Return the pod of a server on which a session runs."""
+    """Return the pod of a server with a running session."""
     found: list[str] = []
 
     def seen() -> bool:
@@ -112,7 +113,7 @@ def busy(release: Release) -> str:
 
 
 def check(release: Release, prometheus: Prometheus) -> None:
-    """Every panel of the dashboard that the chart has delivered must have an answer."""
+    """Check that every panel of the chart's dashboard has data."""
     delivered: dict[str, Any] = release.kubectl.get("configmap", "modelswarm-dashboard-modelswarm")
     assert delivered["metadata"]["labels"]["grafana_dashboard"] == "1"
     asked = check_panels(json.loads(delivered["data"]["modelswarm.json"]), prometheus, window="5m")

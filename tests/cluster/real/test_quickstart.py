@@ -1,4 +1,4 @@
-"""The quickstart of docs/kubernetes.md, word for word: it installs, chats, is tested by helm, and leaves nothing.
+"""The quickstart of docs/kubernetes.md, unchanged: it installs, chats, is tested by helm, and leaves nothing.
 
 The fixture `release` has run the installation. The last test removes it, so this file comes after all others that use
 the release: pytest runs the files of a folder by name.
@@ -60,6 +60,6 @@ def test_rest_of_the_quickstart_leaves_nothing(quickstart: Quickstart, release: 
 
 
 def nothing_is_left(release: Release, kind: str) -> bool:
-    """Say so but for the pod of `helm test`, which helm leaves for its logs."""
+    """Say whether no object is left but the pod of `helm test`, which helm keeps for its logs."""
     found = {each["metadata"]["name"] for each in release.kubectl.items(kind)}
     return found <= {"modelswarm-test-completion"}
