@@ -64,7 +64,7 @@ def test_quiescent_session_continues_if_copy_falls_behind() -> None:
 def three_that_leave(
     settings: GatewaySettings | None = None, ahead: int = AHEAD
 ) -> tuple[Script, str, str]:
-    """Return sessions s0, s1 and s2 over `a` and `b` that all migrate to `c`."""
+    """Return sessions s0, s1 and s2 over `a` and `b` that all migrate from `b` to `c`."""
     script = Script(settings=settings or GatewaySettings())
     script.add_server("a", 0, 2)
     old = script.add_server("b", 2, 4)
@@ -94,7 +94,7 @@ def test_sessions_of_draining_server_cut_over_together() -> None:
 
 
 def left(script: Script) -> list[int]:
-    """Return the number of tokens that may still come for each session."""
+    """Return the number of tokens that each session may still generate."""
     sessions = [script.core._sessions[name] for name in ("s0", "s1", "s2")]
     return [session.credit + 1 - session.length for session in sessions]
 

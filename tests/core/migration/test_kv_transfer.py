@@ -45,7 +45,7 @@ def test_copied_hop_takes_over_without_running_rows_twice(hop: int, seed: int) -
     rest = client.expected(client.log, NEW - len(client.log) + CONTEXT)
     spare = copying(client, hop, row_window=8, token_budget=8)
     spare.feed()
-    client.raise_credit(CONTEXT + READ + 10)  # the session continues meanwhile
+    client.raise_credit(CONTEXT + READ + 10)  # the session continues during the copy
     done = len(client.log)
     for _ in range(300):
         network.run(3)
@@ -172,7 +172,7 @@ def test_second_copy_ignores_windows_of_the_first(seed: int) -> None:
     client = running(network, row_window=4)
     spare = copying(client, 1, row_window=4)
     network.run(network.random.randrange(200))
-    other = opened_beside(client, 2, row_window=4)  # elsewhere, so that the next handle is new
+    other = opened_beside(client, 2, row_window=4)  # another copy, so that the next handle is new
     network.remove(other.server.peer)
     spare.server.core._fencing.free_hop(spare.server.core._fencing.hops.get(spare.own))  # type: ignore[arg-type]
     spare.own = open_hop(client, spare.server, 2, 4)
@@ -185,7 +185,7 @@ def test_second_copy_ignores_windows_of_the_first(seed: int) -> None:
 
 @pytest.mark.parametrize("late", [False, True])
 def test_second_copy_waits_for_its_own_windows(late: bool) -> None:
-    """Windows of the first copy end with it. A late one of them names more positions than the second copy has sent."""
+    """A late window of the first copy names more positions than the second copy has sent."""
     network = ServerNetwork()
     client = running(network)
     spare = copying(client, 1)

@@ -54,7 +54,7 @@ ROW = 1 << 17  # one position fills a group
 
 
 def large(network: ServerNetwork) -> Spare:
-    """Start a copy for a large model on a fast device: half a position of KV may be read in the time of a step."""
+    """Start a copy for a large model on a fast device: half a position of KV may be read per step."""
     client = opened(network, hops=1, length=CONTEXT, new=120, row_bytes=ROW, transfer_rate=25 * ROW)
     client.resume(credit=CONTEXT + READ)
     spare = copying(client, 0, row_bytes=ROW)
@@ -63,7 +63,7 @@ def large(network: ServerNetwork) -> Spare:
 
 
 def round_of(network: ServerNetwork, *servers: Server) -> int:
-    """Run a step of rows and a copy step on each server. Return the positions that were read for copies."""
+    """Run a step of rows and a copy step on each server. Return the number of positions read for copies."""
     read = 0
     network.now += 0.02
     for server in (each for each in servers for _ in range(2)):
@@ -98,7 +98,7 @@ def test_delayed_copy_does_not_catch_up_in_one_step() -> None:
 
 
 def test_write_limit_grows_with_steady_arrivals_only() -> None:
-    """The steps of the target take eight times as long as those of the source: 16 positions arrive in each."""
+    """A step of the target takes as long as eight steps of the source: 16 positions arrive in each."""
     network = ServerNetwork()
     spare = large(network)
     old = spare.client.hops[0][0]
@@ -149,7 +149,7 @@ def session(network: ServerNetwork, server: Server, number: int, length: int) ->
 
 @pytest.mark.parametrize("every", [None, 0.04])
 def test_copying_does_not_change_reported_step_times(every: float | None) -> None:
-    """`every`: seconds between two tokens; None: tokens come as fast as they can."""
+    """`every`: seconds between two tokens; None: no pause."""
     network = ServerNetwork()
     copied, plain = (session(network, network.serve(0, 6, **LARGE), n, 2000) for n in (1, 2))
     spare = copying(copied, 0, **LARGE)
@@ -227,7 +227,7 @@ def test_last_position_is_copied_before_far_behind_copies() -> None:
 
 
 def test_read_in_a_step_keeps_its_pages_when_the_hop_shrinks() -> None:
-    """A turn ends during a KV read. The next one rewinds and needs fewer pages: its Fence cuts at once (R8, parked)."""
+    """A turn ends during a KV read. The next turn rewinds to fewer pages: its Fence truncates at once (R8, parked)."""
     network = ServerNetwork(options={"n_blocks": 6, "total_pages": 64, "page_size": 4})
     client = running(network)
     source = client.hops[1][0]

@@ -15,7 +15,7 @@ NEW = 40
 
 
 def run_to(swarm: Swarm, session: str, count: int) -> None:
-    """Let the client read until `count` tokens of its answer may have come."""
+    """Let the client read until its answer may have `count` tokens."""
     swarm.gateway.read(session, len(PROMPT) + count - 5)
     swarm.wait(0.1)
 

@@ -1,7 +1,7 @@
-"""The longest gap between tokens during a drain beside the usual gap, in virtual time.
+"""The longest gap between tokens during a drain, compared with the usual gap, in virtual time.
 
-`bench/recovery/drain_gap.py` measures the same with processes and a transformer. Rows cost time here, so a copy
-that takes steps away from live rows would lengthen the gap.
+`bench/recovery/drain_gap.py` measures the same with processes and a transformer. Rows take time here, so a copy
+that takes steps from live rows would lengthen the gap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from support.simulator.world import World
 from modelswarm_gateway.core.interface.effects import Effect, Emitted, MigrationEnded, Rerouted
 
 STREAMS, PROMPT, NEW = 6, 80, 330
-QUIET, EVERY = 1.0, 0.02  # seconds before the first drain; between two looks at a drain
+QUIET, EVERY = 1.0, 0.02  # seconds before the first drain; seconds between two looks at a drain
 STEP, ROW = 0.004, 0.0003
 MOST = 3.0
 
@@ -30,7 +30,7 @@ class Watched:
     world: World
     times: dict[str, list[float]] = field(default_factory=dict)
     seen: list[Effect] = field(default_factory=list)
-    drained: list[tuple[float, float]] = field(default_factory=list)  # from, until
+    drained: list[tuple[float, float]] = field(default_factory=list)  # begin, end
 
     def watch(self) -> None:
         deliver = self.world._deliver

@@ -1,4 +1,4 @@
-"""Migrations that meet another event at the wrong moment (R13, migration). Each test found a bug."""
+"""Migrations that coincide with another event (R13, migration). Each test found a bug."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_new_tail_avoids_failing_link_to_the_head() -> None:
         for generation in range(2):
             script.core._registry.on_link_failed(bad, head, generation, script.now)
         for number in range(seed):
-            script.core._registry.add_hop(good, number, 2000)  # so that the other one is cheaper
+            script.core._registry.add_hop(good, number, 2000)  # so that the other server is cheaper
         script.core.migrations.drain(tail, "drain", script.now)
         script.run()
         assert script.sent_to(good, StartEpoch) and not script.sent_to(bad, StartEpoch)
@@ -121,7 +121,7 @@ def test_failed_copy_to_server_on_route_causes_no_rerouting() -> None:
     script.start_turn("s", PROMPT)
     script.token("s")
     script.core.on_peer_lost(wide, script.now)
-    script.add_server("c", 1, 3)  # it holds the blocks of b as well, and serves 2:3
+    script.add_server("c", 1, 3)  # it also holds the blocks of b, and serves 2:3
     script.run()
     script.token("s")
     script.wait(0.1)

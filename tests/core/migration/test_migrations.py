@@ -1,4 +1,4 @@
-"""Migrations at the gateway (R13, migration): messages while a session leaves a server, and ends of a KV copy."""
+"""Migrations at the gateway (R13, migration): messages while a session leaves a server, and outcomes of a KV copy."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_only_growing_turn_is_refused_for_awaited_pages() -> None:
 
 
 def test_session_may_use_pages_awaited_by_its_own_recovery() -> None:
-    """One hop of the session grows here, and another one is to be created beside it for a recovery."""
+    """A hop of the session grows on a server where a recovery of the same session waits for pages."""
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
     own = create(network, server, "a", 28, blocks=(0, 3)).server_handle
@@ -203,7 +203,7 @@ def test_draining_server_reports_once_and_stays_until_unused() -> None:
     assert core.is_in_use(network.now)
     client.raise_credit(100)
     assert len(client.finish()) == 5
-    assert not core.is_in_use(network.now)  # the turn is over
+    assert not core.is_in_use(network.now)  # the turn has ended
 
 
 def test_idle_or_orphaned_session_is_not_in_use() -> None:
@@ -281,7 +281,7 @@ def test_returning_gateway_keeps_only_listed_sessions() -> None:
     assert set(server.core.handles()) == {kept, other}
     network.tick(5.0)
     assert set(server.core.handles()) == {kept, other}
-    network.tick(10_000.0)  # its link is up; the other gateway never had a link
+    network.tick(10_000.0)  # one link is up; the other gateway never had one
     assert set(server.core.handles()) == {kept}
 
 
@@ -312,9 +312,9 @@ def test_admission_evicts_only_sessions_with_expired_lease() -> None:
     network.tick(11.0)
     assert create(network, server, "three", 36).refusal is None
     assert create(network, server, "four", 36).refusal is Refusal.NO_PAGES
-    server.core.receive("gateway/2/x", Heartbeat(), network.now)  # its lease begins again
+    server.core.receive("gateway/2/x", Heartbeat(), network.now)  # restarts its lease
     network.tick(29.0)
-    assert create(network, server, "four", 36).refusal is None  # the grant of "three" is over
+    assert create(network, server, "four", 36).refusal is None  # the grant of "three" has ended
 
 
 @pytest.mark.parametrize("drop", ["close", "lease", "live"])

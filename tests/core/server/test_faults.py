@@ -1,4 +1,4 @@
-"""Faults within an epoch, and state that must not cross into the next one (R2, fencing; R7, credit; I7, isolation)."""
+"""Faults within an epoch, and state that must end with it (R2, fencing; R7, credit; I7, isolation)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fence and StartEpoch: truncation and opening of hops, frozen counters, and recovery by them.
+"""Fence and StartEpoch: truncation and opening of hops, frozen counters, and recovery by both.
 
 R2 (fencing), R3 (lowest cuts), R5 (one loop), R6 (replay), R8 (parked).
 """
@@ -344,14 +344,14 @@ def test_higher_epoch_takes_session_over_after_lease() -> None:
     network.add_gateway(other)
     adopter = replace(client, gateway=other, base=900, reports=[], tokens=[], fenced={})
     adopter.epoch = Epoch(client.epoch.counter, 2)
-    network.tick(31.0)  # the owner was silent for a lease
+    network.tick(31.0)  # the owner was silent for a whole lease
     adopter.refence()
     assert [answer.kv for answer in adopter.fenced.values()] == [len(client.log) - 1] * 2
     old = list(client.own)
     client.refence()
     assert all(answer.unknown for answer in client.fenced.values()), "the handle was its owner's"
     client.epoch = Epoch(adopter.epoch.counter - 1, 1)
-    client.refence()  # creates, of a lower epoch
+    client.refence()  # creates hops at a lower epoch
     assert {answer.refusal for answer in client.fenced.values()} == {Refusal.STALE_EPOCH}
     client.put(0, Close(old[0]))
     adopter.resume()
@@ -360,7 +360,7 @@ def test_higher_epoch_takes_session_over_after_lease() -> None:
 
 @pytest.mark.parametrize("found", ["", "older"])
 def test_taken_hop_starts_empty_if_another_epoch_ran(found: str) -> None:
-    """A gateway that does not know the epoch that ran last gets none of its KV and log."""
+    """A gateway gets no KV and log of a hop whose last epoch it does not know."""
     network = ServerNetwork()
     client = opened(network, length=12, new=20)
     whole = client.expected(client.log, 20)

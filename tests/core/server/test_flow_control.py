@@ -19,14 +19,14 @@ from modelswarm_serving.core.flow.flow_control import MIN_WINDOW_DIVISOR
 SESSIONS, CONTEXT, NEW, READ = 24, 150, 12, 4
 ROW_BYTES = 8
 WINDOW = 64  # rows
-MOST = 4 * WINDOW * ROW_BYTES  # bytes: four windows
+MOST = 4 * WINDOW * ROW_BYTES  # bytes of four windows
 LEAST = WINDOW // MIN_WINDOW_DIVISOR * ROW_BYTES
 
 
 def busy(
     network: ServerNetwork, context: int = CONTEXT, hops: int = 2
 ) -> tuple[list[Client], list[list[int]]]:
-    """Return sessions that have prefilled and generated some tokens, and the tokens that must follow."""
+    """Return sessions that have prefilled and generated some tokens, and their remaining reference tokens."""
     servers = route(
         network,
         hops,
@@ -46,7 +46,7 @@ def busy(
 
 
 def lose_tail(network: ServerNetwork, clients: list[Client]) -> tuple[str, str, Lane]:
-    """Move all sessions to a new tail. Return the bulk lane to it, on which nothing has moved yet."""
+    """Move all sessions to a new tail. Return the bulk lane to it, with nothing delivered yet."""
     head, tail = clients[0].hops[0][0], clients[0].hops[-1][0]
     network.remove(tail.peer)
     _, first, last = clients[0].hops[-1]
@@ -63,7 +63,7 @@ def lose_tail(network: ServerNetwork, clients: list[Client]) -> tuple[str, str, 
 
 
 def run_but(network: ServerNetwork, still: tuple[str, str, Lane]) -> int:
-    """Run until only messages on lane `still` are left. Return the bytes of rows that wait there."""
+    """Run until only lane `still` has messages. Return the bytes of its rows."""
     network.held.add(still)
     network.run()
     network.held.remove(still)
@@ -99,7 +99,7 @@ def test_rows_in_flight_are_bounded_during_many_prefills() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_closed_and_fenced_sessions_release_their_windows(seed: int) -> None:
-    """Some sessions that use up the shared limit are closed in the middle, others are fenced again."""
+    """Some sessions that use the shared limit are closed in the middle, others are fenced again."""
     network = ServerNetwork(seed=seed)
     clients, rest = busy(network, hops=3)
     lose_tail(network, clients)
@@ -127,12 +127,12 @@ def test_closed_and_fenced_sessions_release_their_windows(seed: int) -> None:
 
 
 def test_session_with_lost_rows_delays_no_other_session() -> None:
-    """The sessions that use up the shared limit never get their rows. The others still have the smallest window."""
+    """The rows of sessions that use the shared limit are lost. The others still have the smallest window."""
     network = ServerNetwork()
     clients, rest = busy(network)
     lane = lose_tail(network, clients)
     run_but(network, lane)
-    stuck = {client.own[-1] for client in clients[:4]}  # the first four use up the limit
+    stuck = {client.own[-1] for client in clients[:4]}  # the first four use the whole limit
     kept = [
         item for item in network.lanes[lane] if isinstance(item, Rows) and item.handle not in stuck
     ]
@@ -150,7 +150,7 @@ def test_session_with_lost_rows_delays_no_other_session() -> None:
 
 
 def test_decode_rows_need_no_extra_window_messages() -> None:
-    """Rows from n on do not count towards the shared limit, so a window is granted in halves, as for one session."""
+    """Rows from n on do not count towards the shared limit, so each window message grants half a window."""
     network = ServerNetwork()
     servers = route(network, 2, total_pages=4000, row_window=WINDOW, in_flight_bytes=MOST)
     clients = make_clients(network, servers, [3] * 8)

@@ -11,7 +11,7 @@ PAGES, PAGES_OF_HOP, PAGES_OF_OTHER = 8, 5, 2
 
 
 def fence_during_step() -> tuple[ServerNetwork, Server]:
-    """A hop is in a step when its gateway asks for a turn of 7 pages; then the link breaks for more than a lease."""
+    """Ask for a turn of 7 pages while the hop is in a step, and break the link for more than a lease."""
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=PAGES, page_size=4, lease_seconds=LEASE)
     network.add_gateway(OTHER_GATEWAY)

@@ -1,4 +1,4 @@
-"""Two sessions want a next turn, and there is room for one (R8: parked, R12: admission), with both cores."""
+"""Two sessions start a next turn, and pages suffice for one (R8: parked, R12: admission), with both cores."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from modelswarm_gateway.core.interface.effects import Refused
 
 PAGES, PAGE = 20, 4
 PROMPT, FIRST = [5, 6, 7], 3  # the first turn reserves two pages
-SECOND = 40  # tokens of the next turn, for 12 pages: two of them do not fit
+SECOND = 40  # tokens of the next turn: 12 pages, so only one turn fits
 SESSIONS = ("a", "b")
 
 
 def start_two() -> tuple[Network, list[Gateway], list[Server]]:
-    """Two gateways with one session each, both over the same two servers, after their first turns."""
+    """Return two gateways with one session each over the same two servers, after their first turns."""
     network = Network(options=Options(total_pages=PAGES, page_size=PAGE))
     servers = [network.serve(0, 2), network.serve(2, 4)]
     gateways = [add_gateway(network, 1), add_gateway(network, 2)]
@@ -31,7 +31,7 @@ def next_prompt() -> list[int]:
 
 
 def grant_one_hop_each(network: Network, gateways: list[Gateway], servers: list[Server]) -> None:
-    """Begin both turns: each gets its grant at one server first, and is then refused at the other."""
+    """Begin both turns. Each is granted at one server first, and then refused at the other."""
     one, other = gateways
     network.held |= {
         (one.peer, servers[1].peer, Lane.LIVE),

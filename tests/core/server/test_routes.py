@@ -65,7 +65,7 @@ def test_rows_wait_for_window_of_successor() -> None:
     client = Client(network, servers, prompt(100))
     client.refence(4)
     client.go()
-    network.remove(servers[1][0].peer)  # it answers the Fence and sends no window
+    network.remove(servers[1][0].peer)  # it answers the Fence, and then sends no window
     network.run()
     assert not network.sent(Rows)
     assert servers[0][0].core.stats.rows == 0
@@ -146,7 +146,7 @@ def test_eos_token_ends_turn_and_is_stored_but_not_run(hops: int) -> None:
     assert eos not in generated[:4]
     client = Client(network, free.hops, prompt(9, seed=1), sampling=Sampling(eos=(eos,)))
     client.start(30, credit=0 if hops == 1 else 9)
-    client.raise_credit(13)  # entry 13 is the last: it is stored although no credit reaches it
+    client.raise_credit(13)  # entry 13 is the last: it is stored without credit
     tokens = client.finish()
     assert [token.finish for token in tokens][-1] is Finish.STOP
     assert tokens[-1].token == eos

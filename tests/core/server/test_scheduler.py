@@ -65,7 +65,7 @@ def test_recovery_prefill_comes_before_new_prompts() -> None:
         client.listen()
         client.go()
     assert [shape(work) for work in steps(network, 2)] == [[(0, 60), (0, 4)], [(60, 1), (4, 63)]]
-    clients[1].fence()  # its turn had begun: this is a recovery loop
+    clients[1].fence()  # its turn had begun, so this is a recovery
     network.deliver_all()
     clients[1].listen()
     clients[1].go()
@@ -211,7 +211,7 @@ def test_long_and_failed_steps_are_not_counted_as_stalls() -> None:
     core.sample_stalls(0.5, SAMPLE_SECONDS)
     core.fail_step("broken", 0.75)
     core.sample_stalls(0.76, SAMPLE_SECONDS)
-    for now in (0.77, 1.04):  # each session again, alone
+    for now in (0.77, 1.04):  # each session alone
         (task,) = core.plan_step(now)
         core.sample_stalls(now + 0.2, SAMPLE_SECONDS)
         core.finish_step(server.model.step((task,)), now + 0.25)
@@ -238,7 +238,7 @@ def step_time_beside_stalls(copies: bool) -> float:
         now += SAMPLE_SECONDS
         stalls.sample(now, 0.0, SAMPLE_SECONDS)
         now += SAMPLE_SECONDS + 0.05
-        if copies:  # it has ended when the loop samples
+        if copies:  # it has ended when the loop takes a sample
             stalls.discard_step()
         stalls.sample(now, 0.0, SAMPLE_SECONDS)
     return reported
@@ -250,7 +250,7 @@ def test_stall_during_copy_step_lengthens_reported_steps() -> None:
 
 
 class Throttled:
-    """The time of a process that stalls for a part of about every 0.1 s."""
+    """The clock of a process that stalls for a part of about every 0.1 s."""
 
     def __init__(self, alive: float, seconds: float) -> None:
         rng, at = random.Random(1), 0.0
@@ -261,7 +261,7 @@ class Throttled:
             self._stops.append((stop, at))
 
     def done(self, at: float, work: float = 0.0) -> float:
-        """Return the time when `work` seconds of work end that begin at `at`, or as soon after as the process runs."""
+        """Return the end of `work` seconds of work that begins at `at`, or when the stall ends."""
         for stop, end in self._stops[max(0, bisect(self._stops, (at, at)) - 1) :]:
             at = end if stop <= at < end else at
             if at + work < stop:
@@ -295,7 +295,7 @@ def slowdown_factor(alive: float, work: float, pause: float) -> float:
 def test_reported_step_time_grows_with_stalled_share(
     alive: float, work: float, pause: float
 ) -> None:
-    """Holds for any number of steps, with stalls mostly in steps or mostly between them. No stall counts twice."""
+    """This holds for any number of steps, with stalls mostly in steps or mostly between. No stall counts twice."""
     assert 0.5 < alive * slowdown_factor(alive, work, pause) < 1.7
 
 

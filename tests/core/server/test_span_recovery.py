@@ -1,4 +1,4 @@
-"""Recovery computes only the lost blocks again: whole routes on the hash model, lost servers (R6, replay)."""
+"""Recovery computes only the lost blocks again: whole routes on the hash model with lost servers (R6, replay)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTEXT, NEW, READ = 60, 30, 20
 def busy(
     network: ServerNetwork, hops: int = 3, **options: Unpack[Options]
 ) -> tuple[Client, list[int]]:
-    """Return a session that has prefilled and generated some tokens, and the tokens that must follow."""
+    """Return a session that has prefilled and generated some tokens, and its remaining reference tokens."""
     client = opened(network, hops=hops, length=CONTEXT, new=NEW, **options)
     client.resume(credit=CONTEXT + READ)
     assert not client.reports
@@ -33,7 +33,7 @@ def lose(network: ServerNetwork, client: Client, *lost: int, **options: Unpack[O
 
 
 def repair(network: ServerNetwork, client: Client) -> list[int]:
-    """Run the recovery loop until nothing moves. Return the rows that each hop of the new route ran for it."""
+    """Run the recovery loop until the network is idle. Return the rows that each hop of the new route ran for it."""
     before = [server.core.stats.rows for server, _, _ in client.hops]
     client.refence(repair=True)
     client.resume()

@@ -1,4 +1,4 @@
-"""Turns of one session at the limits: no common prefix, nothing to sample, one token, the whole context."""
+"""Turns of one session at their limits: no common prefix, nothing to sample, one token, the whole context."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_turn_survives_loss_of_each_gateway_link() -> None:
 def test_refusal_reports_the_silent_server() -> None:
     swarm = three_hops()
     tail = list(swarm.servers.values())[-1]
-    swarm.remove(tail.peer)  # stopped: it reads nothing, and its link stays up
+    swarm.remove(tail.peer)  # stopped: its link stays up
     swarm.gateway.clear_and_start("a", [1, 2], 2)
     swarm.wait(12.0)
     [refused] = swarm.gateway.troubles("a")

@@ -1,4 +1,4 @@
-"""The simulated links guarantee what real ones do and no more: order within a lane of a link, none across."""
+"""The simulated links have the guarantees of real ones and no others: order within a lane of a link, none across."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_order_holds_within_a_lane_only() -> None:
 
 
 def test_two_links_of_a_pair_have_no_common_order() -> None:
-    """Each side sends on the link that it dialled."""
+    """Each side sends on the link that it dialled, and these have no common order."""
     clock, network, (a, b) = build(Conditions())
     send_all(network, a, b.address, [1], Lane.LIVE)
     send_all(network, b, a.address, [2], Lane.LIVE)

@@ -48,12 +48,12 @@ def test_regression_seed_without_its_bug_passes(name: str) -> None:
 
 
 def test_gap_check_alone_is_not_needed_with_ordered_lanes() -> None:
-    """A gap of R1 (rows never truncate) needs a second planted bug, in R9 (one lane at a time)."""
+    """The gap check of R1 (rows never truncate) matters only with a second planted bug, in R9 (one lane at a time)."""
     assert first_violation(Cores(server=IgnoresGaps), "slow_bulk", range(30)) is None
 
 
 def test_copy_that_outlives_its_epoch_is_harmless() -> None:
-    """The copy's rows have an epoch that the receiver does not have, or are marked as a copy where none is expected."""
+    """The copy's rows have an epoch unknown to the receiver, or are marked as a copy where none is expected."""
     assert first_violation(Cores(server=CopiesAfterFence), "moves", range(30)) is None
 
 

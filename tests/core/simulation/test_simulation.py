@@ -56,7 +56,7 @@ def test_sessions_are_rebalanced_to_servers_that_join_late() -> None:
 
 
 def test_seed_replays_exactly_in_another_process() -> None:
-    """Other string hashes change nothing: no order depends on a set of names."""
+    """Other string hashes change nothing, as no order depends on a set of names."""
 
     def run_trace(hash_seed: str) -> str:
         command = [sys.executable, "-m", "support.simulator", "--seed", "3", "--trace"]

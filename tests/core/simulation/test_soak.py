@@ -1,4 +1,4 @@
-"""All scenarios of the simulator over thousands of seeds, in two processes: too slow for every day.
+"""All scenarios of the simulator over thousands of seeds, in two processes: too slow for the fast tier.
 
 The seeds differ from those of `test_simulation.py` and of the benchmark `protocol_faults`. A failure names scenario
 and seed, and `python -m support.simulator` replays it.
