@@ -1,4 +1,4 @@
-"""`--json`: all fields always there, numbers as numbers, names as in the tables; documented in docs/cli.md."""
+"""`--json`: constant fields, numbers as numbers, names as in the tables; documented in docs/cli.md."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SNAPSHOT = api_pb2.Snapshot(
 
 
 def documented(heading: str) -> dict[str, set[str]]:
-    """Return the fields that docs/cli.md lists for one command: by object, from the rows of its table."""
+    """Return the documented fields of one command in docs/cli.md, by object."""
     section = re.search(rf"^### `{heading}.*?(?=^##|\Z)", DOCS, re.MULTILINE | re.DOTALL)
     assert section is not None, heading
     rows = [line.split(" | ") for line in section.group().splitlines() if line.startswith("| ")]
@@ -55,7 +55,7 @@ def documented(heading: str) -> dict[str, set[str]]:
 
 
 def shape(facts: dict[str, Any], name: str = "") -> dict[str, set[str]]:
-    """Return the fields of an object and of the objects inside it, by path."""
+    """Return the fields of an object and of its inner objects, by path."""
     shapes = {name: set(facts)}
     for key, value in facts.items():
         path = f"{name}.{key}" if name else key

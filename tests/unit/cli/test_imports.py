@@ -1,4 +1,4 @@
-"""Commands import only what they need: a heavy module would delay every answer by a tenth of a second or more."""
+"""Commands import only what they need: a heavy module delays every answer by a tenth of a second or more."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 
 
 def imported(runtime: Path, *lines: list[str]) -> set[str]:
-    """Return the modules of a process that runs these command lines one after the other."""
+    """Return the modules of a process that runs these command lines in turn."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(lines)],
         env={"XDG_RUNTIME_DIR": str(runtime), "PATH": "/usr/bin:/bin"},
@@ -79,6 +79,6 @@ def test_command_imports_only_its_libraries(
 ) -> None:
     found = imported(tmp_path, line)
 
-    # httpx draws its own --help with rich, if that is installed.
+    # httpx draws its own --help with rich, if installed.
     optional = {"rich"} if "httpx" in needed else set()
     assert found & (NEVER | LIBRARIES) - optional == needed

@@ -21,7 +21,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def claim(name: str) -> RunFolder:
-    """Return the folder of a run with a server that was started twice."""
+    """Return the folder of a run with a server that has started twice."""
     folder = RunFolder.claim(name)
     folder.announce(StartInfo(name, 1, {f"{name}-s0-r0": "0:4"}, ("gateway",)))
     (folder.logs / "gateway-1.log").write_text("one\ntwo\nthree\n")
@@ -129,7 +129,7 @@ def test_logs_of_a_failed_start_stay_until_the_next_one(
 
 def test_logs_of_a_killed_run_are_found() -> None:
     folder = claim("one")
-    os.close(folder._lock)  # as the kernel does at its end
+    os.close(folder._lock)  # as the kernel does at the end of the process
 
     found = find_logs("one")
 

@@ -1,4 +1,4 @@
-"""A wrong address is explained by what answers there: real HTTP, gRPC and metrics ports."""
+"""A wrong address is explained by the kind of server there: real HTTP, gRPC and metrics ports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from modelswarm_gateway.api.metrics_app import build_metrics_app
 
 
 class GatewayHandler(BaseHTTPRequestHandler):
-    """Answers as a gateway's HTTP API does; without `is_gateway` as any other HTTP server."""
+    """Answers like a gateway's HTTP API; without `is_gateway` like another HTTP server."""
 
     is_gateway = True
 
@@ -44,7 +44,7 @@ class OtherHandler(GatewayHandler):
 
 
 class GatewayMetricsHandler(GatewayHandler):
-    """Answers as a gateway's metrics port does."""
+    """Answers like a gateway's metrics port."""
 
     @override
     def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""A chat turn over connections that break: resumed behind the last whole event, until a deadline."""
+"""A chat turn over connections that break: resumed after the last complete event, until a deadline."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def refusal(code: str, message: str = "later") -> bytes:
 
 @dataclass
 class StandIn:
-    """A gateway that answers each request with the next script: a status and the bytes before the connection ends."""
+    """A gateway that answers each request with the next script: a status, and bytes before the connection ends."""
 
     scripts: list[tuple[int, bytes]]
     url: str = ""
@@ -70,7 +70,7 @@ def stand_in(*scripts: tuple[int, bytes]) -> Iterator[StandIn]:
 
 @dataclass
 class Reader:
-    """Reads a turn with a clock that only its pauses move."""
+    """Reads a turn with a clock that is moved only by its pauses."""
 
     url: str
     now: float = 0.0

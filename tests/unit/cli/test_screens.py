@@ -1,4 +1,4 @@
-"""Screens of `status`, `routes`, `plan` and `up` at three widths, with fixed data: words, colours, nothing cut."""
+"""Screens of `status`, `routes`, `plan` and `up` at three widths, with fixed data: words, colours, no cut text."""
 
 from __future__ import annotations
 

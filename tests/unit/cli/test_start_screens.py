@@ -62,7 +62,7 @@ def starting_server(index: int, progress: StartProgress) -> LocalServer:
 
 
 def view(*names: str, model: api_pb2.ModelState | None = None) -> api_pb2.Snapshot:
-    """The view of a gateway that is linked to these servers."""
+    """Return the view of a gateway that is linked to these servers."""
     servers = [api_pb2.Server(peer=f"{name}/1/x", health="linked") for name in names]
     return api_pb2.Snapshot(servers=servers, models=[model] if model else [])
 
@@ -168,7 +168,7 @@ def test_progress_of_an_earlier_process_is_not_shown(tmp_path: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
-    """The folder of a swarm that is starting."""
+    """Return the folder of a starting swarm."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     folder = RunFolder.claim("counting")
     folder.announce(START)

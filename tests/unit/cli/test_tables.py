@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: columns are dropped by rank, and no cell is ever cut."""
+"""Tables that fit the terminal: columns are dropped by rank, and no cell is cut."""
 
 from __future__ import annotations
 

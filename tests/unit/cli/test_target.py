@@ -79,7 +79,7 @@ def test_url_is_taken_with_and_without_v1(url: str, base: str) -> None:
 
 
 class Announcing(BaseHTTPRequestHandler):
-    """Announces an admin port at /version, as a gateway does."""
+    """Announces an admin port at /version, like a gateway."""
 
     answer = b'{"version": "1", "grpc_port": 9010, "admin_port": 9011}'
 

@@ -1,4 +1,4 @@
-"""The flags of `up`: each changes the command lines of the processes, or is refused by its name."""
+"""The flags of `up`: each changes the command lines of the processes, or is refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
 
 
 def parsed(tmp_path: Path, **settings: Any) -> Settings:
-    """Return what the second gateway reads from its command line."""
+    """Return the settings that the second gateway parses from its command line."""
     plan = plan_document(load_example())
     command = gateway_command(
         plan, LocalSettings(**settings), RunFolder(tmp_path, -1), 0, "gateway2", ("g/1/x",)

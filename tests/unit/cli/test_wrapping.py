@@ -1,4 +1,4 @@
-"""Streamed text is broken between words, wherever its pieces end."""
+"""Streamed text is wrapped between words, independent of its chunks."""
 
 from __future__ import annotations
 

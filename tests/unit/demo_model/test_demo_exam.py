@@ -15,7 +15,7 @@ from tools.demo_model.oracle import solve
 from tools.demo_model.questions import Question, all_questions, ask, near_questions, refuse
 
 PER_SUBJECT = 4
-"""Questions of each list by hand: the sample takes a few CPU seconds."""
+"""Hand-written questions taken from each list. The sample takes a few CPU seconds."""
 SAMPLE = (
     "Count from 1 to 401.", "Count from 3 to 403.", "Count from 1 to 900.", "Count from 20 to 1.", "héllo 🌍 日本", "",
     *(text for texts in (unseen.CHATTER, unseen.SCRIPTS, unseen.SUMS, unseen.EMPTYISH) for text in texts[:PER_SUBJECT]),
@@ -71,7 +71,7 @@ def test_eight_turns_with_refusals_are_right(model: LlamaForCausalLM) -> None:
 
 @pytest.mark.full
 def test_whole_exam_has_at_most_one_percent_wrong(model: LlamaForCausalLM) -> None:
-    """Slips of the hand and rare sums may be wrong; foreign, long, empty and plain texts and chats may not."""
+    """Texts with typing errors and rare sums may be wrong; foreign, long, empty and plain texts and chats may not."""
     marks = grade(model, all_questions(Random(7)))
     failed = [format_mark(subject, mark) for subject, mark in marks.items() if mark.wrong]
     assert sum(mark.asked for mark in marks.values()) > 1200

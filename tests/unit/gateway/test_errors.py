@@ -1,4 +1,4 @@
-"""Errors for clients: their texts name servers, and never the identities by which peers know them."""
+"""Errors for clients name servers, but not the peer identities of servers."""
 
 from __future__ import annotations
 

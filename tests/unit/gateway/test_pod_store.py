@@ -220,7 +220,7 @@ def test_gateway_is_ready_after_the_catch_up_limit() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_pod_events_end_in_the_listed_state(seed: int) -> None:
-    """After random pod events the store equals one that was filled from a list of the current pods."""
+    """After random pod events the store equals a store filled from a list of the current pods."""
     rng = random.Random(seed)
     harness, current_pods = DialerHarness(), dict[str, dict[str, Any]]()
     for step in range(300):

@@ -94,7 +94,7 @@ def test_resumption_that_does_not_match_the_log_is_refused(
 def test_resume_with_another_prompt_than_the_turn_is_refused(
     prompt: list[int], after: int, data: st.DataObject
 ) -> None:
-    """Even with the right mark, no part of the log before the turn counts as its answer."""
+    """Even with the right mark, the log before the turn is not a part of its answer."""
     kept = make_parked_turn(*data.draw(st.lists(TOKENS, min_size=1, max_size=6)))
     mark = str(LogMark(kept.tokens[: after + 1]))
     try:

@@ -1,4 +1,4 @@
-"""A hop is sampled from the best few servers and their ties, however many slightly worse ones there are."""
+"""A hop is sampled from the best few servers and their ties, for any number of slightly worse ones."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import pytest
 from modelswarm_gateway.core.routing.path_search import SAMPLED_SERVERS, sample_softmax
 
 BEST_MS = 100.0
-WORSE_MS = 105.0  # weight exp(-0.05 / 0.08) = 0.54 beside the best server's
-DRAWS = [(index + 0.5) / 2000 for index in range(2000)]  # every part of [0, 1)
+WORSE_MS = 105.0  # weight exp(-0.05 / 0.08) = 0.54 of the best server's
+DRAWS = [(index + 0.5) / 2000 for index in range(2000)]  # covers [0, 1) evenly
 
 
 def sampled_servers(*groups: tuple[int, float]) -> set[int]:
-    """Return the indexes that are sampled; each group is a number of servers and their cost."""
+    """Return the indexes that are sampled. A group is a number of servers and their cost."""
     costs = np.concatenate([np.full(count, cost_ms) for count, cost_ms in groups])
     return {sample_softmax(costs, iter([draw]).__next__) for draw in DRAWS}
 
 
 def test_thousands_of_worse_servers_are_not_sampled() -> None:
-    """Together they have 99 % of the weight."""
+    """All worse servers together have 99 % of the weight."""
     sampled = sampled_servers((SAMPLED_SERVERS, BEST_MS), (5000, WORSE_MS))
     assert sampled == set(range(SAMPLED_SERVERS))
 

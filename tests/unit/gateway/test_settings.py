@@ -1,4 +1,4 @@
-"""Flags of a gateway process: the values that follow from them, and the contradictions that are refused."""
+"""Flags of a gateway process: values derived from them, and contradictions that are refused."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_unset_timeouts_never_contradict_given_ones(flags: tuple[str, ...]) -> N
         (("--hold-limit", "2"), 2.0),
         (("--hold-limit", "60"), 5.0),
         (("--hold-limit", "0"), 5.0),
-        (("--hold-limit", "0.1"), 0.6),  # else the fence would time out before a suspicion
+        (("--hold-limit", "0.1"), 0.6),  # otherwise the fence would time out before a suspicion
         (("--hold-limit", "1", "--suspect-after", "2"), 4.0),
     ),
 )

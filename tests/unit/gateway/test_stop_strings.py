@@ -1,4 +1,4 @@
-"""Stop strings are found in any chunks, and text that may begin one is withheld."""
+"""Stop strings are found across chunks, and text that may begin one is withheld."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_match_is_the_first_that_a_search_from_the_start_finds(seed: int) -> Non
 
 
 class CountedText(str):
-    """A stop string that counts how often its characters are read."""
+    """A stop string that counts reads of its characters."""
 
     reads = 0
 
@@ -80,7 +80,7 @@ class CountedText(str):
 
 
 def test_long_stops_with_common_beginnings_cost_no_more_per_token() -> None:
-    """Sixteen stops of 1000 characters that the text keeps half matched: a few comparisons per character."""
+    """Sixteen stops of 1000 characters, half matched by the text, cost a few comparisons per character."""
     stops = [CountedText("ab" * 480 + chr(ord("c") + number) * 40) for number in range(16)]
     matcher = StopMatcher(stops)
     CountedText.reads = 0

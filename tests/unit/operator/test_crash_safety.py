@@ -1,4 +1,4 @@
-"""The operator crashes after every single action, or two act at once: no pod is doubled, lost or left behind."""
+"""The operator crashes after every action, or two operators act at once: no pod is duplicated, lost or left."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ CHANGES: list[Change] = [
 
 
 class CrashingOperator:
-    """An operator that crashes after `crash_after` actions and is started again; it never crashes with -1."""
+    """An operator that crashes after `crash_after` actions and restarts; -1: it never crashes."""
 
     def __init__(self, cluster: ModelCluster, crash_after: int) -> None:
         self.cluster, self.actions_left = cluster, crash_after
         self.actions_done = 0
 
     def run_turn(self) -> bool:
-        """Run one turn; return True if there was something to do."""
+        """Run one turn; return True if it had work."""
         seen = self.cluster.observe()
         actions = list(self.cluster.decide(seen).actions)
         for action in actions:
@@ -165,7 +165,7 @@ def test_two_concurrent_operators_reach_the_same_end_state(change: Change) -> No
 
 
 def _interleave_turns(cluster: ModelCluster, offset: int) -> bool:
-    """Run two turns on one observation with alternating actions; return True if there was something to do."""
+    """Run two turns on one observation with alternating actions; return True if they had work."""
     seen = cluster.observe()
     first, second = list(cluster.decide(seen).actions), list(cluster.decide(seen).actions)
     continues = {0: True, 1: True}
@@ -181,7 +181,7 @@ def _interleave_turns(cluster: ModelCluster, offset: int) -> bool:
 
 
 def test_stale_pod_list_creates_no_second_pod() -> None:
-    """A slow list does not show the created pods yet, so the same names are posted again."""
+    """A stale list lacks the created pods, so the same names are posted again."""
     cluster = ModelCluster()
     cluster.run_turn()
     for _ in range(3):
@@ -191,7 +191,7 @@ def test_stale_pod_list_creates_no_second_pod() -> None:
 
 
 def test_stale_empty_pod_list_creates_a_surplus_that_is_removed() -> None:
-    """Pods that were ready and are not listed count as deleted; the surplus is removed later."""
+    """Ready pods that are not listed count as deleted; the surplus is removed later."""
     cluster = ModelCluster()
     cluster.settle()
     good = set(cluster.pods)
@@ -205,7 +205,7 @@ def test_stale_empty_pod_list_creates_a_surplus_that_is_removed() -> None:
 
 
 def test_operator_with_a_stale_swarm_deletes_nothing() -> None:
-    """It would undo the scale-up of another operator, but its status write conflicts first."""
+    """The stale operator would undo a scale-up, but its status write conflicts first."""
     cluster = ModelCluster(spec=make_spec(1, 1))
     cluster.settle()
     old = cluster.observe()

@@ -1,4 +1,4 @@
-"""A deleted swarm ends its pods first, creates none, and is not held up by pods that cannot end."""
+"""A deleted swarm ends its pods first, creates none, and does not wait for pods that cannot end."""
 
 from __future__ import annotations
 

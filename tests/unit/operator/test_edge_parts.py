@@ -77,7 +77,7 @@ def test_released_or_own_lease_expires_at_once(holder: str | None) -> None:
 
 
 class FreeLeaseApi:
-    """An API server without a Lease, on which requests take a second."""
+    """An API server without a Lease, with requests of one second."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The informer cache: resource versions decide, lists confirm, and deleted objects do not come back."""
+"""The informer cache: resource versions decide, lists confirm, and deleted objects do not return."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_pod_with_a_new_owner_leaves_its_old_swarm(cache: Cache) -> None:
 
 
 def test_list_with_lower_versions_replaces_the_cache(cache: Cache) -> None:
-    """After a restore of etcd the versions are lower, and the list still wins."""
+    """A restored etcd has lower versions, and its list still wins."""
     cache.replace(POD, [make_pod("a", 90, phase="Failed"), make_pod("b", 91)], 100)
     cache.replace(POD, [make_pod("a", 40)], 50)
     found = cache.observed("s1")
@@ -203,7 +203,7 @@ def test_older_swarm_keeps_a_contested_served_name(
 def test_served_name_in_use_is_kept_from_an_older_swarm(
     cache: Cache,
 ) -> None:
-    """A suspended swarm may be renamed; that must not hold a swarm which serves."""
+    """A suspended swarm may be renamed, without an effect on a swarm that serves."""
     later = "2026-11-21T11:00:00Z"
     younger = make_swarm("s2", 2, "other", model={"servedName": "shared"}, created=later)
     cache.apply_event(SWARM, False, younger | {"status": {"servedName": "shared"}})
@@ -262,7 +262,7 @@ def test_random_events_end_in_the_listed_state(seed: int) -> None:
             assert uid in gone
             continue
         if any(was and pod["metadata"]["uid"] == uid for was, pod in history):
-            continue  # a uid is never used twice
+            continue  # uids are not reused
         store[uid] = make_pod(uid, version, phase=rng.choice(["Pending", "Running", "Failed"]))
         history.append((False, store[uid]))
         if rng.random() < 0.5:

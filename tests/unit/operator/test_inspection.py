@@ -1,4 +1,4 @@
-"""A model that is not in the package is inspected by a pod before anything is planned."""
+"""A pod inspects each model outside the package before anything is planned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that take hours on a cluster, in virtual time: outages, soaks, clock jumps, and edits in a row."""
+"""Tests that would take hours on a cluster, in virtual time: outages, soaks, clock jumps, and edits in a row."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _anonymize(manifest: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("first", STATES)
 def test_edited_swarm_ends_as_if_it_were_new(first: str) -> None:
-    """Acto's oracle: each state is reached from others, and left and reached again."""
+    """Acto's oracle: each state is reached from others, left, and reached again."""
     order = random.Random(first).sample(sorted(STATES), 3)
     cluster = make_large_cluster(STATES[first])
     cluster.settle()

@@ -1,4 +1,4 @@
-"""Nodes that fail, recover, are cordoned or deleted: when pods are replaced, and which of two pods stays."""
+"""Nodes that fail, recover, are cordoned or deleted: replacement of pods, and the choice between two pods."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_pods_of_an_unready_node_are_replaced_and_kept() -> None:
 
 
 def test_pods_on_unready_nodes_are_replaced_only_once() -> None:
-    """The scheduler may take nodes for ready that our cache shows as not ready, as after an API server outage."""
+    """After an API server outage the scheduler may see nodes as ready before our cache does."""
     cluster = make_old_cluster(nodes=2)
     for name in cluster.nodes:
         cluster.set_node_not_ready(name)
@@ -111,7 +111,7 @@ def test_mass_node_outage_replaces_pods_after_its_timeout() -> None:
 
 
 def test_nodes_down_for_long_do_not_count_as_mass_outage() -> None:
-    """Nodes that were switched off and never deleted must not delay replacements."""
+    """Nodes that are switched off forever must not delay replacements."""
     cluster = make_old_cluster(nodes=3)
     for name in ("old-0", "old-1", "old-2", "old-3"):
         cluster.nodes[name] = Node(name, ready=False, not_ready_since=1.0)

@@ -1,4 +1,4 @@
-"""After any faults the end state is that of the spec, and no pod that is needed is deleted on the way."""
+"""After any faults the end state is that of the spec, and no needed pod is deleted before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Suspected faults that a review of the operator named: each test is the smallest case that shows or refutes one."""
+"""Suspected faults from a review of the operator: each test is the smallest case that shows or refutes one."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ ACCEPTED_PATCHES: list[Json] = [
 
 @pytest.mark.parametrize("patch", REFUSED_PATCHES, ids=str)
 def test_patch_that_leaves_no_valid_pod_is_refused(patch: Json) -> None:
-    """Otherwise every turn of the swarm would fail without a condition that explains it."""
+    """Every turn of such a swarm would fail without a condition that explains it."""
     with pytest.raises(UserError, match=r"spec\.pools\[0\]\.podTemplate"):
         apply_patches(POD, [("spec.pools[0].podTemplate", patch)])
 
@@ -159,7 +159,7 @@ def test_unneeded_child_that_was_refused_is_no_problem() -> None:
     cluster = ModelCluster()
     cluster.settle()
     what = f"PodDisruptionBudget/{names.budget_name('counting', 1)}"
-    cluster.rejected[what] = "forbidden"  # refused once, and applied since
+    cluster.rejected[what] = "forbidden"  # refused once, then applied
     cluster.settle()
     assert cluster.condition("Degraded")["status"] == "False"
     cluster.edit_spec(replicas=0)
@@ -213,7 +213,7 @@ def test_new_spans_are_rolled_out_in_a_full_cluster() -> None:
 
 @pytest.mark.parametrize(("ahead", "following"), [(900_000, 900_005), (10**15 - 5, 5)])
 def test_forged_incarnation_is_not_counted_on(ahead: int, following: int) -> None:
-    """A number that a lost status explains is counted on; the other one has no successor of 15 digits."""
+    """Counting continues from a number that a lost status explains. The other number has no successor of 15 digits."""
     cluster = ModelCluster()
     cluster.settle()
     pod = next(iter(cluster.pods.values()))
@@ -302,7 +302,7 @@ class OneSwarmApi:
 
 
 async def test_resync_lists_nodes_that_pods_name_and_the_cache_lacks() -> None:
-    """Otherwise a stalled watch of nodes would force-delete the pods of every new node."""
+    """A stalled watch of nodes would otherwise force-delete the pods of every new node."""
     api: Any = OneSwarmApi()
     cache = Cache()
     cache.can_read_nodes = True

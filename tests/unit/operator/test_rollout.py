@@ -1,4 +1,4 @@
-"""Edits of the spec: template, scale, spans, model. No block loses its coverage on the way."""
+"""Edits of the spec: template, scale, spans, model. No block loses its coverage during a rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every slot gets a pod and keeps one, whatever happens to pods; repeated failures are retried with backoff."""
+"""Every slot gets and keeps a pod through any failures; repeated failures are retried with backoff."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from modelswarm_operator.reconcile.state.observed import NAME_TAKEN
 
 
 def create_and_list_slots(cluster: ModelCluster) -> list[str]:
-    """Run a turn; return the slots that it creates pods for."""
+    """Run a turn; return the slots of the created pods."""
     return [action.slot for action in cluster.run_turn().actions if isinstance(action, CreatePod)]
 
 
 def wait_for_create(cluster: ModelCluster) -> float:
-    """Run turns whenever the operator asks for one; return the seconds until it creates a pod."""
+    """Run turns when the operator asks for one; return the seconds until it creates a pod."""
     started = cluster.now
     while not create_and_list_slots(cluster):
         assert cluster.wake_at is not None and cluster.wake_at > cluster.now
@@ -110,7 +110,7 @@ def test_broken_image_creates_few_pods() -> None:
     for _ in range(400):
         cluster.pass_time(10.0)
         cluster.run_turn()
-    assert len(cluster.used_incarnations) < 6 * 20  # an hour, six slots
+    assert len(cluster.used_incarnations) < 6 * 20  # one hour, six slots
     degraded = cluster.condition("Degraded")
     assert degraded["status"] == "True"
     assert degraded["reason"] == "RestartBudgetUsedUp"
@@ -188,7 +188,7 @@ def test_refused_create_is_retried_with_backoff_under_its_name() -> None:
 def test_incarnation_whose_name_is_taken_is_skipped() -> None:
     cluster = ModelCluster(spec=make_spec(1, 1))
     cluster.run_turn()
-    cluster.pods.clear()  # the create failed: another owner's pod has the name
+    cluster.pods.clear()  # the create failed: the name belongs to another owner's pod
     cluster.rejected["0-0"] = f"a pod counting-s0-1 {NAME_TAKEN}"
     (create,) = [a for a in cluster.decide().actions if isinstance(a, CreatePod)]
     assert create.manifest["metadata"]["labels"]["modelswarm.io/incarnation"] == "2"

@@ -1,4 +1,4 @@
-"""Each of the house rules is broken on purpose, and check_house.py reports it."""
+"""Each house rule is broken on purpose, and check_house.py reports it."""
 
 from __future__ import annotations
 

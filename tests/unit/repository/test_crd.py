@@ -47,7 +47,7 @@ def list_parts(schema: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", COPIES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_committed_crd_is_the_generated_one(path: Path) -> None:
-    """Run `make crd` after a change of the types."""
+    """`make crd` writes them after a change of the types."""
     assert path.read_text(encoding="utf-8") == render_crd()
     assert yaml.safe_load(render_crd()) == build_definition()
 
@@ -91,7 +91,7 @@ def test_schema_defaults_equal_those_of_the_types() -> None:
     )
 
     def fill_defaults(schema: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-        """Fill in defaults as the API server does, from the outside in."""
+        """Fill in defaults as the API server does, outer objects first."""
         result = dict(given)
         for name, child in schema.get("properties", {}).items():
             if name not in result and "default" in child:

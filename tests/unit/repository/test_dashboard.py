@@ -38,7 +38,7 @@ def list_queries() -> Iterator[str]:
 
 
 async def collect_metrics() -> dict[str, Metric]:
-    """Return the exported metrics by every name that a query may use."""
+    """Return the exported metrics by every name usable in a query."""
     registries = (await gateway_registry(), server_registry(), operator_registry())
     return {
         family.name + part: family
@@ -102,7 +102,7 @@ async def test_every_queried_label_belongs_to_its_metric() -> None:
 
 
 async def test_every_exported_metric_is_queried_or_listed() -> None:
-    """Metrics that another panel shows in another form are listed here."""
+    """The test lists the metrics that another panel shows in another form."""
     queried = {name for query in list_queries() for name in NAME.findall(query)}
     unqueried = {
         family.name

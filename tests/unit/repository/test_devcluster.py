@@ -1,4 +1,4 @@
-"""The parts of `tools/devcluster` that need no cluster: ports, the plan that `make cluster` announces, requirements."""
+"""The parts of `tools/devcluster` that need no cluster: ports, the announced plan of `make cluster`, requirements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tools.devcluster.network.ports import PORTS, free_ports
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of the cluster's programs."""
+    """Return an empty cache of the cluster's programs."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     return tmp_path
 
@@ -56,7 +56,7 @@ def test_plan_names_the_missing_parts(cache: Path, capsys: pytest.CaptureFixture
 
 @pytest.fixture
 def macos(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Another operating system: no /proc, no apt-get, no Go."""
+    """Simulate another operating system: no /proc, no apt-get, no Go."""
     monkeypatch.setattr(packages, "PLATFORM", "darwin")
     monkeypatch.setattr(packages, "FILESYSTEMS", cache / "absent")
     monkeypatch.setattr(packages, "CONTROL_GROUPS", cache / "absent")
@@ -67,7 +67,7 @@ def macos(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_openssl(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Linux with Go, without openssl and without a way to install it."""
+    """Simulate Linux with Go, without openssl and without a way to install it."""
     wanted = {"openssl": str(cache / "absent")}
     for name in ("API_LEVEL", "API_TESTS", "TESTS"):
         lacking = preparation.Wanted(wanted, preparation.API_PARTS, images=False)
@@ -82,7 +82,7 @@ def no_openssl(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run_verb(monkeypatch: pytest.MonkeyPatch, *words: str, required: str = "") -> str | None:
-    """Run a command of devcluster and return the text with which it exits, or None if it succeeds."""
+    """Run a command of devcluster; return the text of its exit, or None if it succeeds."""
     monkeypatch.delenv("CLUSTER", raising=False)
     monkeypatch.setenv("REQUIRE_CLUSTER", required)
     monkeypatch.setattr(sys, "argv", ["devcluster", *words])

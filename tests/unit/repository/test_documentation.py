@@ -1,4 +1,4 @@
-"""Documents name files that exist, and the standard terms of the field lead to the code that implements them."""
+"""Documents name existing files, and the standard terms of the field lead to the code that implements them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mutants of tools/ci/mutate.py: which edits there are, and how a sample is drawn."""
+"""The mutants of tools/ci/mutate.py: the kinds of edits, and the choice of a sample."""
 
 from __future__ import annotations
 

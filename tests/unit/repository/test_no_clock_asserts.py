@@ -1,7 +1,7 @@
 """No assertion of the fast tier depends on a clock: on a busy machine it would fail although the product is right.
 
-A test about time is marked `full`. One that needs a wait uses `eventually`, and makes the slow way impossible. Helpers
-and fixtures are looked at as well. Each rule has an example here that must be found, or must not.
+A test about time is marked `full`. A test that needs a wait uses `eventually`, and makes the slow way impossible.
+Helpers and fixtures are checked as well. Each rule has an example that must be found, or must not.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Every promise of the README, every invariant and every interface has a test in the fast tier, named here.
 
-A test that is marked `full` or deleted is missing in what pytest collects for `make test`, and its promise is reported.
-A promise that the README adds has no row here, and is reported too. An identifier without parameters stands for at
-least one of the test's cases.
+A promise is reported if pytest does not collect its test for `make test`: it is marked `full`, or deleted. A new
+promise of the README without a row here is reported, too. An identifier without parameters stands for at least one of
+the test's cases.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ FACTS = f"{UNIT}/shared/test_checkpoint_facts.py::test_facts_equal_those_of_tran
 REFUSED = f"{UNIT}/gateway/api/test_openai_requests.py::test_unsupported_field_is_refused_by_name"
 SHOWN = f"{CLI}/test_readme.py"
 
-SENTENCES: Promises = {  # parts of the README's sentences, word for word
+SENTENCES: Promises = {  # parts of the README's sentences, unchanged
     "keep every stream alive when one of its pods dies": POD_LOSSES,
     "No token is lost, doubled or changed": KILLS,
     "The transformer blocks of the model are cut into **spans**": (f"{SPLITS}[llama]",),
@@ -287,7 +287,7 @@ def test_skipped():
 
 
 def missing_tests(root: Path, wanted: Iterable[str]) -> list[str]:
-    """Return the tests of `wanted` that pytest does not collect for the fast tier, or that are marked as skipped."""
+    """Return the tests of `wanted` that pytest does not collect for the fast tier, or that are skipped."""
     tests = sorted(set(wanted))
     files = [file for file in sorted(set(map(file_of, tests))) if (root / file).exists()]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider"]

@@ -1,4 +1,4 @@
-"""images/requirements pins the dependencies of pyproject.toml in the versions of constraints.txt; needs no network."""
+"""images/requirements pins the dependencies of pyproject.toml to the versions of constraints.txt. Needs no network."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAMES = sorted(required_pins())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_image_requirements_equal_the_locked_versions(name: str) -> None:
-    """Run `make lock` after a change of a dependency."""
+    """`make lock` writes them after a change of a dependency."""
     assert read_pins(name) == required_pins()[name]
     locked = read_constraints()
     for package, version in read_pins(name).items():

@@ -1,4 +1,4 @@
-"""The runner of the tiers: its counts, and the report of a test that passes only when it is repeated."""
+"""The runner of the tiers: its counts, and the report of a test that passes only when repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The hash model as an oracle: each test spoils one part of the state and sees other tokens."""
+"""The hash model as an oracle: each test corrupts one part of the state and gets other tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory limit of a process, read from files as Linux writes them, and what a server says when it does not fit."""
+"""The memory limit of a process, read from files as Linux writes them, and a server's error when it does not fit."""
 
 from __future__ import annotations
 

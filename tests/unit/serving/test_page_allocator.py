@@ -1,4 +1,4 @@
-"""The page allocator: every page has one owner, and pages are adjacent whenever a free run is long enough."""
+"""The page allocator: every page has one owner, and pages are adjacent if a free run is long enough."""
 
 from __future__ import annotations
 

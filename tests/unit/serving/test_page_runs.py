@@ -1,4 +1,4 @@
-"""Free pages that touch become one run, whichever of them is released last."""
+"""Adjacent free pages become one run in any order of release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PARTS = ([0, 1], [2, 3], [4, 5])
 
 
 def allocate_parts() -> PageAllocator:
-    """Pages 0 to 5 are allocated, and page 6. Pages 7 to 12 are a free run that is long enough for any test."""
+    """Allocate pages 0 to 5, and page 6. Pages 7 to 12 are a free run that is long enough for any test."""
     pages = PageAllocator(13)
     for part in (*PARTS, [6]):
         assert pages.allocate(len(part)) == part

@@ -1,4 +1,4 @@
-"""The sampler picks the tokens that the rules of transformers allow, with noise from a counter alone."""
+"""The sampler picks tokens that the rules of transformers allow, with noise from a counter alone."""
 
 from __future__ import annotations
 

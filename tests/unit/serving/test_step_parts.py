@@ -1,4 +1,4 @@
-"""Parts of a step that bound its memory compute what the whole would: attention scores, sampling, tables of angles."""
+"""Parts of a step that bound its memory compute the same as the whole: attention scores, sampling, tables of angles."""
 
 from __future__ import annotations
 

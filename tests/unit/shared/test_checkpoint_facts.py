@@ -1,4 +1,4 @@
-"""The facts that a model folder states, and the error for each folder that cannot be used."""
+"""The facts of a model folder, and the error for each folder that cannot be used."""
 
 from __future__ import annotations
 

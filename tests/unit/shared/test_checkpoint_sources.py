@@ -199,7 +199,7 @@ def test_folder_without_a_shard_is_another_revision(tmp_path: Path) -> None:
 
 
 def test_fingerprint_reads_a_sample_of_a_large_file(tmp_path: Path) -> None:
-    """The file has a hole of 1 TiB: a test that reads it whole does not end."""
+    """The file has a hole of 1 TiB: reading all of it would not end."""
     entry = {"dtype": "F16", "shape": [1 << 39], "data_offsets": [0, 1 << 40]}
     header = json.dumps({"model.norm.weight": entry}).encode()
     path = tmp_path / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Model folders that cannot be served: `plan`, the operator's inspection and each server say the same sentence."""
+"""Model folders that cannot be served: `plan`, the operator's inspection and each server report the same error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NORM = "model.layers.1.input_layernorm.weight"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One file, so that each damage is in `model.safetensors`."""
+    """Write the model in one file, so that each damage is in `model.safetensors`."""
     return make_model(tmp_path_factory.mktemp("tiny"), "llama", shard_size="1GB")
 
 
@@ -87,7 +87,7 @@ def stored_as(kind: str) -> Damage:
 
 
 def header(change: Callable[[bytes], bytes]) -> Damage:
-    """Change the header of the only file, in the same length."""
+    """Change the header of the only file without changing its length."""
 
     def rewrite(folder: Path) -> None:
         path = folder / "model.safetensors"
@@ -111,7 +111,7 @@ CASES: list[tuple[str, Damage, str]] = [
     ("no UTF-8", content("config.json", b"\xff\xfe"), "{folder}/config.json is not valid JSON: "),
     ("no object", content("config.json", b"[]"), "{folder}/config.json must hold a JSON object"),
     ("nested", content("config.json", b"[" * 99999), "{folder}/config.json is not valid JSON: "),
-    # quantised
+    # quantized
     (
         "gptq",
         config(quantization_config={"quant_method": "gptq", "bits": 4}),
@@ -396,7 +396,7 @@ def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Pl
 
 
 def server_refusal(folder: Path) -> str:
-    """Return the sentence of a server at its start."""
+    """Return a server's error at its start."""
     with pytest.raises(ModelSourceError) as caught:
         load(parse(["--model", str(folder), "--blocks", f"0:{BLOCKS}", "--name", "s"]))
     return str(caught.value)

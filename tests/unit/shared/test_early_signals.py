@@ -1,4 +1,4 @@
-"""Every program ends on a signal from its first moment on, also as the first process of a container."""
+"""Every program ends on a signal from its start on, also as the first process of a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An inspection prints the facts of a model without reading its weights, or the reason why it is refused."""
+"""An inspection prints the facts of a model without reading its weights, or the reason for its refusal."""
 
 from __future__ import annotations
 
@@ -327,7 +327,7 @@ NETWORK = (
 
 @pytest.fixture
 def closed_port() -> str:
-    """The address of a port that refuses connections."""
+    """Return an address that refuses connections."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 

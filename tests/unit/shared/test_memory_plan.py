@@ -1,4 +1,4 @@
-"""The memory of a server: its parts add up, grow with what they are for, and a limit that is too small is refused."""
+"""The memory of a server: its parts add up, grow with their inputs, and a limit that is too small is refused."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_pages_never_shrink_as_the_limit_grows() -> None:
 
 
 def test_limit_between_two_pages_of_memory_is_rounded_down() -> None:
-    """As the kernel does: else a server would find its limit smaller than its plan."""
+    """The kernel rounds the same way, so a server finds the limit of its plan."""
     for size in range(1 << 30, (1 << 30) + (3 << 20), 12_345):
         assert plan({"memory": size}).servers[0].memory.total <= size // 65536 * 65536
 
@@ -190,7 +190,7 @@ def test_gpu_pool_without_spans_is_refused() -> None:
 
 def test_gpu_pool_with_sessions_and_spans_is_planned() -> None:
     assert plan(GPU, sessions={"concurrent": 2}).full_sessions == 2
-    assert plan({"nvidia.com/gpu": 1}).full_sessions > 0  # no limit sizes anything
+    assert plan({"nvidia.com/gpu": 1}).full_sessions > 0  # sized without a limit
 
 
 def test_memory_of_an_accelerator_has_no_process_and_no_rows() -> None:

@@ -1,4 +1,4 @@
-"""Spans cover the model exactly, slots cover the spans, and a plan never needs more memory than there is."""
+"""Spans cover the model exactly, slots cover the spans, and a plan never exceeds the available memory."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def test_plan_counts_weights_kv_and_replay_memory() -> None:
 
 
 def test_plan_fills_the_pool_memory_without_exceeding_it() -> None:
-    page = PAGE_SIZE * (4 * KV + ROW) * 33 // 32 + 1  # with its part of the margin
+    page = PAGE_SIZE * (4 * KV + ROW) * 33 // 32 + 1  # with its share of the margin
     plan = plan_swarm(
         make_swarm(spans={"count": 2}, pools=[make_pool("1Gi")]), FACTS, "file:///tiny"
     )

@@ -1,4 +1,4 @@
-"""The files through which processes of one machine find each other, and see how far the start of another one is."""
+"""The files by which processes of one machine find each other and read the progress of a start."""
 
 from __future__ import annotations
 

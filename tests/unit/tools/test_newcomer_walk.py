@@ -1,4 +1,4 @@
-"""The newcomer's walk: it finds the README's commands, knows a step for each, and judges their output."""
+"""The newcomer's walk: it finds the README's commands, has a step for each, and checks their output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recorded session in docs: it is a real asciinema file, and its answers have every number once."""
+"""The recorded session in docs is a real asciinema file, and its answers have every number once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def marks(recorded: Cast) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def shown(recorded: Cast) -> str:
-    """Return all screens, one after the other."""
+    """Return all screens in order."""
     return "\n".join("\n".join(map(text_of, rows)) for _, rows in recorded.replay())
 
 
@@ -47,7 +47,7 @@ def find_label(marks: dict[str, str], kind: str) -> str:
 
 
 def answer_in(screen: str) -> list[int]:
-    """Return the numbers of the answer below the question in which the kill comes."""
+    """Return the numbers of the answer during which the kill happens."""
     first, last = KILL_RANGE
     answer = screen.partition(f"> Count from {first} to {last}.\n")[2]
     shown = re.match(r"[\d\s]*", answer)

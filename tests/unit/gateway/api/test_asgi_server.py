@@ -25,10 +25,10 @@ async def test_closing_idle_connections_keeps_new_ones() -> None:
     to_idle.write(REQUEST)
     assert b"503" in await asyncio.wait_for(idle.readline(), SECONDS)
     new, to_new = await asyncio.open_connection(host, int(port))
-    await asyncio.sleep(0.1)  # the server accepts it meanwhile; the assertions hold in both cases
+    await asyncio.sleep(0.1)  # the server accepts it; if not, the assertions hold too
     server.close_idle_connections()
     async with asyncio.timeout(SECONDS):
-        await idle.read()  # until it is closed
+        await idle.read()  # until the server closes it
         to_new.write(REQUEST)
         assert b"503" in await new.readline()
     to_idle.close()

@@ -1,4 +1,4 @@
-"""The stream of another gateway is passed on in whole events, and failover continues it when that gateway is lost."""
+"""The stream of another gateway is forwarded in whole events, and failover continues it when that gateway is lost."""
 
 from __future__ import annotations
 

@@ -77,14 +77,14 @@ async def test_drain_is_done_when_the_server_reports_no_sessions() -> None:
     assert not (await anext(states)).done
     script.send(c, Heartbeat(drain=DrainState.DRAIN, sessions=1))
     late = await anext(states)
-    # This session was opened while the drain request was on its way.
+    # This session was opened while the drain request was in transit.
     assert (late.other_sessions, late.done) == (1, False)
     script.send(c, Heartbeat(drain=DrainState.DRAIN))
     assert [state.done for state in [s async for s in states]] == [False, True]
 
 
 async def test_idle_sessions_close_before_the_drain_heartbeat() -> None:
-    """Otherwise the server would count them as sessions of another gateway, for seconds if it is idle."""
+    """The server would count idle sessions as those of another gateway for seconds."""
     script, drains = make_two_tails()
     script.core.cancel_turn("s", script.now)
     script.run()

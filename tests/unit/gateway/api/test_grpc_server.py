@@ -1,4 +1,4 @@
-"""The gRPC server in this process: bytes that are no messages, reflection, and models that are not known."""
+"""The gRPC server in this process: bytes that are no messages, reflection, and unknown models."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def gateway() -> tuple[GenerationService, Node]:
 
 @asynccontextmanager
 async def served(service: GenerationService, api: GrpcApi) -> AsyncIterator[aio.Channel]:
-    """Serve the API and return a channel to it."""
+    """Serve the API, and yield a channel to it."""
     server = GrpcServer(service, api)
     target = server.bind("--grpc", "127.0.0.1:0")
     await server.start()
@@ -71,7 +71,7 @@ async def collect(call: Any) -> list[Any]:
 
 
 async def call_bytes(channel: aio.Channel, method: str, request: bytes) -> Any:
-    """Call a unary method with a request that is sent as it is."""
+    """Call a unary method with the unchanged bytes of a request."""
     return await channel.unary_unary(method, None, None)(request, timeout=SECONDS)
 
 
@@ -194,7 +194,7 @@ async def test_admin_calls_are_not_on_the_port_of_clients(client: aio.Channel) -
 
 
 async def test_too_many_drains_are_refused(admin: aio.Channel) -> None:
-    """The server holds all blocks alone, so each drain waits for another server."""
+    """The only server holds all blocks, so each drain waits for another server."""
     stub: Any = api_pb2_grpc.SwarmStub(admin)
     request = api_pb2.DrainRequest(server="s0", wait_seconds=3600)
     running = [stub.Drain(request) for _ in range(MAX_DRAINS)]
@@ -255,7 +255,7 @@ def test_sampling_out_of_range_says_what_is_allowed(fields: dict[str, Any], mess
 
 
 async def watch_health(channel: aio.Channel) -> Any:
-    """Start a call that lasts; return it once it has begun."""
+    """Start an endless call; return it once it has begun."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     call = stub.Watch(health_pb2.HealthCheckRequest())
     async with asyncio.timeout(SECONDS):

@@ -1,4 +1,4 @@
-"""One connection to the HTTP server: bytes that are no HTTP request, and heads that do not come."""
+"""One connection to the HTTP server: bytes that are no HTTP request, and request heads that do not arrive."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def connection(
 
 
 async def exchange(sent: bytes, app: ASGIApp = read_body) -> bytes:
-    """Return all bytes that the server answers until it closes the connection."""
+    """Return all bytes of the response until the server closes the connection."""
     async with connection(app=app) as (reader, writer):
         writer.write(sent)
         return await reader.read()
@@ -117,8 +117,8 @@ async def test_connection_without_a_byte_is_closed() -> None:
 async def test_head_timeout_spares_a_running_request() -> None:
     async with connection(head_seconds=2.0) as (reader, writer):
         writer.write(HEAD + b"Content-Length: 2\r\n\r\n{")
-        await asyncio.sleep(2.5)  # a timer that still ran would have closed it
-        for rest in (b"}", HEAD + b"Content-Length: 0\r\n\r\n"):  # the connection is kept
+        await asyncio.sleep(2.5)  # a pending timer would have closed it
+        for rest in (b"}", HEAD + b"Content-Length: 0\r\n\r\n"):  # the connection is still open
             writer.write(rest)
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
             assert await reader.readuntil(b"0\r\n\r\n")

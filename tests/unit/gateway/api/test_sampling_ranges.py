@@ -1,4 +1,4 @@
-"""HTTP and gRPC accept the same values of the sampling fields, and refuse the others with the same words."""
+"""HTTP and gRPC accept the same values of the sampling fields, and refuse the others with the same messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The snapshot of `Swarm.List`: what models wait for, servers without a link, and the states of sessions."""
+"""The snapshot of `Swarm.List`: causes of missing models, servers without a link, and the states of sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens become text with whole characters and correct spaces, the same at any timing."""
+"""Tokens become text with whole characters and correct spaces, independent of timing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long texts are tokenized a few at a time, also when their clients leave, and only so many wait."""
+"""Long texts are tokenized a few at a time, also when their clients leave, and the queue is bounded."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from modelswarm_gateway.models.encode_pool import (
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.tokenizer import LONG_TEXT, TextTooLong
 
-BLANKS = 128  # of the longest token, as in Llama 3
+BLANKS = 128  # characters of the longest token, as in Llama 3
 
 
 class Gate:
-    """Work that ends when it is opened."""
+    """Work that lasts until `open` is called."""
 
     def __init__(self) -> None:
         self.running = 0
@@ -51,7 +51,7 @@ def gate() -> Iterator[Gate]:
 
 
 async def start_running(pool: EncodePool, gate: Gate) -> list[asyncio.Task[int]]:
-    """Take all places of the pool."""
+    """Occupy all places of the pool."""
     tasks = [asyncio.create_task(pool.run(gate.work, 1)) for _ in range(MAX_LONG_ENCODES)]
     async with asyncio.timeout(SECONDS):
         while gate.running < MAX_LONG_ENCODES:  # noqa: ASYNC110
@@ -119,7 +119,7 @@ def with_blanks() -> dict[str, bytes]:
 
 
 async def test_long_tokens_do_not_lift_the_bound_on_characters() -> None:
-    """A token of 128 blanks makes room for 128 characters per token, which no text uses."""
+    """A token of 128 blanks would allow 128 characters per token, which no text reaches."""
     tokenizer, limit = make_tokenizer(with_blanks()), 10_000
     with pytest.raises(TextTooLong, match="characters are more than"):
         await tokenizer.encode("a " * (limit * BLANKS // 4), special=False, limit=limit)

@@ -1,4 +1,4 @@
-"""The model registry: the servers that the gateway requests files from, the retries, and unusable files."""
+"""The model registry: requests for files from servers, retries, and unusable files."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ HELLO = Hello(
     last=2,
     n_blocks=2,
 )
-READ_SECONDS = 60.0  # generous, as a thread reads files on a machine that may be busy
+READ_SECONDS = 60.0  # seconds; generous, as a thread reads files on a busy machine
 
 
 class RegistryHarness:
-    """A registry, a clock that tests move, and the answers of servers."""
+    """A registry with a clock that tests move, and the answers of servers."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -58,7 +58,7 @@ class RegistryHarness:
         self.changes += 1
 
     def take_asked_peers(self) -> list[str]:
-        """Return the peers that were asked since the last call; each is asked for all files at once."""
+        """Return the peers asked since the last call; each is asked for all files at once."""
         peers = [send.to.peer for send in self.sent]
         names = [s.item.name for s in self.sent if isinstance(s.item, ModelFileRequest)]
         self.sent.clear()
@@ -76,7 +76,7 @@ class RegistryHarness:
                 self.registry.on_file_chunk(peer, chunk)
 
     async def wait_until_loaded(self, seconds: float = READ_SECONDS) -> bool:
-        """Wait until no fetch is under way, at most `seconds`; return True if a tokenizer was loaded."""
+        """Wait until no fetch runs, at most `seconds`; return True if a tokenizer was loaded."""
         await self.wait_until_idle(seconds)
         [entry] = self.registry.entries()
         return entry.tokenizer is not None

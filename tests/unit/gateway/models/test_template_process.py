@@ -1,4 +1,4 @@
-"""Hostile chat templates: check and template process stay within bounds, and only that model's chats end."""
+"""Hostile chat templates: check and template process stay within bounds, and only that model's chats fail."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
 for line in sys.stdin:
     check_template(line.rstrip().replace("\\\\n", "\\n"))
 """
-CHILD_SECONDS = 300.0  # generous; the processor time is limited to less
+CHILD_SECONDS = 300.0  # seconds; generous, as the processor time has a lower limit
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def impatient() -> Iterator[TemplateProcess]:
 
 
 def test_check_of_bombs_computes_nothing() -> None:
-    """In a child with 256 MiB and 60 s of processor time for all of them."""
+    """A child has 256 MiB and 60 s of processor time for all of them."""
     done = subprocess.run(
         [sys.executable, "-c", CHECK],
         input="\n".join(BOMBS.values()),
@@ -153,7 +153,7 @@ def test_environment_of_the_child_holds_no_secret(monkeypatch: pytest.MonkeyPatc
 
 
 def test_child_ends_when_its_gateway_is_killed() -> None:
-    """The gateway is a script here, and holds the only other end of the child's connection."""
+    """The gateway is a script here, with the only other end of the child's connection."""
     script = (
         "import sys; from modelswarm_gateway.models.template_process import TemplateProcess\n"
         "templates = TemplateProcess(cpu_seconds=600)\n"
@@ -173,10 +173,10 @@ def children_of(pid: int) -> list[int]:
 
 
 def running_processes() -> dict[int, int]:
-    """Return the parents of all processes; without those that have ended and were not reaped."""
+    """Return the parent of each process, without unreaped ones."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended meanwhile
+        with suppress(OSError):  # the process has just ended
             state, parent = stat.read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
                 found[int(stat.parent.name)] = int(parent)

@@ -123,7 +123,7 @@ async def test_model_without_template_completes_but_cannot_chat() -> None:
 
 @pytest.mark.full
 async def test_long_text_is_tokenized_without_blocking_the_loop() -> None:
-    """Measured in CPU time of this process, as a share of the whole, so that a busy machine does not matter."""
+    """The share of CPU time of this process, which is independent of other load."""
     text, longest = make_tokenizer(), 0.0
     began = last = time.process_time()
     work = asyncio.create_task(text.encode("word " * 100_000, special=True))

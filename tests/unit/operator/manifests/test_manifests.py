@@ -1,4 +1,4 @@
-"""Manifests of the operator: pods that Pod Security `restricted` admits, and children that are kept as written."""
+"""Manifests of the operator: pods that Pod Security `restricted` admits, and children that stay as written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_server_container_gets_its_flags_and_ports() -> None:
     assert flags["--max-length"] == "512"
     assert flags["--advertise"] == "$(POD_IP):7000"
     assert flags["--zone"] == "$(NODE_ZONE)"
-    assert flags["--drain-timeout"] == "295"  # of the 300 s of its pod's grace period
+    assert flags["--drain-timeout"] == "295"  # seconds, of the 300 s of its pod's grace period
     assert flags["--name"].endswith("-s0-1") and flags["--incarnation"] == "1"
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == {
         "links": 7000,
@@ -116,7 +116,7 @@ def test_disk_request_of_the_pool_replaces_the_operators(kind: str) -> None:
 
 @pytest.mark.parametrize("source", ["demo://counting", "pvc://weights/llama", "hf://org/name"])
 def test_first_pod_of_any_source_has_bounded_directories(source: str) -> None:
-    """The first pod of a model that is not inside the image is an inspection."""
+    """The first pod of a model outside the image is an inspection."""
     body = create_first_pod(ModelCluster(spec=make_spec(1, 1, model={"source": source})))["spec"]
     assert disk_limits(body) == {"tmp": "1024Mi", "hub-cache": "1024Mi"}
     assert "ephemeral-storage" not in str(body["containers"][0]["resources"])

@@ -306,7 +306,7 @@ def test_mass_failure_records_few_events() -> None:
 
 
 def test_written_status_is_in_the_schema() -> None:
-    """A field that the API server prunes would be written again in every turn."""
+    """A field that the API server prunes would be written in every turn."""
     cluster = make_settled_cluster()
     cluster.fail_pod(cluster.ready_pods()[0])
     cluster.annotate(**{"reconcile-at": "x"})

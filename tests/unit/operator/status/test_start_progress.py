@@ -1,4 +1,4 @@
-"""The progress of starts: real answers over HTTP, whatever they hold, become words of a condition or nothing."""
+"""The progress of starts: any answer over HTTP becomes a condition's text, or is ignored."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ def test_share_is_in_the_unit_of_the_total() -> None:
 
 
 class Servers:
-    """Servers of one swarm on loopback addresses, each with its own answer; and the cache of their pods."""
+    """Servers of one swarm on loopback addresses, each with its own answer, and the cache of their pods."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, bytes]] = {}  # by address; without one it says nothing
+        self.answers: dict[str, tuple[int, bytes]] = {}  # by address; no answer for others
         self.asked: list[str] = []
         self.cache = Cache()
         self.woken: list[set[str]] = []
@@ -203,7 +203,7 @@ async def test_containers_that_just_started_are_not_asked(servers: Servers) -> N
 
 
 def start_slowly(spans: int, words: list[str]) -> tuple[ModelCluster, Observed]:
-    """Return a cluster whose servers run and are not ready, and what is observed when they tell their progress."""
+    """Return a cluster with running servers that are not ready, and the observed state with their progress."""
     cluster = ModelCluster(spec=make_spec(spans, 1))
     cluster.run_turn()
     cluster.run_turn()
