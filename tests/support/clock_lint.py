@@ -22,7 +22,7 @@ from support.clock_taint import (
     name_of,
 )
 
-SHORTEST = 10.0  # seconds: a busy machine may need as long for anything
+SHORTEST = 10.0  # seconds that any operation may take on a busy machine
 FAILURES = {"AssertionError", "TimeoutError", "Failed"}
 WAITS = {"wait_for": 1, "timeout": 0, "wait": 0, "join": 0, "eventually": 2}  # place of the limit
 KEYWORDS = {"timeout", "seconds", "within"}
@@ -87,7 +87,7 @@ def _asserts(function: Function, scope: Scope) -> Iterator[int]:
 
 
 def _conditions(function: Function) -> Iterator[tuple[ast.stmt, ast.expr, bool]]:
-    """Yield each statement that can fail the test, its condition, and the value that lets the test go on."""
+    """Yield each statement that can fail the test, its condition, and the value of the condition that passes."""
     for node in ast.walk(function):
         if isinstance(node, ast.Assert):
             yield node, node.test, True
@@ -98,7 +98,7 @@ def _conditions(function: Function) -> Iterator[tuple[ast.stmt, ast.expr, bool]]
 
 
 def _expired_loops(function: Function) -> Iterator[tuple[ast.stmt, ast.expr, bool]]:
-    """Yield the loops `while time.monotonic() < end` that a failure follows."""
+    """Yield the loops `while time.monotonic() < end` with a failure after them."""
     for node in ast.walk(function):
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
@@ -200,7 +200,7 @@ def _failing_calls(function: Function, sleepers: set[str]) -> Iterator[ast.Call]
 
 
 def _is_pause(call: ast.Call, sleepers: set[str]) -> bool:
-    """Return True for calls that return at their limit, and for clients, whose limit is that of each later call."""
+    """Return True for calls that return at their limit, and for clients, whose limit applies to each later call."""
     name, owner = name_of(call.func), ""
     if isinstance(call.func, ast.Attribute):
         owner = name_of(call.func.value)
@@ -223,10 +223,10 @@ def _handled(node: ast.AST) -> Iterable[ast.AST]:
 
 
 def _limits(call: ast.Call, constants: dict[str, float]) -> Iterator[float]:
-    """Yield the limits of a wait in seconds, as far as the module says them."""
+    """Yield the limits of a wait in seconds, as far as the module defines them."""
     place = WAITS.get(name_of(call.func), len(call.args))
     if name_of(call.func) == "wait_for" and len(call.args) > 2:
-        place = 2  # of the cluster's `wait_for(what, look, seconds)`
+        place = 2  # of `wait_for(what, look, seconds)` of the cluster
     given = [*call.args[place : place + 1]]
     given += [each.value for each in call.keywords if each.arg in KEYWORDS]
     for each in given:

@@ -1,7 +1,7 @@
-"""Times in a test's source: which names, attributes and helper functions hold a clock's reading.
+"""Times in a test's source: names, attributes and helper functions that hold a clock's reading.
 
-Used by `clock_lint`. A name is followed through assignments, arithmetic, containers and helpers of its module, until
-nothing more is found. Other modules are not followed. Knows no rule about what a test may do with a time.
+Used by `clock_lint`. A name is followed through assignments, arithmetic, containers and helpers of its module, to a
+fixed point. Other modules are not followed. Knows no rules about times in tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOMENT, ELAPSED, UPPER, LOWER, OTHER = "moment", "elapsed", "upper", "lower", "o
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """A value that depends on a clock. `elapsed` only grows on a slow machine, and `lower` becomes true by it."""
+    """A value that depends on a clock. `elapsed` only grows on a slow machine, and `lower` becomes true on one."""
 
     kind: str  # moment, elapsed, other; of booleans: lower, upper
     line: int = 0  # of the reading, for a moment
@@ -184,7 +184,7 @@ class Scope:
         return flat(found)
 
     def learn(self, function: ast.AST) -> None:
-        """Take over the times that the statements of a function give to names and attributes."""
+        """Record the times that the statements of a function give to names and attributes."""
         for target, found in self._assigned(function):
             self._assign(target, found)
         for node in ast.walk(function):
@@ -250,14 +250,14 @@ def bound(left: Time | None, op: ast.cmpop, right: Time | None) -> str:
 
 
 def one_element(found: Found) -> Found:
-    """Return the time of each element of what a loop runs over."""
+    """Return the time of each element of a loop's iterable."""
     if isinstance(found, tuple) and all(each == found[0] for each in found):
         return found[0] if found else None
     return flat(found)
 
 
 def find_scopes(tree: ast.Module) -> dict[Function, Scope]:
-    """Return the times of every function of a module, followed until no more are found."""
+    """Return the times of every function of a module, to a fixed point."""
     module = Module()
     scopes = {node: Scope(module) for node in ast.walk(tree) if isinstance(node, Function)}
     while True:

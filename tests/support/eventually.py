@@ -1,7 +1,7 @@
-"""The wait function of all tests: look again and again until something is true, or say what was seen instead.
+"""The wait function of all tests: check a condition repeatedly until it is true, or report what was seen instead.
 
-Used by tests of real processes and clusters, and by their helpers. The limit is generous, so that it never decides
-on a busy machine whether a test passes. A test that is about speed belongs to `bench/`.
+Used by tests of real processes and clusters, and by their helpers. The limit is generous, so that a busy machine never
+decides the result of a test. A test of speed belongs to `bench/`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SECONDS = 60.0  # that a test waits for anything, unless it says otherwise
-LOOK_SECONDS = 0.01  # between two looks
+SECONDS = 60.0  # default limit of a wait
+LOOK_SECONDS = 0.01  # seconds between two checks
 
 
 def eventually(

@@ -1,4 +1,4 @@
-"""The generation service of a gateway in this process: a real node, linked to no server or to one that says nothing."""
+"""The generation service of a gateway in this process: a real node, linked to no server or to a silent one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_service_with_model() -> tuple[GenerationService, Node]:
 
 
 async def make_service_with_files(files: dict[str, bytes]) -> tuple[GenerationService, Node]:
-    """Return a service that has these files of the model MODEL; its only server answers nothing else."""
+    """Return a service that has these files of the model MODEL; its only server sends nothing else."""
     service, node = make_service_with_model()
     for name in FILES:
         content = files.get(name)
