@@ -1,1 +1,1 @@
-"""Benchmarks: `make bench`, or one of them: `make bench ONLY=two_spans_1`. Never part of the tests."""
+"""Benchmarks: `make bench` runs all, `make bench ONLY=two_spans_1` runs one. Never part of the tests."""

@@ -94,5 +94,5 @@ def describe_commit() -> str:
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Return the smallest value that at least a share `q` of the values do not exceed."""
+    """Return the smallest value that is at least as large as a share `q` of the values."""
     return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]

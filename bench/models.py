@@ -28,7 +28,7 @@ class Shape:
 SHAPES = {
     shape.name: shape
     for shape in (
-        Shape("27m", 512, 8, 8, 8, 1408, 1024),  # the shape Petals was measured with
+        Shape("27m", 512, 8, 8, 8, 1408, 1024),  # the shape of Petals' measurements
         Shape("246m", 1024, 16, 16, 4, 2816, 32000),
         Shape("1m", 128, 8, 4, 4, 352, 512),
     )
@@ -36,7 +36,7 @@ SHAPES = {
 
 
 def model_folder(name: str) -> Path:
-    """Return the Hugging Face folder of a shape, fp32; make it first if it is missing."""
+    """Return the Hugging Face folder of a shape, fp32; make it if it is missing."""
     folder = CACHE_FOLDER / f"{name}-v1"
     if not (folder / "model.safetensors").exists():
         subprocess.run([sys.executable, "-m", "bench.models", name, str(folder)], check=True)

@@ -68,8 +68,8 @@ class StreamResult:
     """One answer: its tokens, and the arrival times of its chunks."""
 
     tokens: tuple[int, ...]
-    positions: tuple[int, ...]  # of every token, in the session's log
-    times: tuple[float, ...]  # of every chunk with tokens; time.perf_counter, seconds
+    positions: tuple[int, ...]  # position of every token in the session's log
+    times: tuple[float, ...]  # time.perf_counter, in seconds, of every chunk with tokens
 
     @property
     def gaps(self) -> list[float]:
@@ -95,7 +95,7 @@ class Recorder:
 
 
 class StreamClient:
-    """Streams of token ids in and token ids out."""
+    """Streams with token ids as input and output."""
 
     def __init__(self, target: str) -> None:
         self._stub = api_pb2_grpc.InferenceStub(grpc.insecure_channel(target))
@@ -124,7 +124,7 @@ class StreamClient:
 
 
 def time_streams(client: StreamClient, prompts: Sequence[Sequence[int]], new: int) -> float:
-    """Return the seconds until all streams, started together, have ended; each must give `new` tokens."""
+    """Return the seconds until all streams, started together, have ended. Each must give `new` tokens."""
     done: list[StreamResult] = []
     threads = [
         threading.Thread(target=lambda p=p: done.append(client.run_stream(p, new))) for p in prompts

@@ -1,6 +1,6 @@
 """Time from SIGKILL of a server's process in its container to the next token at the client, on a real cluster.
 
-As `gap_after_kill`, but on nodes and through the gateway's Service; head and tail are killed in turn. Every stream is
+Like `gap_after_kill`, but on nodes and through the gateway's Service; head and tail are killed in turn. Every stream is
 compared with the same stream without a kill. The victim's pod is deleted afterwards, so that no kill meets a back-off
 of the kubelet.
 """

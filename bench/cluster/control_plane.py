@@ -28,14 +28,14 @@ from tools.devcluster.waiting import wait_for
 
 NODES = 10
 SPANS, REPLICAS = 5, 2  # ten pods per swarm
-RESYNC_SECONDS = "60"  # the chart's
+RESYNC_SECONDS = "60"  # the chart's default
 POLL_SECONDS = 0.25
 WRITES = {"create", "update", "patch", "delete", "deletecollection"}
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlane:
-    """One namespace with its operator, which is the leader."""
+    """One namespace with its operator as the leader."""
 
     level: ApiLevel
     namespace: str

@@ -1,8 +1,7 @@
 """Time until 20 new swarms of 10 pods each are Ready, on kwok's nodes.
 
-Measured from the first create request until the status of every swarm is Ready and not Progressing. The status is read
-as a client of the API server. kwok makes a scheduled pod Ready at once, so this is the time of API server, scheduler
-and operator.
+From the first create request until the status of every swarm is Ready and not Progressing, as read by a client of the
+API server. kwok makes a scheduled pod Ready at once, so this is the time of API server, scheduler and operator.
 """
 
 from __future__ import annotations

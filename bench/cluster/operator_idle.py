@@ -1,7 +1,7 @@
 """Load of an idle operator: 100 swarms of 10 pods each, all Ready, for ten minutes.
 
-`writes` counts the requests of the operator's account that change something, from the API server's audit log, without
-Lease renewals. The process is probed like by a kubelet and scraped like by Prometheus; its CPU time includes both.
+`writes` counts the writing requests of the operator's account in the API server's audit log, without Lease renewals.
+The process is probed like by a kubelet and scraped like by Prometheus; its CPU time includes both.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from bench.harness import Bar, Result
 
 SWARMS = int(os.environ.get("BENCH_IDLE_SWARMS", "100"))
 SECONDS = float(os.environ.get("BENCH_IDLE_SECONDS", "600"))
-SETTLE_SECONDS = 30.0  # after the last swarm is ready, for late events of its pods
+SETTLE_SECONDS = 30.0  # seconds after the last swarm is ready, for late events of its pods
 TIMEOUT_SECONDS = 900.0
-PROBES = {"ready": 2.0, "live": 10.0, "metrics": 15.0}  # interval in seconds, as in the chart
+PROBES = {"ready": 2.0, "live": 10.0, "metrics": 15.0}  # intervals in seconds, as in the chart
 
 
 def run() -> Result:
@@ -30,7 +30,7 @@ def run() -> Result:
         _probe_operator(plane, SECONDS)
         elapsed = time.perf_counter() - began
         cpu = plane.cpu_seconds() - cpu
-        time.sleep(2.0)  # until the log has it
+        time.sleep(2.0)  # seconds until the log has all requests
         _, requests = plane.read_requests(skip)
         memory, log = plane.memory_mib(), plane.operator.text()
     counted = Counter(requests)

@@ -18,7 +18,7 @@ from bench.cluster.real_cluster import SHAPE, counting_cluster
 from bench.harness import Bar, Result, quantile
 
 DELETIONS = int(os.environ.get("BENCH_DELETIONS", "20"))
-KILLS = int(os.environ.get("BENCH_CONTAINER_KILLS", "4"))  # one per pod: the kubelet backs off
+KILLS = int(os.environ.get("BENCH_CONTAINER_KILLS", "4"))  # one per pod: kubelets back off
 TIMEOUT_SECONDS = 180.0
 
 

@@ -1,7 +1,7 @@
 """A real cluster for benchmarks: two nodes, the project's images, the chart and the counting swarm.
 
-Installed by the quickstart of docs/kubernetes.md. Built from `tools/devcluster` and `tests/support/kubernetes`. Needs
-what `make cluster` needs: Linux, root, Go. Used by `pod_replacement` and `cluster_gap_after_kill`.
+Installed by the quickstart of docs/kubernetes.md. Built from `tools/devcluster` and `tests/support/kubernetes`. Like
+`make cluster`, it needs Linux, root and Go. Used by `pod_replacement` and `cluster_gap_after_kill`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHAPE = "counting 1.6M fp32, 2 spans x 2 server pods, 2 gateways, on 2 nodes of 
 
 @contextmanager
 def counting_cluster() -> Iterator[Release]:
-    """Run a cluster with the counting swarm, all its pods Ready."""
+    """Yield a cluster with the counting swarm, all its pods Ready."""
     problems = obstacles()
     if problems:
         raise RuntimeError(f"no real nodes here: {'; '.join(problems)}")

@@ -1,10 +1,10 @@
 """Drains under eight streams: the longest gap between tokens relative to the median. 2 spans x 2 servers, 1K prompts.
 
 Each drain migrates all sessions of a server to the other server of its span; the next drain of that span migrates them
-back. No prefill runs meanwhile: eight streams run together, and are replaced together near their end. The ratio of a
-drain is the longest gap between two tokens of any stream during the drain, over a median gap. That median is of the two
-seconds before, with contexts of the same length. `ratio` is the maximum over all drains. MODELSWARM_BENCH_DRAINS sets
-the number of drains, MODELSWARM_BENCH_CONTEXT the maximum context.
+back. Eight streams run together and are replaced together near their end, so no prefill runs during a drain. The ratio
+of a drain is the longest gap between two tokens of any stream during the drain, over a median gap. That median is of
+the two seconds before, with contexts of the same length. `ratio` is the maximum over all drains.
+MODELSWARM_BENCH_DRAINS sets the number of drains, MODELSWARM_BENCH_CONTEXT the maximum context.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from modelswarm.protocol.identity import name_of
 DRAINS = int(os.environ.get("MODELSWARM_BENCH_DRAINS", "40"))
 STREAMS, PROMPT = 8, 1000
 MAX_CONTEXT = int(os.environ.get("MODELSWARM_BENCH_CONTEXT", "1500"))  # tokens at a drain's start
-MAX_LENGTH = MAX_CONTEXT + 1500  # a drain and the pauses beside it take fewer tokens
+MAX_LENGTH = MAX_CONTEXT + 1500  # a drain and the pauses around it take fewer tokens
 QUIET_SECONDS = 2.0
 DRAIN_TIMEOUT_SECONDS = 240.0
 START_TIMEOUT_SECONDS = 240.0
@@ -38,7 +38,7 @@ Span = tuple[float, float]
 
 
 class Reader:
-    """One stream, read by a thread, with the arrival time of each token."""
+    """One stream, read by a thread, and the arrival time of each token."""
 
     def __init__(self, client: StreamClient, seed: int) -> None:
         rng = random.Random(seed)
@@ -88,14 +88,14 @@ def start_readers(swarm: LocalSwarm, seed: int) -> Iterator[list[Reader]]:
 
 class DrainMeasurements:
     def __init__(self) -> None:
-        self.quiet: list[float] = []  # all gaps while no server is drained, seconds
-        self.usual: list[float] = []  # median gap before each drain, seconds
-        self.longest: list[float] = []  # longest gap during each drain, seconds
+        self.quiet: list[float] = []  # seconds: all gaps while no server is drained
+        self.usual: list[float] = []  # seconds: median gap before each drain
+        self.longest: list[float] = []  # seconds: longest gap during each drain
         self.seconds: list[float] = []
         self.moved = self.failures = 0
 
     def run_drain(self, view: SwarmClient, readers: list[Reader], names: list[str]) -> None:
-        """Drain the one of these servers that has most sessions, while all streams are read."""
+        """Drain the server with most sessions of these, while all streams are read."""
         quiet = _wait_quiet()
         servers = {name_of(s.peer): s.own_sessions for s in view.fetch_snapshot().servers}
         name = max(names, key=lambda each: servers[each])

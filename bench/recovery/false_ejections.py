@@ -1,7 +1,7 @@
 """Ten minutes of twice the planned load, without a fault: no server may be ejected or suspected.
 
-Twenty clients send request after request to a swarm with room for ten sessions; a refused client retries after 0.2 s.
-Every ejection that the gateway counts is a false one. MODELSWARM_BENCH_OVERLOAD_SECONDS sets the duration.
+Twenty clients send request after request to a swarm with capacity for ten sessions; a refused client retries after
+0.2 s. Every ejection is a false one. MODELSWARM_BENCH_OVERLOAD_SECONDS sets the duration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SECONDS = float(os.environ.get("MODELSWARM_BENCH_OVERLOAD_SECONDS", "600"))
 SESSIONS_PER_SERVER, CLIENTS = (
     5,
     20,
-)  # each of the two servers of a span has room for so many sessions
+)  # capacity of each of the two servers of a span
 PROMPT, NEW = 1000, 60
 LENGTH = PROMPT + NEW
 EJECTIONS = "modelswarm_gateway_ejections_total"
@@ -42,7 +42,7 @@ def run() -> Result:
                 for number in range(CLIENTS)
             ]
         for client in clients:
-            client.result()  # raises if a client failed
+            client.result()  # raises the error of a client
         counted = read_metrics(swarm.metrics)
     ejected = {name: value for name, value in counted.items() if name.startswith(EJECTIONS)}
     rerouted = sum(value for name, value in counted.items() if name.startswith(REROUTES))
@@ -74,8 +74,8 @@ def run() -> Result:
         threads=1,
         bars=[
             Bar("count", "<=", 0),
-            Bar("answered_per_s", ">=", 0.5),  # the swarm did answer
-            Bar("refused_per_s", ">=", 0.5),  # the load exceeded the room
+            Bar("answered_per_s", ">=", 0.5),  # the swarm answered
+            Bar("refused_per_s", ">=", 0.5),  # the load exceeded the capacity
         ],
     )
 

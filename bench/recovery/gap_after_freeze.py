@@ -22,7 +22,7 @@ from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
 FREEZES = int(os.environ.get("MODELSWARM_BENCH_FREEZES", "50"))
-UNSUSPECTED_TIMEOUT_SECONDS = 60.0  # until a thawed server is heard again
+UNSUSPECTED_TIMEOUT_SECONDS = 60.0  # seconds until a continued server's heartbeats arrive
 
 
 def run() -> Result:
@@ -61,7 +61,7 @@ def stream_with_freeze(
 
 
 def wait_until_not_suspected(view: SwarmClient) -> None:
-    """Wait until no server is suspected. A server frozen often may still be ejected; it is then a last resort."""
+    """Wait until no server is suspected. An often frozen server may stay ejected, as a last resort."""
     deadline = time.monotonic() + UNSUSPECTED_TIMEOUT_SECONDS
     while any(server.health == "suspected" for server in view.fetch_snapshot().servers):
         if time.monotonic() > deadline:

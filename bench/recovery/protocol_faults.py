@@ -15,7 +15,7 @@ from multiprocessing import get_context
 
 from bench.harness import Bar, Result
 
-FIRST_SEED, SEEDS, CHUNK = 100_000, 240, 40  # per scenario; far from the seeds of the tests
+FIRST_SEED, SEEDS, CHUNK = 100_000, 240, 40  # seeds per scenario; others than those of the tests
 PROCESSES = 2
 MIN_FAULTS = 100_000
 

@@ -1,8 +1,7 @@
 """Recovery time of one lost span relative to all four: seconds from SIGKILL to the next token, 1K-token contexts.
 
-Both kinds of loss alternate on the same swarm of 4 spans x 2 servers. Either one server of the route is killed, a
-different one each time, or all four at once. With the replay logs of the other servers, only the lost blocks are
-computed again.
+Both kinds of loss alternate on one swarm of 4 spans x 2 servers. Either one server of the route is killed, a different
+one each time, or all four at once. With the replay logs of the other servers, only the lost blocks are computed again.
 `ratio` is the ratio of the medians. MODELSWARM_BENCH_RECOVERIES sets the number of rounds.
 """
 

@@ -69,7 +69,7 @@ def make_heartbeat(rng: random.Random, steps: int) -> Heartbeat:
 
 
 class RouteChoice:
-    """The registry of one gateway with SERVERS linked servers; its clock advances with every measurement."""
+    """The registry of one gateway with SERVERS linked servers, and a clock that every measurement advances."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -84,7 +84,7 @@ class RouteChoice:
         self._needs = Needs(max_length=4_096, kv_positions=2_048)
 
     def choose(self) -> float:
-        """Choose a route; return the milliseconds it took."""
+        """Choose a route; return the milliseconds."""
         began = time.process_time()
         hops = self._registry.costs.choose_hops(
             MODEL, self._variant, (0, BLOCKS), self._now, between=(None, None), needs=self._needs
@@ -105,7 +105,7 @@ class RouteChoice:
         return chooses, walks
 
     def measure_updates(self) -> list[float]:
-        """Return the ms per heartbeat, faults and the next choice included."""
+        """Return the ms per heartbeat, with faults and the next choice."""
         updates = []
         for number in range(5):
             self._now += 0.1

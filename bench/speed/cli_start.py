@@ -1,6 +1,6 @@
-"""CPU seconds until a command has answered: the least of several runs, each in a new process, without a swarm.
+"""CPU seconds of a command: the least of several runs, each in a new process, without a swarm.
 
-User and system time of the process. Other work on the machine only adds to it, so the least is the truest figure.
+User and system time of the process. Other work on the machine only adds to it, so the least is the best estimate.
 `python -c pass` is the share of the interpreter.
 """
 
@@ -27,7 +27,7 @@ COMMANDS = {
     "generate": ("generate", "x", "--url", "http://127.0.0.1:1"),
     "plan": ("plan", EXAMPLE),
     "plan_json": ("plan", EXAMPLE, "--json"),
-}  # addresses at which nothing listens: all is imported, and no answer is waited for
+}  # addresses without listeners: every import happens, and no command waits for an answer
 
 
 def run() -> Result:

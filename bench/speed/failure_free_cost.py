@@ -1,10 +1,10 @@
-"""Cost of failure detection and recovery while nothing fails: tokens/s with them relative to tokens/s without.
+"""Cost of failure detection and recovery without failures: tokens/s with them relative to tokens/s without.
 
 Two swarms of 2 spans x 2 servers run side by side. One has the defaults. The other has no replay log, heartbeats every
 5 s, and suspects a server after 20 s of silence. They take turns in the order on, off, off, on, so that a machine that
-slows down affects both. On the machine this was written on, the swarm started first differed by 5 % from an equal one.
-So half of the rounds run on swarms started in the other order. `fraction` is the lost share of tokens/s, the mean of
-both medians. MODELSWARM_BENCH_ROUNDS sets the number of rounds.
+slows down affects both. In a measurement the swarm that started first differed by 5 % from an equal one. So half of
+the rounds run on swarms started in the other order. `fraction` is the lost share of tokens/s, the mean of both
+medians. MODELSWARM_BENCH_ROUNDS sets the number of rounds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OFF_SERVER = ("--replay-memory", "0", "--heartbeat", "5")
 OFF_GATEWAY = ("--suspect-after", "20", "--fence-timeout", "30")
 
 
-FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # of servers and gateway
+FLAGS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # flags of servers and of the gateway
     "on": ((), ()),
     "off": (OFF_SERVER, OFF_GATEWAY),
 }
@@ -87,7 +87,7 @@ def run_rounds(order: Sequence[str]) -> list[dict[str, float]]:
 
 
 def run_round(clients: dict[str, StreamClient], number: int) -> dict[str, float]:
-    """Return the seconds that each swarm took for the same streams, run twice."""
+    """Return the seconds of each swarm for the same streams, run twice."""
     took = dict.fromkeys(clients, 0.0)
     for name in ("on", "off", "off", "on"):
         took[name] += time_streams(clients[name], make_prompts(number), NEW)

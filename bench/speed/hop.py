@@ -1,6 +1,6 @@
 """Cost of one more hop per token: the same small model over 1, 2 and 4 server processes, one stream.
 
-The model is so small that the time between two tokens is almost only hand-over: link, event loop, engine thread.
+The model is so small that the time between two tokens is almost only transport: link, event loop, engine thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def run() -> Result:
 
 
 def measure_token_ms(spans: int) -> float:
-    """Return the median gap between tokens at the client, in ms; the minimum of RUNS runs."""
+    """Return the median gap between tokens at the client, in ms: the minimum of RUNS runs."""
     with bench_swarm(model_folder("1m"), spans=spans) as swarm:
         client = StreamClient(swarm.grpc)
         client.run_stream([1, 2, 3], 32)

@@ -23,7 +23,7 @@ class LocalGenerate:
         )
 
     def time_generate(self, *, batch: int, prompt: int, new: int) -> float:
-        """Return the seconds that `generate` took, prefill included."""
+        """Return the seconds of `generate`, with prefill."""
         assert self._child.stdin is not None and self._child.stdout is not None
         self._child.stdin.write(f"{batch} {prompt} {new}\n")
         self._child.stdin.flush()

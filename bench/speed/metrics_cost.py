@@ -1,7 +1,7 @@
 """Cost of the metrics: microseconds per token and turn of a gateway and per step of a server, milliseconds per scrape.
 
-One process, no network: the calls of the hot paths, in a loop. A scrape runs on the gateway's event loop, so no token
-is forwarded meanwhile.
+One process, no network: the calls of the hot paths, in a loop. A scrape runs on the gateway's event loop, so it delays
+all tokens.
 """
 
 from __future__ import annotations
