@@ -1,8 +1,8 @@
 """Paged attention of all spans: writes new keys and values into the pages and attends over them.
 
 transformers calls `paged_attention` through its AttentionInterface, once per block. The model code does not pass down
-which rows a step has. They come from the `StepLayout` of the step in progress on this thread (`attention_context`).
-Knows no sessions.
+which rows a step has. They come from the layout of the step in progress on this thread (`attention_context`), as does
+the backend. `SdpaBackend` is the reference, for every device: torch's attention over gathered pages. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from modelswarm.placement.memory import score_rows
+from modelswarm_serving.model.attention.backend import AttentionBackend, Scoring
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.step_layout import AttentionGroup, StepLayout
+from modelswarm_serving.model.attention.step_layout import AttentionGroup, RowLayout, StepLayout
 
 ATTENTION_NAME = "modelswarm_paged"
 
@@ -38,24 +39,51 @@ class AttentionCall:
 class _Context(threading.local):
     """The step in progress on this thread."""
 
-    layout: StepLayout | None = None
+    layout: RowLayout | None = None
     cache: KvCache | None = None
+    backend: AttentionBackend | None = None
     calls: list[AttentionCall] | None = None  # recorded for the self-check
 
 
 _context = _Context()
 
 
+class SdpaBackend:
+    """torch's attention over gathered pages."""
+
+    def attend(self, layout: RowLayout, store: Tensor, query: Tensor, scoring: Scoring) -> Tensor:
+        if not isinstance(layout, StepLayout):
+            raise TypeError("attention over gathered pages cannot be captured")
+        if scoring.slopes is not None or scoring.sinks is not None:
+            raise NotImplementedError("slopes and sinks need the Triton backend")
+        scaling, softcap = scoring.scaling, scoring.softcap
+        groups = layout.attention_groups(scoring.window)
+        if len(groups) == 1:
+            return _attend_group(groups[0], query, store, scaling, softcap)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for group in groups:
+            rows = slice(group.start, group.start + group.sequences * group.rows_each)
+            out[rows] = _attend_group(group, query[rows], store, scaling, softcap)
+        return out
+
+
+SDPA = SdpaBackend()
+
+
 @contextmanager
 def attention_context(
-    layout: StepLayout, cache: KvCache, calls: list[AttentionCall] | None = None
+    layout: RowLayout,
+    cache: KvCache,
+    calls: list[AttentionCall] | None = None,
+    backend: AttentionBackend = SDPA,
 ) -> Iterator[None]:
-    """Let all attention calls inside use this layout and cache; record them in `calls`."""
+    """Let all attention calls inside use this layout, cache and backend; record them in `calls`."""
     _context.layout, _context.cache, _context.calls = layout, cache, calls
+    _context.backend = backend
     try:
         yield
     finally:
-        _context.layout = _context.cache = _context.calls = None
+        _context.layout = _context.cache = _context.calls = _context.backend = None
 
 
 def paged_attention(
@@ -90,26 +118,23 @@ def attend(
     scaling: float,
     window: int | None,
     softcap: float | None,
+    *,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend in the span's `index`-th block and return [T, heads, D].
 
-    `query`: [T, heads, D]; `fresh`: keys and values of the same rows, [T, 2, kv_heads, D].
+    `query`: [T, heads, D]; `fresh`: keys and values of the same rows, [T, 2, kv_heads, D]. `slopes` (ALiBi) and `sinks`
+    are per query head.
     """
-    layout, cache = _context.layout, _context.cache
-    if layout is None or cache is None:
+    layout, cache, backend = _context.layout, _context.cache, _context.backend
+    if layout is None or cache is None or backend is None:
         raise RuntimeError("paged attention was called outside a step")
     if _context.calls is not None:
         _context.calls.append(AttentionCall(index, scaling, window, softcap))
     store = cache.blocks[index]
     store.index_copy_(0, layout.slots, fresh)
-    groups = layout.attention_groups(window)
-    if len(groups) == 1:
-        return _attend_group(groups[0], query, store, scaling, softcap)
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for group in groups:
-        rows = slice(group.start, group.start + group.sequences * group.rows_each)
-        out[rows] = _attend_group(group, query[rows], store, scaling, softcap)
-    return out
+    return backend.attend(layout, store, query, Scoring(scaling, window, softcap, slopes, sinks))
 
 
 def _attend_group(

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from modelswarm.errors import ModelSourceError
-from modelswarm_serving.model.attention.attention import AttentionCall, attention_context
+from modelswarm_serving.model.attention.attention import SDPA, AttentionCall, attention_context
+from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import StepLayout
 from modelswarm_serving.model.base import BatchItem
@@ -57,10 +58,16 @@ def run_reference(loaded: LoadedSpan, cache: KvCache, folder: Path) -> SelfCheck
 
 
 @torch.inference_mode()
-def check_fused(blocks: FusedBlocks, check: SelfCheck, cache: KvCache, folder: Path) -> None:
-    """Check that the fused blocks give the same output by the same attention calls."""
+def check_fused(
+    blocks: FusedBlocks,
+    check: SelfCheck,
+    cache: KvCache,
+    folder: Path,
+    backend: AttentionBackend = SDPA,
+) -> None:
+    """Check that the fused blocks give the same output by the same attention calls, over the served backend."""
     calls: list[AttentionCall] = []
-    with attention_context(check.layout, cache, calls):
+    with attention_context(check.layout, cache, calls, backend):
         output = blocks.run(check.rows, check.layout, 0, cache.shape.blocks)
     for store in cache.blocks:
         store[: check.layout.rows] = 0

@@ -24,10 +24,13 @@ from modelswarm.placement.memory import (
 from modelswarm.placement.quantity import human_bytes, limit_at_least
 from modelswarm.placement.spans import Span
 from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
+from modelswarm_serving.model.attention.backend import AttentionBackend, CapturableBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
+from modelswarm_serving.model.attention.selection import choose_backend
 from modelswarm_serving.model.base import ModelShape
+from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
-from modelswarm_serving.model.transformer.loading import load_modules
+from modelswarm_serving.model.transformer.loading import LoadedSpan, load_modules
 from modelswarm_serving.model.transformer.self_check import check_fused, run_reference
 from modelswarm_serving.model.transformer.span import TransformerSpan
 
@@ -51,6 +54,8 @@ class SpanOptions:
     token_budget: int = TOKEN_BUDGET  # rows of the largest step
     process: int = PROCESS_BYTES  # measured size of this process, if it is larger
     device: str = "cpu"
+    attention: str = "auto"  # the backend, by name
+    graph_rows: int = 256  # sequences of the largest captured decode step; 0: none is captured
     tokenizer: Path | None = None  # folder of the tokenizer; None: the model's
 
 
@@ -78,8 +83,26 @@ def load_span(
     cache = KvCache(cache_shape, dtype, device)
     check = run_reference(loaded, cache, folder)
     blocks = FusedBlocks(loaded.body, dtype)
-    check_fused(blocks, check, cache, folder)
-    return TransformerSpan(loaded, blocks, cache, shape)
+    backend = choose_backend(options.attention, cache)
+    check_fused(blocks, check, cache, folder, backend)
+    graphs = _capture_decode(loaded, blocks, cache, backend, shape.max_length, options.graph_rows)
+    return TransformerSpan(loaded, blocks, cache, shape, backend, graphs)
+
+
+@torch.inference_mode()
+def _capture_decode(
+    loaded: LoadedSpan,
+    blocks: FusedBlocks,
+    cache: KvCache,
+    backend: AttentionBackend,
+    positions: int,
+    rows: int,
+) -> DecodeGraphs | None:
+    """Return the captured decode steps; None if the backend cannot be captured, or none are asked for."""
+    if rows == 0 or not isinstance(backend, CapturableBackend):
+        return None
+    hidden = loaded.config.hidden_size
+    return DecodeGraphs(blocks, cache, backend, hidden, positions, rows)
 
 
 def plan_shape(
