@@ -18,9 +18,10 @@ from modelswarm.checkpoint.families import FAMILIES
 if TYPE_CHECKING:
     from modelswarm_serving.model.transformer.startup import SpanOptions
 
-TOLERANCES = {"float32": 1e-3, "float16": 0.1, "bfloat16": 0.5}
-"""Largest margin of a token that may differ, in logits, which spread over some ten units in these models. The weights
-are rounded to the dtype on both sides, so that only the arithmetic differs."""
+TOLERANCES = {"float32": 1e-3, "float16": 0.03, "bfloat16": 0.3}
+"""Largest margin of a token that may differ, in logits, whose standard deviation is 1.6 in these models. The weights
+are rounded to the dtype on both sides, so that only the arithmetic differs. On a CPU tokens differed up to a margin of
+0.16 in bfloat16 (3 families, 768 tokens), and none in float16."""
 PROMPTS = (13, 5, 21, 1, 33, 8, 2, 17)
 NEW = 32
 MAKERS = {"gemma3_text": "gemma3"}
@@ -42,7 +43,14 @@ def check_families() -> Outcome:
     outcome = Outcome(figures={"wrong": 0.0, "tokens": 0.0})
     for family in sorted({MAKERS.get(name, name) for name in FAMILIES}):
         for dtype, tolerance in TOLERANCES.items():
-            options = SpanOptions(dtype=dtype, device="cuda", pages=256, page_size=4, graph_rows=16)
+            options = SpanOptions(
+                dtype=dtype,
+                device="cuda",
+                attention="triton",
+                pages=256,
+                page_size=4,
+                graph_rows=16,
+            )
             tally = check_family(family, options, tolerance)
             outcome.figures["wrong"] += tally.wrong
             outcome.figures["tokens"] += tally.tokens

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from bench.harness import Bar, Result
 
+BARS = tuple(Bar(name, "<=", 0) for name in ("failed", "wrong", "kill_lost", "kill_doubled"))
 COLUMNS = ("part", "case", "measured", "limit", "share")
 
 
@@ -29,7 +30,7 @@ def run() -> Result | None:
     if not torch.cuda.is_available():
         print("gpu: not run, because torch sees no CUDA device on this machine")
         return None
-    whole = Outcome(figures={"failed": 0.0, "wrong": 0.0})
+    whole = Outcome(figures={bar.figure: 0.0 for bar in BARS})
     for name, part in parts():
         try:
             outcome = part()
@@ -47,7 +48,7 @@ def run() -> Result | None:
         rows=whole.rows,
         shape=f"{torch.cuda.get_device_name()}, torch {torch.__version__}",
         threads=torch.get_num_threads(),
-        bars=[Bar("failed", "<=", 0), Bar("wrong", "<=", 0)],
+        bars=BARS,
     )
 
 

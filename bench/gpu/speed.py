@@ -44,7 +44,12 @@ def measure_span() -> Outcome:
     outcome.rows.append(("roofline", "product bf16", f"{flops / 1e12:.0f} TFLOP/s", "", ""))
     pages = max(BATCHES) * -(-(CONTEXT + STEPS + WARM_UP) // PAGE)
     options = SpanOptions(
-        dtype="bfloat16", device="cuda", pages=pages, page_size=PAGE, graph_rows=128
+        dtype="bfloat16",
+        device="cuda",
+        attention="triton",
+        pages=pages,
+        page_size=PAGE,
+        graph_rows=max(BATCHES),
     )
     variants = {
         "Triton, graphs": options,
@@ -135,13 +140,17 @@ def time_steps(span: TransformerSpan, steps: list[list[BatchItem]]) -> float:
 
 
 def kernel_seconds(span: TransformerSpan, items: list[BatchItem]) -> float:
-    """Return the seconds in which kernels ran during a step."""
-    from torch.profiler import ProfilerActivity, profile
+    """Return the seconds in which kernels and copies ran during a step."""
+    from torch.profiler import DeviceType, ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(WARM_UP):
             span.step(items)
-    microseconds = sum(float(event.self_device_time_total) for event in recorded.key_averages())
+    microseconds = sum(
+        float(event.self_device_time_total)
+        for event in recorded.key_averages()
+        if event.device_type == DeviceType.CUDA
+    )
     return microseconds / 1e6 / WARM_UP
 
 

@@ -1,4 +1,4 @@
-"""Copies between the host and a device, through pinned memory.
+"""Copies between the host and a device, through pinned memory; and the current device of a thread.
 
 A copy from pinned memory runs beside the host, and one from pageable memory waits for the device. The pinned buffers
 are those of torch's allocator, which gives none out again before the copies that use it are done. Does nothing on the
@@ -7,8 +7,15 @@ CPU.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor
+
+
+def current_device(device: torch.device) -> AbstractContextManager[object]:
+    """Make this device the current one, on which Triton launches and graphs are captured, whatever tensors they use."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -49,7 +49,8 @@ class DeviceLimits:
             # The interpreter's product reads bfloat16 as integers.
             return cls(16, _SUM_BYTES, tl.float32)
         facts = torch.cuda.get_device_properties(device)
-        return cls.of_gpu(facts.multi_processor_count, facts.shared_memory_per_block_optin)
+        shared = getattr(facts, "shared_memory_per_block_optin", 0)  # ROCm has none
+        return cls.of_gpu(facts.multi_processor_count, shared)
 
     @classmethod
     def of_gpu(cls, processors: int, shared_bytes: int) -> DeviceLimits:
@@ -74,6 +75,8 @@ class TritonBackend:
         self, layout: RowLayout, keys: Tensor, values: Tensor, query: Tensor, scoring: Scoring
     ) -> Tensor:
         """Attend over keys [slots, kv_heads, D] and values [slots, kv_heads, E]; return [T, heads, E]."""
+        if query.stride(2) != 1:
+            query = query.contiguous()
         out = query.new_empty(len(query), query.shape[1], values.shape[2])
         launch = Launch(self._device, self._cache.shape.page_size, keys, values, query, scoring)
         for batch in layout.tile_batches(launch.tile_rows):

@@ -15,7 +15,7 @@ from modelswarm.placement.memory import LOGIT_ROWS, sample_rows
 from modelswarm_serving.model.attention.attention import SDPA, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.staging import to_device, to_host
+from modelswarm_serving.model.attention.staging import current_device, to_device, to_host
 from modelswarm_serving.model.attention.step_layout import StepLayout
 from modelswarm_serving.model.base import (
     BatchItem,
@@ -74,7 +74,8 @@ class TransformerSpan:
             else:
                 groups.setdefault(task.blocks, []).append((i, task))
         for blocks, members in groups.items():
-            outcome = self._run_items([work for _, work in members], *blocks)
+            with current_device(self._device):
+                outcome = self._run_items([work for _, work in members], *blocks)
             for (i, _), result in zip(members, outcome, strict=True):
                 results[i] = result
         return results

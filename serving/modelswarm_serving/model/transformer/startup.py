@@ -27,6 +27,7 @@ from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore
 from modelswarm_serving.model.attention.backend import AttentionBackend, CapturableBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.attention.selection import choose_backend
+from modelswarm_serving.model.attention.staging import current_device
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
@@ -84,8 +85,10 @@ def load_span(
     check = run_reference(loaded, cache, folder)
     blocks = FusedBlocks(loaded.body, dtype)
     backend = choose_backend(options.attention, cache)
-    check_fused(blocks, check, cache, folder, backend)
-    graphs = _capture_decode(loaded, blocks, cache, backend, shape.max_length, options.graph_rows)
+    with current_device(device):
+        check_fused(blocks, check, cache, folder, backend)
+        positions, rows = shape.max_length, options.graph_rows
+        graphs = _capture_decode(loaded, blocks, cache, backend, positions, rows)
     return TransformerSpan(loaded, blocks, cache, shape, backend, graphs)
 
 
