@@ -62,6 +62,13 @@ class SpanCase:
     were_padded: bool  # the static rows were used
 
 
+@dataclass(frozen=True, slots=True)
+class FaultCase:
+    """The error of a planted fault; empty if it was not noticed."""
+
+    error: str
+
+
 def run_interpreted(words: Iterable[str]) -> list[dict[str, Any]]:
     """Run these cases in a process with the interpreter and return what it prints of each."""
     done = subprocess.run(
@@ -213,12 +220,42 @@ def run_span(family: str) -> SpanCase:
     return SpanCase(family, plain, padded, were_padded)
 
 
-def main(words: list[str]) -> Iterator[AttentionCase | SpanCase]:
-    """Run the cases: numbers are seeds of random calls, other words families."""
+def notice_fault() -> FaultCase:
+    """Change a weight between the reference and the captured decode steps, and return the self-check's error."""
+    from support.models.tiny_models import make_model
+
+    from modelswarm.checkpoint.tensor_names import ModelPart
+    from modelswarm.errors import ModelSourceError
+    from modelswarm_serving.model.attention.triton_attention import TritonBackend
+    from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
+    from modelswarm_serving.model.transformer.fusion import FusedBlocks
+    from modelswarm_serving.model.transformer.loading import load_modules
+    from modelswarm_serving.model.transformer.self_check import check_decode, run_reference
+
+    with tempfile.TemporaryDirectory() as name, torch.inference_mode():
+        folder, cpu = make_model(Path(name), blocks=2), torch.device("cpu")
+        loaded = load_modules(folder, ModelPart(0, 2, 2), torch.float32, cpu)
+        cache = KvCache(KvCacheShape(2, 8, 4, 2, loaded.head_dim), torch.float32, cpu)
+        check = run_reference(loaded, cache, folder)
+        blocks = FusedBlocks(loaded.body, torch.float32)
+        graphs = DecodeGraphs(blocks, cache, TritonBackend(cache), 64, 32, 1)
+        check_decode(graphs, check, cache, folder)
+        blocks._blocks[1].down.weight[0] += 1.0
+        try:
+            check_decode(graphs, check, cache, folder)
+        except ModelSourceError as error:
+            return FaultCase(str(error))
+    return FaultCase("")
+
+
+def main(words: list[str]) -> Iterator[AttentionCase | SpanCase | FaultCase]:
+    """Run the cases: numbers are seeds of random calls, words other than `far` and `fault` are families."""
     torch.set_num_threads(1)
     for word in words:
         if word == "far":
             yield attend_far()
+        elif word == "fault":
+            yield notice_fault()
         elif word.isdecimal():
             yield attend_randomly(int(word))
         else:

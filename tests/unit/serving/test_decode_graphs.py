@@ -44,6 +44,15 @@ def test_unknown_backend_is_refused_by_name() -> None:
         choose_backend("flash", CACHE)
 
 
+def test_triton_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = KvCache(KvCacheShape(1, 1, 4, 1, 512), torch.float32, torch.device("cpu"))
+    with pytest.raises(UserError, match="heads of 512 are larger than 256; allowed here: sdpa"):
+        choose_backend("triton", large)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match=r"no C compiler|triton is not installed"):
+        choose_backend("triton", CACHE)
+
+
 def test_padding_is_at_a_page_without_a_session() -> None:
     static = StaticDecode(CACHE, rows=4, positions=24)
     rows = static.padding(4)

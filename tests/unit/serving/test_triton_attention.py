@@ -32,11 +32,11 @@ HEADS = (
 @pytest.fixture(scope="module")
 def fast_cases() -> list[dict[str, Any]]:
     """Cases of the fast tier, in one process: most of its time is the import of torch and transformers."""
-    return run_interpreted(["far", *map(str, FAST_SEEDS), "gemma3"])
+    return run_interpreted(["far", *map(str, FAST_SEEDS), "fault", "gemma3"])
 
 
 def test_attention_over_pages_equals_dense(fast_cases: list[dict[str, Any]]) -> None:
-    calls = fast_cases[1:-1]
+    calls = fast_cases[1:-2]
     assert [case["seed"] for case in calls] == list(FAST_SEEDS)
     assert not [case for case in calls if not case["difference"] <= case["limit"]]
     seen = {feature for case in calls for feature in case["features"]}
@@ -52,6 +52,10 @@ def test_padded_decode_gives_the_plain_tokens(fast_cases: list[dict[str, Any]]) 
     case = fast_cases[-1]
     assert case["were_padded"]
     assert case["padded"] == case["plain"]
+
+
+def test_fault_in_decode_steps_stops_the_start(fast_cases: list[dict[str, Any]]) -> None:
+    assert "its blocks differ from the model's by" in fast_cases[-2]["error"]
 
 
 @pytest.mark.full

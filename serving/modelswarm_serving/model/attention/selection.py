@@ -17,6 +17,8 @@ from modelswarm_serving.model.attention.kv_cache import KvCache
 log = logging.getLogger(__name__)
 
 BACKENDS = ("auto", "sdpa", "triton")
+_LARGEST_HEAD = 256
+"""Largest head size of the Triton kernels: their sums are in registers."""
 
 
 def choose_backend(name: str, cache: KvCache) -> AttentionBackend:
@@ -25,23 +27,23 @@ def choose_backend(name: str, cache: KvCache) -> AttentionBackend:
         raise UserError("attention", f"{name!r} is not one of {', '.join(BACKENDS)}")
     if name == "sdpa" or (name == "auto" and cache.device.type != "cuda"):
         return SDPA
-    missing = _missing_for_triton()
-    if missing is None:
+    fault = _triton_fault(cache)
+    if fault is None:
         from modelswarm_serving.model.attention.triton_attention import TritonBackend
 
         return TritonBackend(cache)
     if name == "triton":
-        raise UserError("attention", f"triton needs {missing}: install it, or use sdpa")
-    log.warning(
-        "decode is slow: attention runs over gathered pages, because %s is missing", missing
-    )
+        raise UserError("attention", f"triton cannot run: {fault}; allowed here: sdpa")
+    log.warning("attention on %s runs over gathered pages, which is slow: %s", cache.device, fault)
     return SDPA
 
 
-def _missing_for_triton() -> str | None:
-    """Return what Triton lacks here: it compiles a small C module for its launches."""
+def _triton_fault(cache: KvCache) -> str | None:
+    """Return the reason why the Triton backend cannot run; it compiles a small C module for its launches."""
+    if cache.shape.head_dim > _LARGEST_HEAD:
+        return f"heads of {cache.shape.head_dim} are larger than {_LARGEST_HEAD}"
     if importlib.util.find_spec("triton") is None:
-        return "the package triton"
+        return "the package triton is not installed"
     if not any(map(shutil.which, ("gcc", "clang"))):
-        return "a C compiler (gcc or clang)"
+        return "there is no C compiler (gcc or clang)"
     return None

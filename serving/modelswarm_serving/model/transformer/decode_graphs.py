@@ -45,6 +45,7 @@ class DecodeGraphs:
         most_rows: int,
     ) -> None:
         """Capture all batch sizes, the largest first, so that the others fit into its memory."""
+        self.positions = positions
         self._blocks, self._cache, self._backend = blocks, cache, backend
         self._sizes = batch_sizes(min(most_rows, cache.shape.pages))
         largest = self._sizes[-1]

@@ -1,8 +1,8 @@
 """Self-check at start-up, for faults that would otherwise give wrong text without an error.
 
 Called by `startup.py`. Missing tensors and unknown layer types are refused while loading (`loading.py`). Here the
-loaded span is run once by the model's own forward and once in its fused form. Knows no steps. Reference: the engine
-notes, section 1.2.
+loaded span is run once by the model's own forward, and once in its fused form over the served attention backend.
+Captured decode steps run the same rows one by one. Reference: the engine notes, section 1.2.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import StepLayout
 from modelswarm_serving.model.base import BatchItem
+from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
 from modelswarm_serving.model.transformer.reference_forward import reference_forward
@@ -74,6 +75,19 @@ def check_fused(
     check_outputs(output, check.output, folder)
     if calls != check.calls:
         raise ModelSourceError("model", f"{folder} asks for attention that is not supported")
+
+
+@torch.inference_mode()
+def check_decode(graphs: DecodeGraphs, check: SelfCheck, cache: KvCache, folder: Path) -> None:
+    """Check that captured decode steps, one per row, give the output of the reference's one step."""
+    shape, outputs = cache.shape, []
+    for row in range(min(check.layout.rows, graphs.positions)):
+        item = BatchItem(range(shape.pages), row, 1, (0, shape.blocks), None, b"", 0, None)
+        layout = StepLayout([item], cache)
+        outputs.append(graphs.run(check.rows[row : row + 1], layout).clone())
+    for store in cache.blocks:
+        store[: check.layout.rows] = 0
+    check_outputs(torch.cat(outputs), check.output[: len(outputs)], folder)
 
 
 def check_calls(calls: list[AttentionCall], blocks: int, folder: Path) -> None:

@@ -32,7 +32,11 @@ from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan, load_modules
-from modelswarm_serving.model.transformer.self_check import check_fused, run_reference
+from modelswarm_serving.model.transformer.self_check import (
+    check_decode,
+    check_fused,
+    run_reference,
+)
 from modelswarm_serving.model.transformer.span import TransformerSpan
 
 _DEFAULT_SESSIONS = 8
@@ -89,6 +93,8 @@ def load_span(
         check_fused(blocks, check, cache, folder, backend)
         positions, rows = shape.max_length, options.graph_rows
         graphs = _capture_decode(loaded, blocks, cache, backend, positions, rows)
+        if graphs is not None:
+            check_decode(graphs, check, cache, folder)
     return TransformerSpan(loaded, blocks, cache, shape, backend, graphs)
 
 
