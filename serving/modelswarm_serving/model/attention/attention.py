@@ -72,6 +72,8 @@ def paged_attention(
     """Attend as transformers' interface demands: q, k, v [1, heads, T, D] in, [1, T, heads, D] out."""
     index = module.layer_idx
     assert isinstance(index, int)
+    if sliding_window is None:  # Qwen2-MoE passes it in the mask alone
+        sliding_window = getattr(module, "sliding_window", None)
     out = attend(
         index,
         query[0].transpose(0, 1),

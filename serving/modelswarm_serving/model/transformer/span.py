@@ -7,6 +7,7 @@ the packed layout. Knows no sessions: a batch item names pages, positions and ro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,15 +27,20 @@ from modelswarm_serving.model.base import (
     Task,
 )
 from modelswarm_serving.model.sampling.sampler import sample
-from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
+
+
+class Blocks(Protocol):
+    """The blocks of a span in one of their two forms, `FusedBlocks` or `GenericBlocks`."""
+
+    def run(self, rows: Tensor, layout: StepLayout, start: int, end: int) -> Tensor: ...
 
 
 class TransformerSpan:
     """Blocks [first, last) of one model. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, loaded: LoadedSpan, blocks: FusedBlocks, cache: KvCache, shape: ModelShape
+        self, loaded: LoadedSpan, blocks: Blocks, cache: KvCache, shape: ModelShape
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
@@ -113,7 +119,7 @@ class TransformerSpan:
 
     def _run_items(self, items: Sequence[BatchItem], first: int, last: int) -> list[Result]:
         layout = StepLayout(items, self._cache)
-        rows = self._embed(layout.items) if first == 0 else self._unpack(layout.items)
+        rows = self._embed(layout) if first == 0 else self._unpack(layout.items)
         with attention_context(layout, self._cache):
             own = self._shape.first
             rows = self._blocks.run(rows, layout, first - own, last - own)
@@ -121,11 +127,10 @@ class TransformerSpan:
         results = self._sample(rows, layout) if is_tail else self._pack_rows(rows, layout)
         return [results[id(work)] for work in items]
 
-    def _embed(self, items: Sequence[BatchItem]) -> Tensor:
-        tokens = [token for work in items for token in work.tokens or ()]
+    def _embed(self, layout: StepLayout) -> Tensor:
+        tokens = [token for work in layout.items for token in work.tokens or ()]
         assert self._loaded.embed is not None
-        embedded: Tensor = self._loaded.embed(torch.tensor(tokens, device=self._device))
-        return embedded
+        return self._loaded.embed(torch.tensor(tokens, device=self._device), layout.positions)
 
     def _unpack(self, items: Sequence[BatchItem]) -> Tensor:
         """Return the raw rows of all items as one tensor."""
@@ -166,6 +171,8 @@ class TransformerSpan:
         """Apply final norm and head to rows [n, hidden] of the last block; tail only."""
         assert self._loaded.norm is not None and self._loaded.head is not None
         logits: Tensor = self._loaded.norm(rows) @ self._loaded.head
+        if self._loaded.logit_scale != 1.0:
+            logits = logits * self._loaded.logit_scale
         if self._loaded.softcap is not None:
             logits = torch.tanh(logits / self._loaded.softcap) * self._loaded.softcap
         return logits

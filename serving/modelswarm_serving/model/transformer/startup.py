@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
+from modelswarm.checkpoint.families.family import BlockPath
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
@@ -27,9 +28,10 @@ from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
-from modelswarm_serving.model.transformer.loading import load_modules
+from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
+from modelswarm_serving.model.transformer.loading import LoadedSpan, load_modules
 from modelswarm_serving.model.transformer.self_check import check_fused, run_reference
-from modelswarm_serving.model.transformer.span import TransformerSpan
+from modelswarm_serving.model.transformer.span import Blocks, TransformerSpan
 
 _DEFAULT_SESSIONS = 8
 """Default KV room: pages for this many sessions of full length ..."""
@@ -76,10 +78,18 @@ def load_span(
         last - first, shape.total_pages, shape.page_size, kv_heads, loaded.head_dim
     )
     cache = KvCache(cache_shape, dtype, device)
-    check = run_reference(loaded, cache, folder)
-    blocks = FusedBlocks(loaded.body, dtype)
-    check_fused(blocks, check, cache, folder)
-    return TransformerSpan(loaded, blocks, cache, shape)
+    return TransformerSpan(loaded, _checked_blocks(loaded, cache, folder), cache, shape)
+
+
+def _checked_blocks(loaded: LoadedSpan, cache: KvCache, folder: Path) -> Blocks:
+    """Return the blocks in the fused form if the family has one, else in transformers' own."""
+    generic = GenericBlocks(loaded.body, loaded.blocks_name)
+    check = run_reference(loaded, generic, cache, folder)
+    if loaded.family.path is BlockPath.GENERIC:
+        return generic
+    fused = FusedBlocks(loaded.body, cache.dtype)
+    check_fused(fused, check, cache, folder)
+    return fused
 
 
 def plan_shape(
