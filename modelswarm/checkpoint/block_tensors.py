@@ -21,6 +21,8 @@ from modelswarm.errors import ModelSourceError
 
 STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Formats of stored weights: as safetensors writes them -> as this project does."""
+PACKED, SCALES = "_blocks", "_scales"
+"""Endings of the tensors of MXFP4: two weights per byte, and the exponents of their common scales."""
 
 Planned: TypeAlias = Mapping[str, tuple[Dimension, ...]]
 """Name -> shape."""
@@ -36,6 +38,7 @@ class TensorPlan:
     sparse_blocks: frozenset[int]
     tables: Planned  # by canonical name
     kv_elements: int  # of one position in one block
+    spare_blocks: int  # in the files beside those of the model
 
     def shapes_in(self, block: int) -> Planned:
         """Return the tensors of one block by their names within it."""
@@ -86,6 +89,7 @@ def plan_tensors(fields: Fields) -> TensorPlan:
         sparse_blocks=sparse_blocks,
         tables=_table_shapes(fields),
         kv_elements=fields.dimension(family.kv)[1],
+        spare_blocks=int(fields.get(family.spare_blocks) or 0),
     )
 
 
@@ -109,7 +113,8 @@ def _table_shapes(fields: Fields) -> Planned:
 
 
 def _elements(shapes: Planned) -> int:
-    return sum(map(_size, shapes.values()))
+    """Return the number of weights; a byte of packed blocks holds two."""
+    return sum(_size(shape) * (1 + name.endswith(PACKED)) for name, shape in shapes.items())
 
 
 def _size(shape: tuple[Dimension, ...]) -> int:
@@ -132,11 +137,13 @@ def check_tensors(
             raise ModelSourceError("model", f"{label} has no weights for {name}")
 
 
-def check_block_count(n_blocks: int, names: Collection[str], path: Path) -> None:
+def check_block_count(
+    n_blocks: int, names: Collection[str], path: Path, spare_blocks: int = 0
+) -> None:
     """Refuse a `num_hidden_layers` that is not the number of blocks in the files; `names` are canonical."""
     found = {block for name in names if (block := block_of(name)) is not None}
     count = max(found, default=-1) + 1
-    if found and count != n_blocks:
+    if found and not n_blocks <= count <= n_blocks + spare_blocks:
         rule = f"allowed is {count}, the number of blocks that the files hold"
         refuse(path, "num_hidden_layers", n_blocks, rule)
 
@@ -145,7 +152,8 @@ def _check_tensor(plan: TensorPlan, name: str, entry: TensorEntry, label: Path |
     if name.endswith(plan.family.unused):
         return
     where = f"{label}: {entry.stored_name} in {entry.file}"
-    if entry.dtype not in STORED_DTYPES:
+    is_packed = name.endswith((PACKED, SCALES)) and entry.dtype == "U8"
+    if entry.dtype not in STORED_DTYPES and not is_packed:
         raise ModelSourceError("model", f"{where} is stored as {entry.dtype}; {UNQUANTISED}")
     shape = plan.shape_of(name)
     if shape is None:

@@ -30,7 +30,7 @@ def check_config(config: Mapping[str, Any], path: Path) -> Fields:
     text = nested if isinstance(nested, dict) else config
     fields = Fields(path, family, text)
     for each in (config, text):
-        _check_quantisation(each, path)
+        _check_quantisation(each, family, path)
     _check_remote_code(config, path)
     _check_architectures(config, family, path)
     for name, (is_allowed, allowed) in _FIELDS.items():
@@ -107,9 +107,12 @@ def _json_word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else repr(value)
 
 
-def _check_quantisation(config: Mapping[str, Any], path: Path) -> None:
+def _check_quantisation(config: Mapping[str, Any], family: Family, path: Path) -> None:
     for name in _QUANTISATION_FIELDS:
         value = config.get(name)
+        method = value.get("quant_method") if isinstance(value, dict) else None
+        if method is not None and method == family.quantisation:
+            continue
         if isinstance(value, dict) and "quant_method" in value:
             refuse(path, f"{name}.quant_method", value["quant_method"], UNQUANTISED)
         if value is not None:

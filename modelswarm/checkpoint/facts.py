@@ -99,7 +99,7 @@ def read_config(folder: Path) -> ModelConfig:
 def read_facts(folder: Path, blocks: tuple[int, int] | None = None) -> ModelFacts:
     """Read the facts of a checkpoint folder. With `blocks`, only the shards of this span must be present."""
     config, plan = read_config_and_plan(folder)
-    check_block_count(config.n_blocks, read_names(folder), folder / CONFIG_FILE)
+    check_block_count(config.n_blocks, read_names(folder), folder / CONFIG_FILE, plan.spare_blocks)
     part = config.all_blocks if blocks is None else config.part(*blocks)
     return facts_from_tensors(config, plan, part, read_tensors(folder, part.needs_tensor), folder)
 

@@ -44,9 +44,9 @@ class Fields:
 
     def get(self, name: str) -> Any:
         """Return a field, or its default; None if it has neither."""
-        value = self.values.get(self.own_name(name))
+        value = self.family.derive(self.values).get(name)
         if value is None:
-            value = self.family.derive(self.values).get(name)
+            value = self.values.get(self.own_name(name))
         return self.family.defaults.get(name) if value is None else value
 
     def refuse(self, name: str, value: object, rule: str) -> NoReturn:

@@ -190,7 +190,7 @@ def _inspect_hub(source: str, locations: SourceLocations) -> tuple[Path, ModelFa
     weight_map = shard_names(folder)
     if not weight_map:
         tensors = _read_headers(model, folder, [SINGLE_FILE], locations)
-        check_block_count(config.n_blocks, tensors, folder / CONFIG_FILE)
+        check_block_count(config.n_blocks, tensors, folder / CONFIG_FILE, plan.spare_blocks)
         return folder, facts_from_tensors(config, plan, config.all_blocks, tensors, source)
     _check_index(config, plan, weight_map, source, folder)
     part = config.part(0, 1)
@@ -211,7 +211,7 @@ def _check_index(
     folder: Path,
 ) -> None:
     names = {known for name in weight_map if (known := canonical_name(name))}
-    check_block_count(config.n_blocks, names, folder / CONFIG_FILE)
+    check_block_count(config.n_blocks, names, folder / CONFIG_FILE, plan.spare_blocks)
     blocks = {block_of(name) for name in names}
     for block in range(config.n_blocks):
         if block not in blocks:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from modelswarm.checkpoint.families.family import (
     ALL_BIAS,
     ATTENTION,
+    KEY_ROWS,
+    QUERY_ROWS,
     Family,
     Shapes,
     Tables,
@@ -142,5 +147,97 @@ OPT = Family(
     is_rotary=False,
     refused=("norms behind the sublayers, and embeddings of another width, as in OPT-350m",),
 )
-CLASSIC_FAMILIES = {family.name: family for family in (GPT2, GPT_NEOX, OPT)}
+BLOOM = Family(
+    "bloom",
+    "BloomForCausalLM",
+    defaults={
+        "max_position_embeddings": 2048,
+        "vocab_size": 250880,
+        "num_attention_heads": 8,
+        "num_key_value_heads": "num_attention_heads",
+    },
+    block=biased(
+        {
+            "self_attention.query_key_value.weight": "3*hidden_size hidden_size",
+            "self_attention.dense.weight": "hidden_size hidden_size",
+            "mlp.dense_h_to_4h.weight": "4*hidden_size hidden_size",
+            "mlp.dense_4h_to_h.weight": "hidden_size 4*hidden_size",
+            "input_layernorm.weight": _LAYER_NORM,
+            "post_attention_layernorm.weight": _LAYER_NORM,
+        }
+    ),
+    tables=Tables(
+        blocks="transformer.h",
+        embedding="transformer.word_embeddings.weight",
+        embedding_norm=(
+            "transformer.word_embeddings_layernorm.weight",
+            "transformer.word_embeddings_layernorm.bias",
+        ),
+        norm=("transformer.ln_f.weight", "transformer.ln_f.bias"),
+    ),
+    tied=True,
+    kv=_HEADS,
+    aliases={
+        "hidden_size": ("n_embed",),
+        "num_hidden_layers": ("n_layer",),
+        "num_attention_heads": ("n_head",),
+        "max_position_embeddings": ("seq_length",),
+    },
+    is_rotary=False,
+    has_score_tables=True,
+)
+
+
+def _falcon_fields(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Falcon's two layouts of attention and norms come to."""
+    heads = values.get("num_attention_heads") or 71
+    is_new = bool(values.get("new_decoder_architecture"))
+    kv_heads = values.get("num_kv_heads") or heads
+    if not is_new:
+        kv_heads = heads if values.get("multi_query") is False else 1
+    norms = values.get("num_ln_in_parallel_attn") or (2 if is_new else 1)
+    is_parallel = values.get("parallel_attn") is not False
+    return {"num_key_value_heads": kv_heads, "has_two_norms": is_parallel and norms == 2}
+
+
+FALCON = Family(
+    "falcon",
+    "FalconForCausalLM",
+    defaults={
+        "max_position_embeddings": 2048,
+        "vocab_size": 65024,
+        "num_attention_heads": 71,
+        "ffn_hidden_size": "4*hidden_size",
+        "parallel_attn": True,
+    },
+    block={
+        "self_attention.query_key_value.weight": f"{QUERY_ROWS}+2*{KEY_ROWS} hidden_size",
+        "self_attention.dense.weight": "hidden_size hidden_size",
+        "mlp.dense_h_to_4h.weight": "ffn_hidden_size hidden_size",
+        "mlp.dense_4h_to_h.weight": "hidden_size ffn_hidden_size",
+    },
+    optional={
+        "bias": {
+            "self_attention.query_key_value.bias": f"{QUERY_ROWS}+2*{KEY_ROWS}",
+            "self_attention.dense.bias": "hidden_size",
+            "mlp.dense_h_to_4h.bias": "ffn_hidden_size",
+            "mlp.dense_4h_to_h.bias": "hidden_size",
+        },
+        "has_two_norms": biased({"ln_attn.weight": _LAYER_NORM, "ln_mlp.weight": _LAYER_NORM}),
+        "!has_two_norms": biased({"input_layernorm.weight": _LAYER_NORM}),
+        "!parallel_attn": biased({"post_attention_layernorm.weight": _LAYER_NORM}),
+    },
+    tables=Tables(
+        blocks="transformer.h",
+        embedding="transformer.word_embeddings.weight",
+        norm=("transformer.ln_f.weight", "transformer.ln_f.bias"),
+    ),
+    tied=True,
+    derive=_falcon_fields,
+    limits={"alibi": (False,)},
+    unused=("self_attention.rotary_emb.inv_freq",),
+    activation="activation",
+    refused=("ALiBi, as in Falcon-RW", "rope types `dynamic` and `longrope`"),
+)
+CLASSIC_FAMILIES = {family.name: family for family in (GPT2, GPT_NEOX, OPT, BLOOM, FALCON)}
 """`model_type` of config.json -> family."""

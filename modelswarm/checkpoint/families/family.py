@@ -68,6 +68,11 @@ class Family:
     path: BlockPath = BlockPath.GENERIC
     tied: bool = False  # default of `tie_word_embeddings`
     kv: str = "2*num_key_value_heads*head_dim"  # elements of one position in one block
+    is_latent: bool = False  # keys and values are one vector, which all heads share
+    quantisation: str = ""  # the only `quant_method` that is read, as weights of the model's format
+    spare_blocks: str = (
+        ""  # field with the number of further blocks in the files, which are left out
+    )
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Common name of a field -> other names that it has in config.json."""
     derive: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda _values: {}

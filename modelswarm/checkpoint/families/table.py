@@ -10,8 +10,14 @@ from modelswarm.checkpoint.families.classic import CLASSIC_FAMILIES
 from modelswarm.checkpoint.families.family import Family
 from modelswarm.checkpoint.families.fused import FUSED_FAMILIES
 from modelswarm.checkpoint.families.generic import GENERIC_FAMILIES
+from modelswarm.checkpoint.families.special import SPECIAL_FAMILIES
 
-FAMILIES: dict[str, Family] = {**FUSED_FAMILIES, **GENERIC_FAMILIES, **CLASSIC_FAMILIES}
+FAMILIES: dict[str, Family] = {
+    **FUSED_FAMILIES,
+    **GENERIC_FAMILIES,
+    **CLASSIC_FAMILIES,
+    **SPECIAL_FAMILIES,
+}
 """`model_type` of config.json -> family."""
 
 LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})

@@ -17,8 +17,8 @@ from modelswarm_serving.model.transformer.startup import load_span
 SPLITS = ((0, 4), (0, 2, 4), (0, 1, 2, 3, 4))
 PROMPTS = (13, 5, 21, 1, 33)
 NEW = 12
-FAST = frozenset({"mixtral", "granite", "cohere2"})
-"""Experts; a forward that changes rows outside of its blocks; two kinds of attention and scaled logits."""
+FAST = frozenset({"mixtral", "granite", "gpt2", "bloom", "falcon_new", "gpt_oss", "deepseek_v3"})
+"""One of each kind: experts, scaled rows, learned positions, ALiBi, own attention, sinks and windows, latents."""
 
 
 @pytest.fixture(

@@ -19,6 +19,7 @@ class KvCacheShape:
     page_size: int
     kv_heads: int
     head_dim: int
+    parts: int = 2  # keys and values; 1: one vector is both
 
 
 class KvCache:
@@ -31,7 +32,7 @@ class KvCache:
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        size = (shape.pages * shape.page_size, 2, shape.kv_heads, shape.head_dim)
+        size = (shape.pages * shape.page_size, shape.parts, shape.kv_heads, shape.head_dim)
         # Zeros, not empty: the memory is allocated from the start, so an admitted session cannot run out of it.
         self.blocks = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
 

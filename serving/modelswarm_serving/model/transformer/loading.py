@@ -23,7 +23,8 @@ from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.tensor_index import read_tensors
 from modelswarm.checkpoint.tensor_names import ModelPart
 from modelswarm.errors import ModelSourceError
-from modelswarm_serving.model.attention.attention import ATTENTION_NAME
+from modelswarm_serving.model.transformer.mxfp4 import with_unpacked
+from modelswarm_serving.model.transformer.own_attention import adapt_attention, attention_name
 from modelswarm_serving.model.transformer.read_counter import CountedSlice, OnBytes, ReadCounter
 
 EXPERTS = "grouped_mm"
@@ -63,11 +64,14 @@ class LoadedSpan:
     softcap: float | None  # of the logits
     logit_scale: float
 
-    @property
-    def head_dim(self) -> int:
+    def kv_shape(self, elements: int) -> tuple[int, int, int]:
+        """Return parts, heads and size of the KV of one position, which has this many elements."""
+        if self.family.is_latent:
+            return 1, 1, elements
         config = self.config
         given = getattr(config, "head_dim", None)
-        return int(given or config.hidden_size // config.num_attention_heads)
+        size = int(given or config.hidden_size // config.num_attention_heads)
+        return 2, elements // 2 // size, size
 
     @property
     def blocks_name(self) -> str:
@@ -96,7 +100,9 @@ def load_modules(
     config = _text_config(folder)
     config.tie_word_embeddings = part.tied
     family = FAMILIES[config.model_type]
-    slices = _lazy_slices(folder, part, on_bytes)
+    slices = with_unpacked(_lazy_slices(folder, part, on_bytes))
+    if family.quantisation and hasattr(config, "quantization_config"):
+        del config.quantization_config  # `mxfp4.py` reads it
     span_class = _trimmed_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], part)
     # transformers would report on stderr the faults that are raised below in one sentence
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -107,7 +113,7 @@ def load_modules(
             config=config,
             state_dict=slices,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention_name(family),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             **({"experts_implementation": EXPERTS} if family.experts else {}),
@@ -191,6 +197,7 @@ def _split_modules(model: Any, part: ModelPart, family: Family) -> LoadedSpan:
         if hasattr(module, "layer_idx"):
             module.layer_idx -= part.first
     setattr(body, blocks, nn.ModuleList(owned))
+    adapt_attention(family, owned, body.config)
     config = body.config
     config.num_hidden_layers = len(owned)
     if getattr(config, "layer_types", None):

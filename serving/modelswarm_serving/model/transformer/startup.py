@@ -73,9 +73,9 @@ def load_span(
     reading = partial(report, StartPhase.READING)
     loaded = load_modules(folder, facts.config.part(first, last), dtype, device, reading)
     report(StartPhase.CHECKING, 0, 0)
-    kv_heads = facts.kv_elements // 2 // loaded.head_dim
+    parts, kv_heads, size = loaded.kv_shape(facts.kv_elements)
     cache_shape = KvCacheShape(
-        last - first, shape.total_pages, shape.page_size, kv_heads, loaded.head_dim
+        last - first, shape.total_pages, shape.page_size, kv_heads, size, parts
     )
     cache = KvCache(cache_shape, dtype, device)
     return TransformerSpan(loaded, _checked_blocks(loaded, cache, folder), cache, shape)
