@@ -98,7 +98,6 @@ GPT_NEOX = Family(
     ),
     kv=_HEADS,
     unused=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
-    refused=("rope types `dynamic` and `longrope`",),
 )
 _OPT_MLP: Shapes = {"fc1.weight": "ffn_dim hidden_size", "fc2.weight": "hidden_size ffn_dim"}
 OPT = Family(
@@ -237,7 +236,7 @@ FALCON = Family(
     limits={"alibi": (False,)},
     unused=("self_attention.rotary_emb.inv_freq",),
     activation="activation",
-    refused=("ALiBi, as in Falcon-RW", "rope types `dynamic` and `longrope`"),
+    refused=("ALiBi, as in Falcon-RW",),
 )
 CLASSIC_FAMILIES = {family.name: family for family in (GPT2, GPT_NEOX, OPT, BLOOM, FALCON)}
 """`model_type` of config.json -> family."""

@@ -17,7 +17,7 @@ from modelswarm.checkpoint.families.family import (
     Shapes,
 )
 
-_ROPE = ("rope types `dynamic` and `longrope`", "partial rotation of heads")
+_PARTIAL = ("partial rotation of heads",)
 _OUTER_NORMS: Shapes = {
     **NORMS,
     "pre_feedforward_layernorm.weight": "hidden_size",
@@ -38,7 +38,7 @@ LLAMA = Family(
     optional={"attention_bias": ALL_BIAS, "mlp_bias": MLP_BIAS},
     path=BlockPath.FUSED,
     heads_divide_hidden=True,
-    refused=_ROPE,
+    refused=_PARTIAL,
 )
 QWEN2 = Family(
     "qwen2",
@@ -53,7 +53,7 @@ QWEN2 = Family(
     block={**ATTENTION, **QKV_BIAS, **MLP, **NORMS},
     path=BlockPath.FUSED,
     is_windowed=True,
-    refused=_ROPE,
+    refused=_PARTIAL,
 )
 QWEN3 = Family(
     "qwen3",
@@ -69,7 +69,7 @@ QWEN3 = Family(
     block={**ATTENTION, **HEAD_NORMS, **MLP, **NORMS},
     optional={"attention_bias": ALL_BIAS},
     path=BlockPath.FUSED,
-    refused=_ROPE,
+    refused=_PARTIAL,
 )
 MISTRAL = Family(
     "mistral",
@@ -83,7 +83,7 @@ MISTRAL = Family(
     },
     block={**ATTENTION, **MLP, **NORMS},
     path=BlockPath.FUSED,
-    refused=_ROPE,
+    refused=_PARTIAL,
 )
 GEMMA2 = Family(
     "gemma2",
@@ -103,7 +103,7 @@ GEMMA2 = Family(
     activation="hidden_activation",
     is_windowed=True,
     has_score_tables=True,
-    refused=_ROPE,
+    refused=_PARTIAL,
 )
 GEMMA3 = Family(
     "gemma3",
@@ -122,7 +122,7 @@ GEMMA3 = Family(
     tied=True,
     activation="hidden_activation",
     is_windowed=True,
-    refused=(*_ROPE, "images"),
+    refused=(*_PARTIAL, "images"),
 )
 FUSED_FAMILIES = {
     "llama": LLAMA,

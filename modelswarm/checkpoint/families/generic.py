@@ -21,7 +21,6 @@ from modelswarm.checkpoint.families.family import (
     biased,
 )
 
-_ROPE = ("rope types `dynamic` and `longrope`",)
 _EXPERTS: Shapes = {
     "mlp.gate.weight": "num_experts hidden_size",
     "mlp.experts.*.gate_proj.weight": "moe_intermediate_size hidden_size",
@@ -67,7 +66,6 @@ MIXTRAL = Family(
     },
     expert_count="num_experts",
     aliases={"num_experts": ("num_local_experts",)},
-    refused=_ROPE,
 )
 QWEN2_MOE = Family(
     "qwen2_moe",
@@ -92,7 +90,6 @@ QWEN2_MOE = Family(
     expert_count="num_experts",
     has_experts=_is_sparse,
     is_windowed=True,
-    refused=_ROPE,
 )
 QWEN3_MOE = Family(
     "qwen3_moe",
@@ -115,7 +112,6 @@ QWEN3_MOE = Family(
     expert_count="num_experts",
     has_experts=_is_sparse,
     aliases={"num_experts": ("num_local_experts",)},
-    refused=_ROPE,
 )
 PHI3 = Family(
     "phi3",
@@ -154,7 +150,6 @@ OLMO2 = Family(
         "post_feedforward_layernorm.weight": "hidden_size",
     },
     optional={"attention_bias": ALL_BIAS},
-    refused=_ROPE,
 )
 GRANITE = Family(
     "granite",
@@ -168,7 +163,6 @@ GRANITE = Family(
     },
     block={**ATTENTION, **MLP, **NORMS},
     optional={"attention_bias": ALL_BIAS, "mlp_bias": MLP_BIAS},
-    refused=_ROPE,
 )
 STARCODER2 = Family(
     "starcoder2",
@@ -196,7 +190,6 @@ STARCODER2 = Family(
     },
     tables=Tables(norm=("model.norm.weight", "model.norm.bias")),
     tied=True,
-    refused=_ROPE,
 )
 GLM4 = Family(
     "glm4",
@@ -218,7 +211,6 @@ GLM4 = Family(
         "post_mlp_layernorm.weight": "hidden_size",
     },
     optional={"attention_bias": QKV_BIAS},
-    refused=_ROPE,
 )
 COHERE2 = Family(
     "cohere2",
@@ -234,7 +226,6 @@ COHERE2 = Family(
     optional={"attention_bias": ALL_BIAS},
     tied=True,
     is_windowed=True,
-    refused=_ROPE,
 )
 GENERIC_FAMILIES = {
     family.name: family

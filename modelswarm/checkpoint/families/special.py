@@ -15,7 +15,6 @@ from modelswarm.checkpoint.families.family import (
     Shapes,
 )
 
-_ROPE = ("rope types `dynamic` and `longrope`",)
 _QUERY_SIZE = "num_attention_heads*qk_nope_head_dim+num_attention_heads*qk_rope_head_dim"
 _VALUE_ROWS = "num_attention_heads*v_head_dim"
 _SHARED = "n_shared_experts*moe_intermediate_size"
@@ -70,7 +69,7 @@ DEEPSEEK_V2 = Family(
     kv="kv_lora_rank+qk_rope_head_dim",
     is_latent=True,
     limits={"attention_bias": (False,), "mlp_bias": (False,)},
-    refused=("FP8 weights", *_ROPE),
+    refused=("FP8 weights",),
 )
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
@@ -91,7 +90,7 @@ DEEPSEEK_V3 = replace(
     experts={**_EXPERTS, "mlp.gate.e_score_correction_bias": "n_routed_experts"},
     has_experts=lambda values, block: block >= values.get("first_k_dense_replace", 3),
     spare_blocks="num_nextn_predict_layers",
-    refused=("FP8 weights", "prediction of several tokens: its block is left out", *_ROPE),
+    refused=("FP8 weights", "prediction of several tokens: its block is left out"),
 )
 
 
@@ -146,7 +145,6 @@ GPT_OSS = Family(
     quantisation="mxfp4",
     is_windowed=True,
     has_score_tables=True,
-    refused=_ROPE,
 )
 SPECIAL_FAMILIES = {family.name: family for family in (DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS)}
 """`model_type` of config.json -> family."""

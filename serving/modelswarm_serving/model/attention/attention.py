@@ -101,8 +101,8 @@ def attend(
 ) -> Tensor:
     """Attend in the span's `index`-th block and return [T, heads, D].
 
-    `query`: [T, heads, D]; `fresh`: keys and values of the same rows, [T, 2, kv_heads, D], or [T, 1, kv_heads, D]
-    if keys and values are the same. `slopes` (ALiBi) and `sinks` are per query head.
+    `query`: [T, heads, D]; `fresh`: keys and values of the same rows, [T, 2, kv_heads, D]. Where both are the same
+    vector, it is [T, 1, kv_heads, D]. `slopes` (ALiBi) and `sinks` are per query head.
     """
     layout, cache = _context.layout, _context.cache
     if layout is None or cache is None:

@@ -85,7 +85,7 @@ class FalconAttention(nn.Module):
         groups = rows.view(len(rows), self._kv_heads, -1, self._size)
         query, key = groups[:, :, :-2].flatten(1, 2), groups[:, :, -2]
         cos, sin = position_embeddings
-        turned = apply_rotary_pos_emb(
+        turned = apply_rotary_pos_emb(  # type: ignore[no-untyped-call]
             query.transpose(0, 1)[None], key.transpose(0, 1)[None], cos, sin
         )
         query, key = (each[0].transpose(0, 1) for each in turned)
