@@ -20,6 +20,7 @@ UNQUANTISED = (
 )
 ADDING = "docs/adding-a-model-family.md says how to add one"
 _QUANTISATION_FIELDS = ("quantization_config", "compression_config", "quantization")
+_PORTED_CLASSES = ("Config", "Model", "ForCausalLM")
 _REMOTE_CLASSES = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
 
 
@@ -31,7 +32,7 @@ def check_config(config: Mapping[str, Any], path: Path) -> Fields:
     fields = Fields(path, family, text)
     for each in (config, text):
         _check_quantisation(each, family, path)
-    _check_remote_code(config, path)
+    _check_remote_code(config, family, path)
     _check_architectures(config, family, path)
     for name, (is_allowed, allowed) in _FIELDS.items():
         if text.get(name) is not None and not is_allowed(text[name]):
@@ -119,10 +120,14 @@ def _check_quantisation(config: Mapping[str, Any], family: Family, path: Path) -
             refuse(path, name, value, UNQUANTISED)
 
 
-def _check_remote_code(config: Mapping[str, Any], path: Path) -> None:
+def _check_remote_code(config: Mapping[str, Any], family: Family, path: Path) -> None:
     names = config.get("auto_map")
+    start = family.architecture.removesuffix("ForCausalLM")
     for name in _REMOTE_CLASSES:
         if isinstance(names, dict) and name in names:
+            found = str(names[name]).rpartition(".")[2]
+            if family.is_ported and found in (f"{start}{end}" for end in _PORTED_CLASSES):
+                continue
             rule = "code of a checkpoint is not run, allowed are the classes of transformers"
             refuse(path, f"auto_map.{name}", names[name], rule)
 

@@ -27,7 +27,7 @@ TOKEN_BUDGET = 512
 PREFILL_ROWS = 32
 """Rows of prefill that a step runs beside a full budget of decode rows."""
 SCORE_BYTES = 64 << 20
-"""Most bytes of attention scores that exist at once; only Gemma 2, whose scores are capped, has any in memory."""
+"""Most bytes of attention scores that exist at once; only families that change them, as Gemma 2, have any in memory."""
 LOGIT_ROWS = 64
 """Most rows whose logits exist at once."""
 SAMPLE_BYTES = 64 << 20

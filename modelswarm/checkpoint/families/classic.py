@@ -182,6 +182,7 @@ BLOOM = Family(
         "num_attention_heads": ("n_head",),
         "max_position_embeddings": ("seq_length",),
     },
+    activation="",
     is_rotary=False,
     has_score_tables=True,
 )
@@ -236,6 +237,7 @@ FALCON = Family(
     limits={"alibi": (False,)},
     unused=("self_attention.rotary_emb.inv_freq",),
     activation="activation",
+    is_ported=True,
     refused=("ALiBi, as in Falcon-RW",),
 )
 CLASSIC_FAMILIES = {family.name: family for family in (GPT2, GPT_NEOX, OPT, BLOOM, FALCON)}

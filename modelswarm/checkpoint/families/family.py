@@ -83,11 +83,13 @@ class Family:
     """Field -> the field whose value it must have."""
     unused: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)
     """Endings of tensors in older checkpoints that have no effect: they are computed anew."""
-    activation: str = "hidden_act"  # name of the field
+    activation: str = "hidden_act"  # name of the field; empty: there is none
     is_rotary: bool = True
     is_windowed: bool = False  # one model has blocks with and blocks without a sliding window
     has_score_tables: bool = False  # attention scores are changed, so they are in memory
     heads_divide_hidden: bool = False  # transformers asks it even if `head_dim` is given
+    is_ported: bool = False
+    """Published with code of its own, which transformers has under the same names of classes."""
     nested: bool = False  # config.json holds the text model under `text_config`
     refused: tuple[str, ...] = ()  # parts of the family that are not served, for docs/models.md
 

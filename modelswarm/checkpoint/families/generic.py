@@ -129,6 +129,7 @@ PHI3 = Family(
         **_GATE_UP,
         **NORMS,
     },
+    is_ported=True,
     refused=("rope type `longrope`, so the variants of 128k positions",),
 )
 OLMO2 = Family(

@@ -44,6 +44,7 @@ DEEPSEEK_V2 = Family(
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
+        "head_dim": "qk_rope_head_dim",  # the part of a head that is rotated
     },
     block={
         "self_attn.kv_a_proj_with_mqa.weight": "kv_lora_rank+qk_rope_head_dim hidden_size",
@@ -68,6 +69,7 @@ DEEPSEEK_V2 = Family(
     has_experts=lambda values, block: block >= (values.get("first_k_dense_replace") or 0),
     kv="kv_lora_rank+qk_rope_head_dim",
     is_latent=True,
+    is_ported=True,
     limits={"attention_bias": (False,), "mlp_bias": (False,)},
     refused=("FP8 weights",),
 )

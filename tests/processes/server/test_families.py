@@ -117,3 +117,17 @@ def test_bfloat16_stays_close_to_float32(folder: Path) -> None:
     exact.generate([one], 1)
     rough.generate([other], 1)
     assert other.picked[0].logprob == pytest.approx(one.picked[0].logprob, abs=0.7)
+
+
+@pytest.mark.parametrize("family", ["bloom", "gpt_oss", "deepseek_v3"])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_small_tables_of_scores_and_single_rows_are_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, seed: int | None
+) -> None:
+    """Long contexts attend by a few rows at once, and decode rows one by one; forced here."""
+    make_model(tmp_path, family)
+    whole = [stream.log for stream in generate(load_chain(tmp_path, (0, 4)))]
+    monkeypatch.setattr("modelswarm.placement.memory.SCORE_BYTES", 4000)
+    monkeypatch.setattr("modelswarm_serving.model.attention.step_layout.GATHER_LIMIT", 0)
+    streams = generate(load_chain(tmp_path, (0, 4), seed=seed), chunk=11)
+    assert [stream.log for stream in streams] == whole

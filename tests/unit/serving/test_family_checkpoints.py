@@ -190,3 +190,16 @@ def test_mxfp4_experts_equal_those_that_transformers_unpacks(tmp_path: Path) -> 
     assert read_facts(tmp_path).weight_bytes(0, 2, "bfloat16") >= facts.weight_bytes(
         0, 2, "bfloat16"
     )
+
+
+def test_published_code_that_transformers_has_is_accepted(tmp_path: Path) -> None:
+    """As the published Phi-3 has it; the classes of transformers run, not those of the checkpoint."""
+    make_model(tmp_path, "phi3", blocks=2)
+    own = {
+        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "org/name--modeling_phi3.Phi3ForCausalLM",
+    }
+    change_config(tmp_path, auto_map=own)
+    assert read_facts(tmp_path).config.family == "phi3"
+    change_config(tmp_path, auto_map={**own, "AutoModel": "modeling_phi3.OtherModel"})
+    assert "auto_map.AutoModel is 'modeling_phi3.OtherModel'" in refusal(tmp_path)
