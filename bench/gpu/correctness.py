@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.gpu.report import Outcome
-from modelswarm.checkpoint.families import FAMILIES
 
 if TYPE_CHECKING:
     from modelswarm_serving.model.transformer.startup import SpanOptions
@@ -24,8 +23,6 @@ are rounded to the dtype on both sides, so that only the arithmetic differs. On 
 0.16 in bfloat16 (3 families, 768 tokens), and none in float16."""
 PROMPTS = (13, 5, 21, 1, 33, 8, 2, 17)
 NEW = 32
-MAKERS = {"gemma3_text": "gemma3"}
-"""Families of the table by another name in the tests; a nested configuration holds the same model."""
 
 
 @dataclass(slots=True)
@@ -37,11 +34,13 @@ class Tally:
 
 
 def check_families() -> Outcome:
-    """Check every family of the table in every dtype on the GPU."""
+    """Check every family in every dtype on the GPU."""
+    from support.models.tiny_models import TINY
+
     from modelswarm_serving.model.transformer.startup import SpanOptions
 
     outcome = Outcome(figures={"wrong": 0.0, "tokens": 0.0})
-    for family in sorted({MAKERS.get(name, name) for name in FAMILIES}):
+    for family in TINY:
         for dtype, tolerance in TOLERANCES.items():
             options = SpanOptions(
                 dtype=dtype,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts
+from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.placement.replay_memory import replay_bytes
 from modelswarm.placement.spans import Span
@@ -26,7 +27,7 @@ TOKEN_BUDGET = 512
 PREFILL_ROWS = 32
 """Rows of prefill that a step runs beside a full budget of decode rows."""
 SCORE_BYTES = 64 << 20
-"""Most bytes of attention scores that exist at once; only Gemma 2, whose scores are capped, has any in memory."""
+"""Most bytes of attention scores that exist at once; only families that change them, as Gemma 2, have any in memory."""
 LOGIT_ROWS = 64
 """Most rows whose logits exist at once."""
 SAMPLE_BYTES = 64 << 20
@@ -34,9 +35,9 @@ SAMPLE_BYTES = 64 << 20
 SAMPLE_BYTES_PER_LOGIT = 80
 """Bytes of the sampler's tables per logit: scores in float64, noise in words of 64 bits, and their copies."""
 
-_CAPPED = frozenset({"gemma2"})
-"""Families whose attention scores are capped, which needs them in memory."""
-_WINDOWED = frozenset({"gemma2", "gemma3", "qwen2"})
+_SCORED = frozenset(each.name for each in FAMILIES.values() if each.has_score_tables)
+"""Families whose attention scores are changed, as by a cap, which needs them in memory."""
+_WINDOWED = frozenset(each.name for each in FAMILIES.values() if each.is_windowed)
 """Families with two kinds of attention in one model: each has its own masks."""
 _MAX_HEAD_DIM = 256
 """Largest head of the supported families."""
@@ -182,7 +183,7 @@ def _step_bytes(
     tables = 3 * kinds * positions * min(_MAX_HEAD_DIM, facts.kv_elements // 2) * size
     gathered = max_length * facts.kv_bytes(dtype)  # where the pages of a session are no neighbours
     total = rows * (width + masks) + tables + gathered
-    if config.family in _CAPPED:
+    if config.family in _SCORED:
         total += 3 * gathered + SCORE_BYTES  # keys and values are repeated for their queries
     if span.last == config.n_blocks:
         sampled = min(rows, LOGIT_ROWS)

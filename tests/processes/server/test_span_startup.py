@@ -30,6 +30,7 @@ from modelswarm_serving.model.attention.attention import AttentionCall
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.transformer import loading, self_check
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
+from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
 from modelswarm_serving.model.transformer.startup import (
     SpanOptions,
     load_span,
@@ -61,6 +62,10 @@ def change_config(folder: Path, **changes: Any) -> None:
 def trial(folder: Path) -> tuple[Any, KvCache]:
     loaded = loading.load_modules(folder, ModelPart(1, 3, 4), torch.float32, torch.device("cpu"))
     return loaded, KvCache(KvCacheShape(2, 4, 4, 2, 16), torch.float32, torch.device("cpu"))
+
+
+def generic(loaded: loading.LoadedSpan) -> GenericBlocks:
+    return GenericBlocks(loaded.body, "layers")
 
 
 def test_progress_counts_every_byte_of_the_span(copy: Path) -> None:
@@ -115,7 +120,7 @@ def test_guard_two_blocks_that_bypass_pages_are_noticed(folder: Path) -> None:
     loaded, pool = trial(folder)
     loaded.body.config._attn_implementation = "eager"
     with pytest.raises(ModelSourceError, match="its 2 blocks made 0 attention calls"):
-        self_check.run_reference(loaded, pool, folder)
+        self_check.run_reference(loaded, generic(loaded), pool, folder)
 
 
 def test_guard_three_forward_beyond_its_blocks_is_noticed(folder: Path) -> None:
@@ -123,7 +128,7 @@ def test_guard_three_forward_beyond_its_blocks_is_noticed(folder: Path) -> None:
     loaded, pool = trial(folder)
     loaded.body.norm = torch.nn.LayerNorm(64)
     with pytest.raises(ModelSourceError, match="cannot be split: rows change outside"):
-        self_check.run_reference(loaded, pool, folder)
+        self_check.run_reference(loaded, generic(loaded), pool, folder)
 
 
 @pytest.mark.parametrize("layer_type", ["linear_attention", "chunked_attention"])
@@ -136,20 +141,20 @@ def test_guard_four_unknown_layer_types_are_refused(tmp_path: Path, layer_type: 
 
 def test_guard_five_compact_blocks_that_differ_are_noticed(folder: Path) -> None:
     loaded, pool = trial(folder)
-    result = self_check.run_reference(loaded, pool, folder)
+    result = self_check.run_reference(loaded, generic(loaded), pool, folder)
     loaded.body.layers[1].mlp.down_proj.weight.data[0] += 1.0
     with pytest.raises(ModelSourceError, match="its blocks differ from the model's by"):
-        self_check.check_fused(FusedBlocks(loaded.body, torch.float32), result, pool, folder)
+        self_check.check_blocks(FusedBlocks(loaded.body, torch.float32), result, pool, folder)
 
 
 def test_guard_five_another_window_is_noticed(folder: Path) -> None:
     """Too far to be seen in a few rows, so what each block asked for is compared too."""
     loaded, pool = trial(folder)
-    result = self_check.run_reference(loaded, pool, folder)
+    result = self_check.run_reference(loaded, generic(loaded), pool, folder)
     asked = [replace(call, window=4096) for call in result.calls]
     assert asked[0] == AttentionCall(0, 0.25, 4096, None)
     with pytest.raises(ModelSourceError, match="attention that is not supported"):
-        self_check.check_fused(
+        self_check.check_blocks(
             FusedBlocks(loaded.body, torch.float32), replace(result, calls=asked), pool, folder
         )
 

@@ -229,14 +229,16 @@ def notice_fault() -> FaultCase:
     from modelswarm_serving.model.attention.triton_attention import TritonBackend
     from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
     from modelswarm_serving.model.transformer.fusion import FusedBlocks
+    from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
     from modelswarm_serving.model.transformer.loading import load_modules
     from modelswarm_serving.model.transformer.self_check import check_decode, run_reference
 
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
         folder, cpu = make_model(Path(name), blocks=2), torch.device("cpu")
         loaded = load_modules(folder, ModelPart(0, 2, 2), torch.float32, cpu)
-        cache = KvCache(KvCacheShape(2, 8, 4, 2, loaded.head_dim), torch.float32, cpu)
-        check = run_reference(loaded, cache, folder)
+        cache = KvCache(KvCacheShape(2, 8, 4, 2, 16), torch.float32, cpu)
+        generic = GenericBlocks(loaded.body, loaded.blocks_name)
+        check = run_reference(loaded, generic, cache, folder)
         blocks = FusedBlocks(loaded.body, torch.float32)
         graphs = DecodeGraphs(blocks, cache, TritonBackend(cache), 64, 32, 1)
         check_decode(graphs, check, cache, folder)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.models.interpreted import run_interpreted
-from support.models.tiny_models import FAMILIES
+from support.models.tiny_models import GENERIC, TINY
 
 pytest.importorskip("triton", reason="torch has no Triton on this platform")
 
@@ -67,9 +67,10 @@ def test_many_random_calls_equal_dense_attention() -> None:
 
 @pytest.mark.full
 def test_padded_decode_of_every_family_is_plain() -> None:
-    cases = run_interpreted(FAMILIES)
-    assert [case["family"] for case in cases] == list(FAMILIES)
-    assert all(case["were_padded"] for case in cases)
+    cases = run_interpreted(TINY)
+    assert [case["family"] for case in cases] == list(TINY)
+    # Blocks by transformers' own forward are not captured; their steps attend by the kernels all the same.
+    assert all(case["were_padded"] == (case["family"] not in GENERIC) for case in cases)
     assert [case["padded"] for case in cases] == [case["plain"] for case in cases]
 
 

@@ -14,7 +14,6 @@ from bench.__main__ import NAMES
 from bench.gpu import correctness, report
 from bench.gpu.speed import kv_bytes, weight_bytes
 from bench.models import Shape
-from modelswarm.checkpoint.families import FAMILIES
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the benchmark would run")
@@ -46,11 +45,6 @@ def test_correctness_check_sees_wrong_tokens(tmp_path: Path) -> None:
     correctness.judge(model, list(range(1, 40)), 30, 1e-3, tally)
     assert tally.tokens == 30
     assert tally.wrong > 20
-
-
-def test_every_family_of_the_table_has_a_small_model(tmp_path: Path) -> None:
-    for family in {correctness.MAKERS.get(name, name) for name in FAMILIES}:
-        assert (make_model(tmp_path / family, family, blocks=1) / "config.json").exists()
 
 
 def test_roofline_bytes_are_those_of_the_model(tmp_path: Path) -> None:

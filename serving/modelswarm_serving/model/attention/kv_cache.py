@@ -21,6 +21,7 @@ class KvCacheShape:
     page_size: int
     kv_heads: int
     head_dim: int
+    parts: int = 2  # keys and values; 1: one vector is both
 
 
 class KvCache:
@@ -34,7 +35,7 @@ class KvCache:
         self.dtype = dtype
         self.device = device
         slots = (shape.pages + 1) * shape.page_size  # one page for padding
-        size = (slots, 2, shape.kv_heads, shape.head_dim)
+        size = (slots, shape.parts, shape.kv_heads, shape.head_dim)
         # Zeros, not empty: the memory is allocated from the start, so an admitted session cannot run out of it.
         self.blocks = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
 

@@ -68,7 +68,7 @@ class TritonBackend:
         self._static: StaticDecode | None = None
 
     def attend(self, layout: RowLayout, store: Tensor, query: Tensor, scoring: Scoring) -> Tensor:
-        return self.attend_pages(layout, store[:, 0], store[:, 1], query, scoring)
+        return self.attend_pages(layout, store[:, 0], store[:, -1], query, scoring)
 
     def attend_pages(
         self, layout: RowLayout, keys: Tensor, values: Tensor, query: Tensor, scoring: Scoring

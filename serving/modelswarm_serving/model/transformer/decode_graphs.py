@@ -35,6 +35,7 @@ def batch_sizes(most: int) -> list[int]:
 class DecodeGraphs:
     """Captured decode steps of a whole span."""
 
+    @torch.inference_mode()
     def __init__(
         self,
         blocks: FusedBlocks,

@@ -7,6 +7,7 @@ the packed layout. Knows no sessions: a batch item names pages, positions and ro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from modelswarm_serving.model.attention.attention import SDPA, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.staging import current_device, to_device, to_host
-from modelswarm_serving.model.attention.step_layout import StepLayout
+from modelswarm_serving.model.attention.step_layout import RowLayout, StepLayout
 from modelswarm_serving.model.base import (
     BatchItem,
     KvRead,
@@ -30,8 +31,13 @@ from modelswarm_serving.model.base import (
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
 from modelswarm_serving.model.sampling.sampler import sample
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
-from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
+
+
+class Blocks(Protocol):
+    """The blocks of a span in one of their two forms, `FusedBlocks` or `GenericBlocks`."""
+
+    def run(self, rows: Tensor, layout: RowLayout, start: int, end: int) -> Tensor: ...
 
 
 class TransformerSpan:
@@ -40,7 +46,7 @@ class TransformerSpan:
     def __init__(
         self,
         loaded: LoadedSpan,
-        blocks: FusedBlocks,
+        blocks: Blocks,
         cache: KvCache,
         shape: ModelShape,
         backend: AttentionBackend = SDPA,
@@ -126,7 +132,7 @@ class TransformerSpan:
 
     def _run_items(self, items: Sequence[BatchItem], first: int, last: int) -> list[Result]:
         layout = StepLayout(items, self._cache)
-        rows = self._embed(layout.items) if first == 0 else self._unpack(layout.items)
+        rows = self._embed(layout) if first == 0 else self._unpack(layout.items)
         rows = self._run_blocks(rows, layout, first, last)
         is_tail = last == self._shape.n_blocks
         results = self._sample(rows, layout) if is_tail else self._pack_rows(rows, layout)
@@ -140,11 +146,11 @@ class TransformerSpan:
         with attention_context(layout, self._cache, backend=self._backend):
             return self._blocks.run(rows, layout, first - shape.first, last - shape.first)
 
-    def _embed(self, items: Sequence[BatchItem]) -> Tensor:
-        tokens = [token for work in items for token in work.tokens or ()]
+    def _embed(self, layout: StepLayout) -> Tensor:
+        tokens = [token for work in layout.items for token in work.tokens or ()]
         assert self._loaded.embed is not None
-        embedded: Tensor = self._loaded.embed(to_device(torch.tensor(tokens), self._device))
-        return embedded
+        ids = to_device(torch.tensor(tokens), self._device)
+        return self._loaded.embed(ids, layout.positions)
 
     def _unpack(self, items: Sequence[BatchItem]) -> Tensor:
         """Return the raw rows of all items as one tensor."""
@@ -196,6 +202,8 @@ class TransformerSpan:
         """Apply final norm and head to rows [n, hidden] of the last block; tail only."""
         assert self._loaded.norm is not None and self._loaded.head is not None
         logits: Tensor = self._loaded.norm(rows) @ self._loaded.head
+        if self._loaded.logit_scale != 1.0:
+            logits = logits * self._loaded.logit_scale
         if self._loaded.softcap is not None:
             logits = torch.tanh(logits / self._loaded.softcap) * self._loaded.softcap
         return logits

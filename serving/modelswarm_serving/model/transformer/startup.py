@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
+from modelswarm.checkpoint.families.family import BlockPath
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
@@ -24,6 +25,7 @@ from modelswarm.placement.memory import (
 from modelswarm.placement.quantity import human_bytes, limit_at_least
 from modelswarm.placement.spans import Span
 from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
+from modelswarm_serving.model.attention.attention import SDPA
 from modelswarm_serving.model.attention.backend import AttentionBackend, CapturableBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.attention.selection import choose_backend
@@ -31,13 +33,14 @@ from modelswarm_serving.model.attention.staging import current_device
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
+from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan, load_modules
 from modelswarm_serving.model.transformer.self_check import (
+    check_blocks,
     check_decode,
-    check_fused,
     run_reference,
 )
-from modelswarm_serving.model.transformer.span import TransformerSpan
+from modelswarm_serving.model.transformer.span import Blocks, TransformerSpan
 
 _DEFAULT_SESSIONS = 8
 """Default KV room: pages for this many sessions of full length ..."""
@@ -81,37 +84,43 @@ def load_span(
     reading = partial(report, StartPhase.READING)
     loaded = load_modules(folder, facts.config.part(first, last), dtype, device, reading)
     report(StartPhase.CHECKING, 0, 0)
-    kv_heads = facts.kv_elements // 2 // loaded.head_dim
+    parts, kv_heads, size = loaded.kv_shape(facts.kv_elements)
     cache_shape = KvCacheShape(
-        last - first, shape.total_pages, shape.page_size, kv_heads, loaded.head_dim
+        last - first, shape.total_pages, shape.page_size, kv_heads, size, parts
     )
     cache = KvCache(cache_shape, dtype, device)
-    check = run_reference(loaded, cache, folder)
-    blocks = FusedBlocks(loaded.body, dtype)
     backend = choose_backend(options.attention, cache)
     with current_device(device):
-        check_fused(blocks, check, cache, folder, backend)
-        positions, rows = shape.max_length, options.graph_rows
-        graphs = _capture_decode(loaded, blocks, cache, backend, positions, rows)
-        if graphs is not None:
-            check_decode(graphs, check, cache, folder)
+        blocks, graphs = _checked_blocks(loaded, cache, backend, folder, shape, options)
     return TransformerSpan(loaded, blocks, cache, shape, backend, graphs)
 
 
-@torch.inference_mode()
-def _capture_decode(
+def _checked_blocks(
     loaded: LoadedSpan,
-    blocks: FusedBlocks,
     cache: KvCache,
     backend: AttentionBackend,
-    positions: int,
-    rows: int,
-) -> DecodeGraphs | None:
-    """Return the captured decode steps; None if the backend cannot be captured, or none are asked for."""
-    if rows == 0 or not isinstance(backend, CapturableBackend):
-        return None
-    hidden = loaded.config.hidden_size
-    return DecodeGraphs(blocks, cache, backend, hidden, positions, rows)
+    folder: Path,
+    shape: ModelShape,
+    options: SpanOptions,
+) -> tuple[Blocks, DecodeGraphs | None]:
+    """Return the blocks, fused if the family has that form, else transformers' own; and their captured decode steps.
+
+    Only the fused form is captured: transformers' own may branch on values, such as the experts of a row.
+    """
+    generic = GenericBlocks(loaded.body, loaded.blocks_name)
+    check = run_reference(loaded, generic, cache, folder)
+    if loaded.family.path is BlockPath.GENERIC:
+        if backend is not SDPA:
+            check_blocks(generic, check, cache, folder, backend)
+        return generic, None
+    fused = FusedBlocks(loaded.body, cache.dtype)
+    check_blocks(fused, check, cache, folder, backend)
+    if options.graph_rows == 0 or not isinstance(backend, CapturableBackend):
+        return fused, None
+    hidden, rows = loaded.config.hidden_size, options.graph_rows
+    graphs = DecodeGraphs(fused, cache, backend, hidden, shape.max_length, rows)
+    check_decode(graphs, check, cache, folder)
+    return fused, graphs
 
 
 def plan_shape(
