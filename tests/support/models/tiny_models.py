@@ -42,7 +42,7 @@ _LATENT = {
     "kv_lora_rank": 32,
     "qk_nope_head_dim": 16,
     "qk_rope_head_dim": 8,
-    "v_head_dim": 24,
+    "v_head_dim": 20,
 }
 _EXTRAS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -51,7 +51,12 @@ _EXTRAS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": _WINDOW},
     "gemma2": {"head_dim": 24, "sliding_window": _WINDOW, "query_pre_attn_scalar": 24},
     "gemma3": {"head_dim": 24, "sliding_window": _WINDOW, "query_pre_attn_scalar": 24},
-    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": _WINDOW},
+    "mixtral": {
+        "head_dim": 24,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": _WINDOW,
+    },
     "qwen2_moe": {
         **_EXPERTS,
         "shared_expert_intermediate_size": 48,
@@ -81,7 +86,7 @@ _EXTRAS: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         "num_local_experts": 4,
         "num_experts_per_tok": 2,
-        "head_dim": 16,
+        "head_dim": 24,
         "sliding_window": _WINDOW,
     },
     "deepseek_v2": {
