@@ -17,6 +17,7 @@ import click
 from modelswarm.errors import MemoryLimitError, ModelSwarmError, UserError
 
 MAX_PORT = 65535
+MAX_THREADS = 1024
 USER_ERROR_EXIT_CODE = UserError.exit_code
 """Wrong flags or model: the same command would fail again."""
 LASTING_EXIT_CODES = (USER_ERROR_EXIT_CODE, MemoryLimitError.exit_code)
@@ -37,6 +38,15 @@ class Seconds(click.FloatRange):
         if not math.isfinite(seconds):
             self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
         return seconds
+
+
+def threads(text: str) -> int | None:
+    """Return a number of CPU threads; None for `auto`. Used as the type of a flag."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_THREADS:
+        raise click.BadParameter(f"{text!r} is neither auto nor a number from 1 to {MAX_THREADS}.")
+    return int(text)
 
 
 def read_flags(command: click.Command, kind: type[Settings], arguments: Sequence[str]) -> Settings:

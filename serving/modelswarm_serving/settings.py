@@ -18,7 +18,7 @@ from modelswarm.checkpoint.facts import DTYPES
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import TOKEN_BUDGET
 from modelswarm.placement.quantity import bytes_of
-from modelswarm.process.command_line import Seconds, read_flags, split_target
+from modelswarm.process.command_line import Seconds, read_flags, split_target, threads
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.link.hello_checks import MODEL, ZONE
 
@@ -40,7 +40,7 @@ class Settings:
     parent_fd: int | None
     start_file: Path | None  # gets the progress of the start
     dtype: str
-    threads: int
+    threads: int | None  # None: as many as this process has CPUs
     pages: int | None
     memory: int | None  # bytes
     page_size: int
@@ -88,7 +88,8 @@ _OPTIONS: list[click.Parameter] = [
                  "as JSON: phase, bytes of weights, reason. Default: none; /ready of --metrics has the same."),
     click.Option(["--dtype"], type=click.Choice(list(DTYPES)), default="float32",
                  show_default=True, help="Number format of weights and KV."),
-    click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True, help="CPU threads of torch."),
+    click.Option(["--threads"], type=threads, default="auto", show_default=True, help="CPU threads of torch; "
+                 "auto: the container's CPU limit rounded down, without a limit the CPUs of this process."),
     click.Option(["--pages"], type=_POSITIVE, help="Number of KV pages."),
     click.Option(["--memory"], help="Memory of the whole server, such as 2Gi, instead of --pages. KV gets what the "
                  "process, weights, activations, retained rows and a margin leave."),

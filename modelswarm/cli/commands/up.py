@@ -9,7 +9,7 @@ import click
 
 from modelswarm.cli.options.document import read_document
 from modelswarm.errors import UserError
-from modelswarm.process.command_line import Seconds
+from modelswarm.process.command_line import Seconds, threads
 
 MAX_GATEWAYS = 16
 
@@ -49,10 +49,10 @@ MAX_GATEWAYS = 16
 )
 @click.option(
     "--threads",
-    type=click.IntRange(1, 1024),
-    default=1,
+    type=threads,
+    default="auto",
     show_default=True,
-    help="CPU threads per server.",
+    help="CPU threads per server; auto: the CPUs of this machine or container, divided among the servers.",
 )
 @click.option(
     "--lease",

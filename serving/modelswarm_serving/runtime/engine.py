@@ -45,6 +45,7 @@ class Engine:
         self._steps.put(batch)
 
     def _run(self) -> None:
+        self._model.prepare_thread()
         while True:
             done = self._step(self._steps.get())
             if self._loop.is_closed():

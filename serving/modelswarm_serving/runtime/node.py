@@ -79,7 +79,7 @@ class Node:
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         self._identity = ServerIdentity(settings, self._peer, model.shape, revision)
         self._files = files
-        self._metrics = Metrics(settings.served_name, model.shape)
+        self._metrics = Metrics(settings.served_name, model.shape, model.compute)
         self._liveness, self._probe_server = liveness, probe_server
         if probe_server is not None:
             probe_server.registry = self._metrics.registry

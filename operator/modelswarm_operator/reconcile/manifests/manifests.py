@@ -157,6 +157,7 @@ def _server_container(
         "--name": name,
         "--incarnation": incarnation,
         "--dtype": layout.dtype,
+        "--threads": "auto",
         "--pages": span.pages,
         "--page-size": PAGE_SIZE,
         "--max-length": layout.max_length,

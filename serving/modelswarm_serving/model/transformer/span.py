@@ -17,6 +17,7 @@ from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import StepLayout
 from modelswarm_serving.model.base import (
     BatchItem,
+    Compute,
     KvRead,
     KvWrite,
     ModelShape,
@@ -34,18 +35,32 @@ class TransformerSpan:
     """Blocks [first, last) of one model. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, loaded: LoadedSpan, blocks: FusedBlocks, cache: KvCache, shape: ModelShape
+        self,
+        loaded: LoadedSpan,
+        blocks: FusedBlocks,
+        cache: KvCache,
+        shape: ModelShape,
+        compute: Compute,
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
         self._cache = cache
         self._shape = shape
+        self._compute = compute
         self._dtype = cache.dtype
         self._device = cache.device
 
     @property
     def shape(self) -> ModelShape:
         return self._shape
+
+    @property
+    def compute(self) -> Compute:
+        return self._compute
+
+    def prepare_thread(self) -> None:
+        """Set the number of threads, which torch keeps per thread: without, matrix products here take all CPUs."""
+        torch.set_num_threads(self._compute.threads)
 
     @torch.inference_mode()
     def step(self, batch: Sequence[Task]) -> list[Result]:

@@ -23,9 +23,10 @@ from modelswarm.placement.memory import (
 )
 from modelswarm.placement.quantity import human_bytes, limit_at_least
 from modelswarm.placement.spans import Span
+from modelswarm.process.cpu_limit import usable_cpus
 from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
-from modelswarm_serving.model.base import ModelShape
+from modelswarm_serving.model.base import Compute, ModelShape
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import load_modules
 from modelswarm_serving.model.transformer.self_check import check_fused, run_reference
@@ -42,7 +43,7 @@ class SpanOptions:
     """Options of a span; None means the model's value, or a default."""
 
     dtype: str = "float32"
-    threads: int | None = None
+    threads: int | None = None  # None: as many as this process has CPUs
     pages: int | None = None  # excludes `memory`
     memory: int | None = None  # bytes of the whole server; of an accelerator: of its own memory
     replay_memory: int | None = None  # bytes of the host; None: a row of every position
@@ -64,8 +65,8 @@ def load_span(
     """Load blocks [first, last) and check them; raise UserError with one sentence."""
     options = options or SpanOptions()
     shape, facts = plan_shape(folder, first, last, options)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    compute = Compute(options.threads or usable_cpus())
+    torch.set_num_threads(compute.threads)
     dtype: torch.dtype = getattr(torch, options.dtype)
     device = torch.device(options.device)
     reading = partial(report, StartPhase.READING)
@@ -79,7 +80,7 @@ def load_span(
     check = run_reference(loaded, cache, folder)
     blocks = FusedBlocks(loaded.body, dtype)
     check_fused(blocks, check, cache, folder)
-    return TransformerSpan(loaded, blocks, cache, shape)
+    return TransformerSpan(loaded, blocks, cache, shape, compute)
 
 
 def plan_shape(

@@ -1,0 +1,52 @@
+"""Threads of a server: the number of its flag is in use by the thread that runs the steps, and is in /metrics."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+from support.eventually import eventually
+from support.models.tiny_models import make_model
+from support.processes.server import servers
+
+_ENGINE_THREAD = """
+import os, sys, threading
+import torch
+from pathlib import Path
+from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
+span = load_span(Path(sys.argv[1]), 0, 2, SpanOptions(threads=1, pages=8))
+def run():
+    span.prepare_thread()
+    before = len(os.listdir("/proc/self/task"))
+    torch.randn(1024, 1024) @ torch.randn(1024, 1024)
+    print(len(os.listdir("/proc/self/task")) - before)
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_engine_thread_starts_no_more_threads(tmp_path: Path) -> None:
+    """Torch keeps the number per thread; a new one multiplies matrices on all CPUs."""
+    environment = {key: value for key, value in os.environ.items() if "NUM_THREADS" not in key}
+    folder = str(make_model(tmp_path))
+    command = [sys.executable, "-c", _ENGINE_THREAD, folder]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["0"], done.stderr
+
+
+async def test_threads_in_use_are_a_metric(tmp_path: Path) -> None:
+    flags = ("--model", "demo://counting", "--pages", "8", "--metrics", "127.0.0.1:0")
+    async with servers(tmp_path, ["0:1"], *flags, "--threads", "3") as (server,):
+
+        def shown() -> str:
+            with urllib.request.urlopen(f"http://{server.member['metrics']}/metrics") as page:
+                return str(page.read().decode())
+
+        sample = 'modelswarm_server_threads{blocks="0:1",model="counting"} 3.0'
+        eventually("the metric is shown", lambda: sample in shown())
