@@ -1,8 +1,8 @@
 """Command-line helpers shared by server, gateway and operator.
 
 Reads flags into one settings object and splits HOST:PORT. An error that a user can correct becomes one sentence on
-stderr. Its exit code is 2, or 3 if a server does not fit into its memory limit. Used by the `settings` and `app`
-of each process, and by the local runtime. Knows no process.
+stderr. Its exit code is 2, 3 if a server does not fit into its memory limit, or 4 if its device is not usable. Used by
+the `settings` and `app` of each process, and by the local runtime. Knows no process.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import click
 
-from modelswarm.errors import MemoryLimitError, ModelSwarmError, UserError
+from modelswarm.errors import DeviceError, MemoryLimitError, ModelSwarmError, UserError
 
 MAX_PORT = 65535
 MAX_THREADS = 1024
 USER_ERROR_EXIT_CODE = UserError.exit_code
 """Wrong flags or model: the same command would fail again."""
-LASTING_EXIT_CODES = (USER_ERROR_EXIT_CODE, MemoryLimitError.exit_code)
+LASTING_EXIT_CODES = (USER_ERROR_EXIT_CODE, MemoryLimitError.exit_code, DeviceError.exit_code)
 """Exit codes after one sentence on stderr; the same command would fail again."""
 
 Settings = TypeVar("Settings")

@@ -48,6 +48,8 @@ class Metrics:
         self._step_rows = histogram("step_rows", "Rows of one step.", ROW_BUCKETS)
         self._rows = counter("rows", "Rows run through the blocks.")
         self._failed_steps = counter("failed_steps", "Steps that raised an exception.")
+        full = "Steps that failed because their device was full; admissions pause after each."
+        self._out_of_memory = counter("out_of_memory_steps", full)
         self._stats_collector = _StatsCollector(labels, shape, compute)
         own.register(self._stats_collector)
         ProcessCollector(registry=own)
@@ -59,6 +61,9 @@ class Metrics:
             self._step_rows.observe(rows)
         if failed:
             self._failed_steps.inc()
+
+    def count_out_of_memory(self) -> None:
+        self._out_of_memory.inc()
 
     def set_stats(self, stats: ServerStats) -> None:
         """Hand over the current statistics."""
@@ -81,6 +86,12 @@ class _StatsCollector(Collector):
         )
         page = self._shape.page_size
         yield self._gauge("kv_page_tokens", "Positions of KV in one page.", page)
+        dtype, device = self._compute.dtype, self._compute.device
+        text = "Device and number format of the steps."
+        labels = [*self._labels, "device", "dtype"]
+        family = GaugeMetricFamily(PREFIX + "compute_info", text, labels=labels)
+        family.add_metric([*self._labels.values(), device, dtype], 1.0)
+        yield family
         yield self._gauge("threads", "CPU threads that compute a step.", self._compute.threads)
         stats = self.stats
         if stats is not None:

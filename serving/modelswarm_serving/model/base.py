@@ -119,6 +119,12 @@ class Compute:
     """The hardware that computes the steps, for metrics and logs."""
 
     threads: int = 1  # of the CPU
+    device: str = "cpu"
+    dtype: str = ""  # "": no number format
+
+
+class OutOfDeviceMemory(Exception):
+    """A step needed more memory than its device has; the step is lost, the model can go on."""
 
 
 class Model(Protocol):

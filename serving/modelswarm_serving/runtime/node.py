@@ -227,6 +227,9 @@ class Node:
             if done.error is None:
                 self._core.finish_step(done.results, now)
             else:
+                if done.out_of_memory:
+                    self._metrics.count_out_of_memory()
+                    self._core.pause_admissions(now)
                 self._core.fail_step(done.error, now)
         except Exception as fault:
             self._fail(fault)

@@ -21,11 +21,13 @@ from modelswarm_serving.model.base import (
     KvRead,
     KvWrite,
     ModelShape,
+    OutOfDeviceMemory,
     Result,
     SampledToken,
     SampleRequest,
     Task,
 )
+from modelswarm_serving.model.device import HOST, Device
 from modelswarm_serving.model.sampling.sampler import sample
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
@@ -40,13 +42,15 @@ class TransformerSpan:
         blocks: FusedBlocks,
         cache: KvCache,
         shape: ModelShape,
-        compute: Compute,
+        device: Device = HOST,
+        threads: int = 1,
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
         self._cache = cache
         self._shape = shape
-        self._compute = compute
+        self._threads = threads
+        self._accelerator = device
         self._dtype = cache.dtype
         self._device = cache.device
 
@@ -56,14 +60,24 @@ class TransformerSpan:
 
     @property
     def compute(self) -> Compute:
-        return self._compute
+        dtype = str(self._dtype).removeprefix("torch.")
+        return Compute(self._threads, self._accelerator.name, dtype)
 
     def prepare_thread(self) -> None:
         """Set the number of threads, which torch keeps per thread: without, matrix products here take all CPUs."""
-        torch.set_num_threads(self._compute.threads)
+        torch.set_num_threads(self._threads)
 
     @torch.inference_mode()
     def step(self, batch: Sequence[Task]) -> list[Result]:
+        """Run the tasks; OutOfDeviceMemory if the device has too little memory for all of them at once."""
+        try:
+            return self._run_tasks(batch)
+        except torch.OutOfMemoryError as error:
+            fault = str(error).splitlines()[0]
+        self._accelerator.free_caches()  # not before the exception is gone, whose frames hold the step's tensors
+        raise OutOfDeviceMemory(fault)
+
+    def _run_tasks(self, batch: Sequence[Task]) -> list[Result]:
         """Run items with the same blocks as one packed batch; return results in the order of `batch`."""
         results: list[Result] = [Result(error=self._range_fault(task)) for task in batch]
         groups: dict[tuple[int, int], list[tuple[int, BatchItem]]] = {}
