@@ -28,6 +28,7 @@ class LocalSettings:
     metrics: str = "127.0.0.1:0"
     admin: str = "127.0.0.1:0"
     gateways: int = 1  # the others get any free ports of the same hosts
+    device: str = "cpu"  # of each server, as its flag takes it
     threads: int | None = 1  # per server; None: the CPUs of this process, divided among the servers
     lease: float | None = None  # seconds, for servers and gateways; None: the default
     hold_limit: float | None = None  # seconds, of the gateways; None: the document's
@@ -67,6 +68,7 @@ def server_command(
         "--name": slot.name,
         "--incarnation": str(incarnation),
         "--dtype": plan.dtype,
+        "--device": settings.device,
         "--threads": str(threads_per_server(plan, settings)),
         "--pages": str(pages),
         "--page-size": str(PAGE_SIZE),

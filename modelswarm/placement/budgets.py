@@ -1,7 +1,7 @@
 """Memory budgets of one server, from the pools: of its container, and of its accelerator.
 
 A server on a CPU has everything in the memory of its container. A server on an accelerator has weights, activations and
-KV there, and in its container the process, the copies of loading and the retained rows. Used by `plan.py`.
+KV there. In its container are the process, the retained rows, and the weights while they are loaded. Used by `plan.py`.
 """
 
 from __future__ import annotations

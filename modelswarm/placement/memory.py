@@ -159,13 +159,12 @@ def host_memory(
 ) -> MemoryModel:
     """Return the memory of the container of a server that computes on an accelerator.
 
-    Weights pass through it while they are loaded: one block, or the embedding, is there at a time.
+    All weights of the span are there while they are loaded, before they move to the device.
     """
     memory = server_memory(
         facts, span, dtype, page_size, 1, 1, process=process, replay_memory=replay_memory
     )
-    loading = _loading_bytes(facts, span, dtype)
-    return replace(memory, weights=0, activations=loading, kv_per_page=0)
+    return replace(memory, activations=0, kv_per_page=0)
 
 
 def activation_bytes(

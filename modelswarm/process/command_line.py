@@ -8,6 +8,7 @@ the `settings` and `app` of each process, and by the local runtime. Knows no pro
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from modelswarm.errors import DeviceError, MemoryLimitError, ModelSwarmError, Us
 
 MAX_PORT = 65535
 MAX_THREADS = 1024
+_DEVICE = re.compile(r"auto|cpu|accelerator|(cuda|xpu|mps|hpu|npu|mtia)(:\d{1,3})?", re.ASCII)
 USER_ERROR_EXIT_CODE = UserError.exit_code
 """Wrong flags or model: the same command would fail again."""
 LASTING_EXIT_CODES = (USER_ERROR_EXIT_CODE, MemoryLimitError.exit_code, DeviceError.exit_code)
@@ -47,6 +49,15 @@ def threads(text: str) -> int | None:
     if not text.isdecimal() or not 1 <= int(text) <= MAX_THREADS:
         raise click.BadParameter(f"{text!r} is neither auto nor a number from 1 to {MAX_THREADS}.")
     return int(text)
+
+
+def device(text: str) -> str:
+    """Return the name of a device as a server takes it. Used as the type of a flag."""
+    if not _DEVICE.fullmatch(text):
+        raise click.BadParameter(
+            f"{text!r} is not a device; allowed: auto, cpu, accelerator, a kind such as cuda, or cuda:0."
+        )
+    return text
 
 
 def read_flags(command: click.Command, kind: type[Settings], arguments: Sequence[str]) -> Settings:

@@ -18,7 +18,7 @@ from modelswarm.checkpoint.facts import DTYPES
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import MEMORY_FRACTION, TOKEN_BUDGET
 from modelswarm.placement.quantity import bytes_of
-from modelswarm.process.command_line import Seconds, read_flags, split_target, threads
+from modelswarm.process.command_line import Seconds, device, read_flags, split_target, threads
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.link.hello_checks import MODEL, ZONE
 
@@ -64,7 +64,6 @@ class Settings:
 _POSITIVE = click.IntRange(min=1)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _HOST = re.compile(r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f:.]+\]?")
-_DEVICE = re.compile(r"auto|cpu|accelerator|(cuda|xpu|mps|hpu|npu|mtia)(:\d{1,3})?", re.ASCII)
 _ANY_HOST = ("0.0.0.0", "::", "[::]")
 
 _OPTIONS: list[click.Parameter] = [
@@ -91,8 +90,8 @@ _OPTIONS: list[click.Parameter] = [
                  "as JSON: phase, bytes of weights, reason. Default: none; /ready of --metrics has the same."),
     click.Option(["--dtype"], type=click.Choice(list(DTYPES)), default="float32",
                  show_default=True, help="Number format of weights and KV."),
-    click.Option(["--device"], default="auto", show_default=True, help="Device that computes: cpu, accelerator (of any "
-                 "kind), a kind such as cuda, or one device such as cuda:1. auto: an accelerator if there is one."),
+    click.Option(["--device"], type=device, default="auto", show_default=True, help="Device that computes: cpu, "
+                 "accelerator (of any kind), a kind such as cuda, or one such as cuda:1. auto: an accelerator if any."),
     click.Option(["--memory-fraction"], type=click.FloatRange(0, 1, min_open=True), help="Share of an accelerator's "
                  f"memory to take. Default: {MEMORY_FRACTION}."),
     click.Option(["--threads"], type=threads, default="auto", show_default=True, help="CPU threads of torch; "
@@ -152,11 +151,6 @@ def _settings(
         raise UserError("--name", "allowed are letters, digits, '.', '_' and '-'")
     if values["model"] is None and not values["hash_model"]:
         raise UserError("--model", "is needed, as demo://NAME, file://FOLDER or hf://ORG/NAME")
-    if not _DEVICE.fullmatch(values["device"]):
-        raise UserError(
-            "--device",
-            f"{values['device']!r} is not a device; allowed: auto, cpu, accelerator, cuda or cuda:0",
-        )
     if values["pages"] is not None and memory is not None:
         raise UserError("--pages", "give either --pages or --memory, not both")
     served = served_name or (values["model"] or "hash").rstrip("/").rsplit("/", 1)[-1]

@@ -9,7 +9,7 @@ import click
 
 from modelswarm.cli.options.document import read_document
 from modelswarm.errors import UserError
-from modelswarm.process.command_line import Seconds, threads
+from modelswarm.process.command_line import Seconds, device, threads
 
 MAX_GATEWAYS = 16
 
@@ -46,6 +46,13 @@ MAX_GATEWAYS = 16
     "--memory",
     metavar="AMOUNT",
     help="Memory of one server, e.g. 2Gi: all that its process takes, instead of the pools' limits.",
+)
+@click.option(
+    "--device",
+    type=device,
+    default="auto",
+    show_default=True,
+    help="Device on which the servers compute: auto (an accelerator if there is one), cpu, cuda, cuda:0.",
 )
 @click.option(
     "--threads",

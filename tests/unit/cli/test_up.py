@@ -53,6 +53,7 @@ def test_lease_of_up_reaches_the_servers(tmp_path: Path) -> None:
     command = server_command(plan, slot, LocalSettings(lease=9.0), RunFolder(tmp_path, -1), 1, 0)
 
     assert command[command.index("--lease") + 1] == "9.0"
+    assert command[command.index("--device") + 1] == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ def test_gateways_after_the_first_are_numbered() -> None:
         ("--gateways", "two", "not a valid integer"),
         ("--lease", "0", "0<x<=86400"),
         ("--lease", "nan", "0<x<=86400"),
+        ("--device", "gpu", "allowed: auto, cpu, accelerator"),
         ("--threads", "0", "a number from 1 to 1024"),
         ("--threads", "all", "neither auto nor a number"),
         ("--hold-limit", "-1", "0<=x<=86400"),

@@ -117,8 +117,14 @@ def test_bfloat16_needs_the_feature_on_every_cpu(
 ) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/cpuinfo").write_text("\n".join(["processor\t: 0", *lines, ""]))
-    assert machine_hardware(tmp_path) is hardware
+    assert machine_hardware("cpu", tmp_path) is hardware
+    assert machine_hardware("auto", tmp_path) is hardware
 
 
 def test_machine_without_cpuinfo_is_a_slow_cpu(tmp_path: Path) -> None:
-    assert machine_hardware(tmp_path) is SLOW_CPU
+    assert machine_hardware("cpu", tmp_path) is SLOW_CPU
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "accelerator"])
+def test_asked_accelerator_decides_instead_of_the_cpu(tmp_path: Path, device: str) -> None:
+    assert machine_hardware(device, tmp_path) is ACCELERATORS

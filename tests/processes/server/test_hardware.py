@@ -1,4 +1,4 @@
-"""Threads of a server: the number of its flag is in use by the thread that runs the steps, and is in /metrics."""
+"""Threads and device of a server process: those of its flags are in use, or it exits with one sentence."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import pytest
+import torch
 from support.eventually import eventually
 from support.models.tiny_models import make_model
-from support.processes.server import servers
+from support.processes.server import command, refusal, servers
+
+from modelswarm.errors import DeviceError
 
 _ENGINE_THREAD = """
 import os, sys, threading
@@ -35,8 +39,8 @@ def test_engine_thread_starts_no_more_threads(tmp_path: Path) -> None:
     """Torch keeps the number per thread; a new one multiplies matrices on all CPUs."""
     environment = {key: value for key, value in os.environ.items() if "NUM_THREADS" not in key}
     folder = str(make_model(tmp_path))
-    command = [sys.executable, "-c", _ENGINE_THREAD, folder]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    program = [sys.executable, "-c", _ENGINE_THREAD, folder]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines()[-1:] == ["0"], done.stderr
 
 
@@ -50,3 +54,13 @@ async def test_threads_in_use_are_a_metric(tmp_path: Path) -> None:
 
         sample = 'modelswarm_server_threads{blocks="0:1",model="counting"} 3.0'
         eventually("the metric is shown", lambda: sample in shown())
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+async def test_server_without_its_device_exits_with_a_sentence(tmp_path: Path) -> None:
+    """It never computes on the CPU instead."""
+    flags = ("--model", "demo://counting", "--device", "cuda")
+    code, stderr = await refusal(*command(tmp_path, "s", "0:1", *flags))
+    assert code == DeviceError.exit_code
+    assert stderr.splitlines()[-1].startswith("modelswarm-server: --device: cuda is not there: ")
+    assert "Traceback" not in stderr
