@@ -19,7 +19,7 @@ from modelswarm.errors import DeviceError, MemoryLimitError, ModelSwarmError, Us
 
 MAX_PORT = 65535
 MAX_THREADS = 1024
-_DEVICE = re.compile(r"auto|cpu|accelerator|(cuda|xpu|mps|hpu|npu|mtia)(:\d{1,3})?", re.ASCII)
+_DEVICE = re.compile(r"auto|cpu|accelerator|(cuda|xpu)(:\d{1,3})?", re.ASCII)
 USER_ERROR_EXIT_CODE = UserError.exit_code
 """Wrong flags or model: the same command would fail again."""
 LASTING_EXIT_CODES = (USER_ERROR_EXIT_CODE, MemoryLimitError.exit_code, DeviceError.exit_code)

@@ -21,6 +21,8 @@ from modelswarm.resources.accelerators import ANY_KIND
 log = logging.getLogger(__name__)
 
 CPU = "cpu"
+_KINDS = ("cuda", "xpu")
+"""Kinds of accelerators that are used. Others lack float64, which the sampler needs, or numbers of their memory."""
 _BFLOAT16_CAPABILITY = (8, 0)
 """First CUDA capability that multiplies bfloat16 in hardware (Ampere); torch emulates it on older devices."""
 _NO_DRIVER = "Found no NVIDIA driver"
@@ -144,6 +146,8 @@ def find_device(wanted: str, drivers: Drivers) -> Device:
     `wanted`: auto, cpu, accelerator (of any kind), or a kind with or without a number, such as cuda:1.
     """
     kind, count = drivers.kind(), drivers.count()
+    if kind not in _KINDS:
+        kind, count = None, 0
     cpu = Device(CPU, torch.device(CPU), drivers)
     if wanted == CPU:
         return cpu
@@ -171,7 +175,7 @@ _ALLOWED = "allowed: auto or cpu, or a machine, driver and pod with that device"
 
 def _absence(asked: str, kind: str | None, drivers: Drivers) -> str:
     if kind is None:
-        return "this build of torch computes on the CPU only"
+        return f"this build of torch supports neither {' nor '.join(_KINDS)}"
     if asked != kind:
         return f"this build of torch computes on {kind} and on the CPU"
     return _first_sentence(drivers.fault(kind))

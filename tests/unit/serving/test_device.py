@@ -34,7 +34,10 @@ def test_device_flag_finds_the_device(wanted: str, found: str) -> None:
     assert find_device(wanted, DeviceLibrary(devices=2)).name == found
 
 
-@pytest.mark.parametrize("library", [DeviceLibrary(devices=0), DeviceLibrary(accelerator=None)])
+@pytest.mark.parametrize(
+    "library",
+    [DeviceLibrary(devices=0), DeviceLibrary(accelerator=None), DeviceLibrary(accelerator="mps")],
+)
 def test_auto_without_accelerator_is_the_cpu(library: DeviceLibrary) -> None:
     assert find_device("auto", library).is_cpu
 
@@ -56,12 +59,12 @@ def test_auto_without_accelerator_is_the_cpu(library: DeviceLibrary) -> None:
         (
             "cuda",
             DeviceLibrary(accelerator=None),
-            "cuda is not there: this build of torch computes on the CPU only; ",
+            "cuda is not there: this build of torch supports neither cuda nor xpu; ",
         ),
         (
             "accelerator",
             DeviceLibrary(accelerator=None),
-            "accelerator is not there: this build of torch computes on the CPU only; ",
+            "accelerator is not there: this build of torch supports neither cuda nor xpu; ",
         ),
         ("xpu", DeviceLibrary(), "this build of torch computes on cuda and on the CPU; "),
         ("cuda:1", DeviceLibrary(), "cuda:1 does not exist; allowed: cuda:0"),
@@ -126,7 +129,7 @@ def test_device_flag_takes_kinds_and_numbers(flag: str) -> None:
     assert parse([*SERVER, "--device", flag]).device == flag
 
 
-@pytest.mark.parametrize("flag", ["gpu", "cuda:", "cuda:x", "cpu:0", "auto:1", ""])
+@pytest.mark.parametrize("flag", ["gpu", "mps", "cuda:", "cuda:x", "cpu:0", "auto:1", ""])
 def test_unknown_device_flag_is_refused(flag: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a device; allowed: auto, cpu, accel"):
         parse([*SERVER, "--device", flag])
