@@ -37,14 +37,16 @@ def check_families() -> Outcome:
     """Check every family in every dtype on the GPU."""
     from support.models.tiny_models import TINY
 
+    from modelswarm_serving.model.device import TorchDrivers, find_device
     from modelswarm_serving.model.transformer.startup import SpanOptions
 
+    device = find_device("cuda", TorchDrivers())
     outcome = Outcome(figures={"wrong": 0.0, "tokens": 0.0})
     for family in TINY:
         for dtype, tolerance in TOLERANCES.items():
             options = SpanOptions(
                 dtype=dtype,
-                device="cuda",
+                device=device,
                 attention="triton",
                 pages=256,
                 page_size=4,

@@ -33,6 +33,7 @@ ELEMENT = 2
 
 
 def measure_span() -> Outcome:
+    from modelswarm_serving.model.device import TorchDrivers, find_device
     from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 
     shape, outcome = SHAPES[SHAPE], Outcome()
@@ -45,7 +46,7 @@ def measure_span() -> Outcome:
     pages = max(BATCHES) * -(-(CONTEXT + STEPS + WARM_UP) // PAGE)
     options = SpanOptions(
         dtype="bfloat16",
-        device="cuda",
+        device=find_device("cuda", TorchDrivers()),
         attention="triton",
         pages=pages,
         page_size=PAGE,

@@ -22,6 +22,8 @@ MARGIN_BYTES = 64 << 20
 """Margin for buffers of links, for files in the page cache and for the kernel's tables ..."""
 MARGIN_PARTS = 32
 """... and beside it one of so many parts of everything that a model takes, for the gaps of the allocator."""
+MEMORY_FRACTION = 0.9
+"""Share of an accelerator's memory that a server takes, if it is not told otherwise."""
 TOKEN_BUDGET = 512
 """Rows of the largest step, if a server is not told otherwise."""
 PREFILL_ROWS = 32
@@ -102,7 +104,7 @@ class MemoryModel:
 
     def most_pages(self, limit: int) -> int:
         """Return the most pages whose server needs no more than `limit` bytes; 0 if not even one fits."""
-        low, high = 0, max(0, limit) // (self.kv_per_page + self.retained_per_page)
+        low, high = 0, max(0, limit) // max(1, self.kv_per_page + self.retained_per_page)
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.needed(middle) <= limit else (low, middle - 1)
@@ -146,6 +148,24 @@ def device_memory(
     """Return the memory of a server on its accelerator: neither the process nor the replay log is there."""
     memory = server_memory(facts, span, dtype, page_size, max_length, token_budget, replay_memory=0)
     return replace(memory, process=0)
+
+
+def host_memory(
+    facts: ModelFacts,
+    span: Span,
+    dtype: str,
+    page_size: int,
+    process: int = PROCESS_BYTES,
+    replay_memory: int | None = None,
+) -> MemoryModel:
+    """Return the memory of the container of a server that computes on an accelerator.
+
+    All weights of the span are there while they are loaded, before they move to the device.
+    """
+    memory = server_memory(
+        facts, span, dtype, page_size, 1, 1, process=process, replay_memory=replay_memory
+    )
+    return replace(memory, activations=0, kv_per_page=0)
 
 
 def activation_bytes(

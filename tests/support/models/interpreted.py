@@ -241,10 +241,10 @@ def notice_fault() -> FaultCase:
         check = run_reference(loaded, generic, cache, folder)
         blocks = FusedBlocks(loaded.body, torch.float32)
         graphs = DecodeGraphs(blocks, cache, TritonBackend(cache), 64, 32, 1)
-        check_decode(graphs, check, cache, folder)
+        check_decode(graphs, check.rows, check.output, cache, folder)
         blocks._blocks[1].down.weight[0] += 1.0
         try:
-            check_decode(graphs, check, cache, folder)
+            check_decode(graphs, check.rows, check.output, cache, folder)
         except ModelSourceError as error:
             return FaultCase(str(error))
     return FaultCase("")

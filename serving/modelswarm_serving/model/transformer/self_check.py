@@ -21,9 +21,9 @@ from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import StepLayout
 from modelswarm_serving.model.base import BatchItem
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
-from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
+from modelswarm_serving.model.transformer.span import Blocks
 
 _ROWS = 4
 """Rows of the self-check."""
@@ -66,7 +66,7 @@ def run_reference(
 
 @torch.inference_mode()
 def check_blocks(
-    blocks: FusedBlocks | GenericBlocks,
+    blocks: Blocks,
     check: SelfCheck,
     cache: KvCache,
     folder: Path,
@@ -84,16 +84,18 @@ def check_blocks(
 
 
 @torch.inference_mode()
-def check_decode(graphs: DecodeGraphs, check: SelfCheck, cache: KvCache, folder: Path) -> None:
+def check_decode(
+    graphs: DecodeGraphs, rows: Tensor, expected: Tensor, cache: KvCache, folder: Path
+) -> None:
     """Check that captured decode steps, one per row, give the output of the reference's one step."""
     shape, outputs = cache.shape, []
-    for row in range(min(check.layout.rows, graphs.positions)):
+    for row in range(min(len(rows), graphs.positions, shape.pages * shape.page_size)):
         item = BatchItem(range(shape.pages), row, 1, (0, shape.blocks), None, b"", 0, None)
         layout = StepLayout([item], cache)
-        outputs.append(graphs.run(check.rows[row : row + 1], layout).clone())
+        outputs.append(graphs.run(rows[row : row + 1], layout).clone())
     for store in cache.blocks:
-        store[: check.layout.rows] = 0
-    check_outputs(torch.cat(outputs), check.output[: len(outputs)], folder)
+        store[: len(rows)] = 0
+    check_outputs(torch.cat(outputs), expected[: len(outputs)], folder)
 
 
 def check_calls(calls: list[AttentionCall], blocks: int, folder: Path) -> None:

@@ -20,14 +20,17 @@ from modelswarm_serving.model.attention.staging import current_device, to_device
 from modelswarm_serving.model.attention.step_layout import RowLayout, StepLayout
 from modelswarm_serving.model.base import (
     BatchItem,
+    Compute,
     KvRead,
     KvWrite,
     ModelShape,
+    OutOfDeviceMemory,
     Result,
     SampledToken,
     SampleRequest,
     Task,
 )
+from modelswarm_serving.model.device import HOST, Device
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
 from modelswarm_serving.model.sampling.sampler import sample
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
@@ -51,6 +54,8 @@ class TransformerSpan:
         shape: ModelShape,
         backend: AttentionBackend = SDPA,
         graphs: DecodeGraphs | None = None,
+        device: Device = HOST,
+        threads: int = 1,
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
@@ -58,6 +63,8 @@ class TransformerSpan:
         self._shape = shape
         self._backend = backend
         self._graphs = graphs
+        self._threads = threads
+        self._accelerator = device
         self._dtype = cache.dtype
         self._device = cache.device
 
@@ -65,8 +72,26 @@ class TransformerSpan:
     def shape(self) -> ModelShape:
         return self._shape
 
+    @property
+    def compute(self) -> Compute:
+        dtype = str(self._dtype).removeprefix("torch.")
+        return Compute(self._threads, self._accelerator.name, dtype)
+
+    def prepare_thread(self) -> None:
+        """Set the number of threads, which torch keeps per thread: without, matrix products here take all CPUs."""
+        torch.set_num_threads(self._threads)
+
     @torch.inference_mode()
     def step(self, batch: Sequence[Task]) -> list[Result]:
+        """Run the tasks; OutOfDeviceMemory if the device has too little memory for all of them at once."""
+        try:
+            return self._run_tasks(batch)
+        except torch.OutOfMemoryError as error:
+            fault = str(error).splitlines()[0]
+        self._accelerator.free_caches()  # not before the exception is gone, whose frames hold the step's tensors
+        raise OutOfDeviceMemory(fault)
+
+    def _run_tasks(self, batch: Sequence[Task]) -> list[Result]:
         """Run items with the same blocks as one packed batch; return results in the order of `batch`."""
         results: list[Result] = [Result(error=self._range_fault(task)) for task in batch]
         groups: dict[tuple[int, int], list[tuple[int, BatchItem]]] = {}
