@@ -87,7 +87,7 @@ cluster-packages: $(STAMP) ## install the Debian packages that the cluster and i
 cluster-ready: $(STAMP) ## build for the cluster tests: packages, programs, images (15 to 45 minutes once, then seconds)
 	@$(BIN)/python -m tools.devcluster prepare
 
-recording: $(STAMP) ## record docs/session.cast and draw docs/session.svg (two minutes; needs ports 8000 to 8002, or root)
+recording: $(STAMP) ## record docs/pictures/session.cast and draw docs/pictures/session.svg (two minutes; needs ports 8000 to 8002, or root)
 	@$(BIN)/python -m tools.recording.record_session
 
 proto: $(STAMP) ## regenerate the protobuf modules

@@ -35,6 +35,7 @@ FOLDERS = {
     ),
 }
 NAMES = {name: f"bench.{folder}.{name}" for folder, names in FOLDERS.items() for name in names}
+NAMES["gpu"] = "bench.gpu.report"
 
 
 def main(names: list[str]) -> int:
@@ -44,8 +45,11 @@ def main(names: list[str]) -> int:
         return 2
     all_met = True
     for name in names or NAMES:
-        run: Callable[[], Result] = importlib.import_module(NAMES[name]).run
-        all_met &= report(run())
+        run: Callable[[], Result | None] = importlib.import_module(NAMES[name]).run
+        result = run()
+        all_met &= result is None or report(
+            result
+        )  # None: not possible on this machine, as it says
     return 0 if all_met else 1
 
 

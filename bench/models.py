@@ -23,6 +23,7 @@ class Shape:
     kv_heads: int
     intermediate: int
     vocab: int
+    dtype: str = "float32"
 
 
 SHAPES = {
@@ -31,12 +32,13 @@ SHAPES = {
         Shape("27m", 512, 8, 8, 8, 1408, 1024),  # the shape of Petals' measurements
         Shape("246m", 1024, 16, 16, 4, 2816, 32000),
         Shape("1m", 128, 8, 4, 4, 352, 512),
+        Shape("8b-span", 4096, 8, 32, 8, 14336, 32000, "bfloat16"),  # a quarter of Llama 3.1 8B
     )
 }
 
 
 def model_folder(name: str) -> Path:
-    """Return the Hugging Face folder of a shape, fp32; make it if it is missing."""
+    """Return the Hugging Face folder of a shape; make it first if it is missing."""
     folder = CACHE_FOLDER / f"{name}-v1"
     if not (folder / "model.safetensors").exists():
         subprocess.run([sys.executable, "-m", "bench.models", name, str(folder)], check=True)
@@ -63,7 +65,7 @@ def make_model(shape: Shape, folder: Path) -> None:
     )
     model = LlamaForCausalLM(config)
     model.generation_config.eos_token_id = None
-    model.save_pretrained(folder, max_shard_size="10GB")
+    model.to(getattr(torch, shape.dtype)).save_pretrained(folder, max_shard_size="10GB")
     vocabulary = {f"t{index}": index for index in range(shape.vocab)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -4,6 +4,7 @@ Raised everywhere; turned into exit codes, HTTP statuses and gRPC codes only at 
 
     ModelSwarmError
     ├── MemoryLimitError     a server does not fit into the memory limit of its container
+    ├── DeviceError          a server's device is missing, too small, or cannot compute
     ├── UserError            the caller's input: names the field and what is allowed; the same input fails again
     │   ├── ModelSourceError     the model's folder, address or files
     │   └── DocumentError        a swarm document
@@ -39,6 +40,12 @@ class MemoryLimitError(ModelSwarmError):
     """A server does not fit into the memory limit of its container; the sentence says which field to change."""
 
     exit_code: ClassVar[int] = 3
+
+
+class DeviceError(ModelSwarmError):
+    """A device is missing, too small, or cannot compute what it is asked for; the sentence says what is allowed."""
+
+    exit_code: ClassVar[int] = 4
 
 
 class ModelSourceError(UserError):

@@ -26,12 +26,22 @@ REPLACE_TIMEOUT_SECONDS = 60.0
 
 
 def run() -> Result:
+    shape = "Llama 27M fp32, 2 spans x 2 servers, prompt 1000, only the lost span is rebuilt"
+    bars = [Bar("p50_s", "<=", 0.5), Bar("p99_s", "<=", 2.0)]
+    return measure_gaps(KILLS).result("gap_after_kill", "kills", shape, bars)
+
+
+def measure_gaps(kills: int, server_flags: tuple[str, ...] = ()) -> GapStatistics:
+    """Kill so many servers of a swarm, each under a stream of its own."""
     gaps = GapStatistics()
     rng = random.Random(7)
-    with bench_swarm(model_folder("27m"), spans=2, replicas=2, max_length=1200) as swarm:
+    folder = model_folder("27m")
+    with bench_swarm(
+        folder, spans=2, replicas=2, max_length=1200, server_flags=server_flags
+    ) as swarm:
         client, view = StreamClient(swarm.grpc), SwarmClient(swarm.admin)
         victim = None
-        for number in range(KILLS):
+        for number in range(kills):
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
             undisturbed = client.run_stream(prompt, NEW)
             if victim is not None:
@@ -40,9 +50,7 @@ def run() -> Result:
                 swarm, client, view, prompt, hop=number % 2
             )
             gaps.add(undisturbed, disturbed, seconds)
-    shape = "Llama 27M fp32, 2 spans x 2 servers, prompt 1000, only the lost span is rebuilt"
-    bars = [Bar("p50_s", "<=", 0.5), Bar("p99_s", "<=", 2.0)]
-    return gaps.result("gap_after_kill", "kills", shape, bars)
+    return gaps
 
 
 def stream_with_kill(

@@ -30,9 +30,9 @@ def run() -> Result:
     )
 
 
-def measure_token_ms(spans: int) -> float:
-    """Return the median gap between tokens at the client, in ms: the minimum of RUNS runs."""
-    with bench_swarm(model_folder("1m"), spans=spans) as swarm:
+def measure_token_ms(spans: int, server_flags: tuple[str, ...] = ()) -> float:
+    """Return the median gap between tokens at the client, in ms; the minimum of RUNS runs."""
+    with bench_swarm(model_folder("1m"), spans=spans, server_flags=server_flags) as swarm:
         client = StreamClient(swarm.grpc)
         client.run_stream([1, 2, 3], 32)
         return min(median(client.run_stream([1, 2, 3], NEW).gaps) * 1000 for _ in range(RUNS))

@@ -18,7 +18,7 @@ from modelswarm_gateway.core.interface.views import HopView, SessionView
 from modelswarm_gateway.metrics.counters import Metrics as GatewayMetrics
 from modelswarm_gateway.metrics.counters import TurnOutcome
 from modelswarm_serving.metrics import Metrics as ServerMetrics
-from modelswarm_serving.model.base import ModelShape
+from modelswarm_serving.model.base import Compute, ModelShape
 from tools.dashboard.metric_registries import BLOCKS, MODEL, make_hello, make_node
 
 RUNS, SESSIONS = 5, 1000
@@ -51,7 +51,7 @@ async def _measure() -> dict[str, float]:
     node.on_link_up("s0/1/x", make_hello("s0", 0, BLOCKS))
     meter = metrics.meter_turn(MODEL, 10, 0.0)
     meter.on_tokens(1, 0.1)
-    server = ServerMetrics(MODEL, ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256))
+    server = ServerMetrics(MODEL, ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256), Compute())
     costs = {
         "token_us": _best_seconds(lambda: meter.on_tokens(1, 0.113), 20_000) * 1e6,
         "turn_us": _best_seconds(lambda: _count_turn(metrics), 2_000) * 1e6,

@@ -6,58 +6,119 @@ model that would end in wrong text, as with one block too few, is refused before
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from modelswarm.checkpoint.config_checks import UNQUANTISED, check_heads, positive_integer, refuse
-from modelswarm.checkpoint.families import Bias, Family
+from modelswarm.checkpoint.config_checks import UNQUANTISED
+from modelswarm.checkpoint.families.family import Family, Shapes
+from modelswarm.checkpoint.fields import Dimension, Fields, refuse
 from modelswarm.checkpoint.tensor_index import TensorEntry
-from modelswarm.checkpoint.tensor_names import EMBEDDING, HEAD, NORM, ModelPart, block_of
+from modelswarm.checkpoint.tensor_names import ModelPart, block_of, name_in_block
 from modelswarm.errors import ModelSourceError
 
 STORED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Formats of stored weights: as safetensors writes them -> as this project does."""
-_WITHOUT_EFFECT = ("self_attn.rotary_emb.inv_freq",)  # of older checkpoints; computed anew
+PACKED, SCALES = "_blocks", "_scales"
+"""Endings of the tensors of MXFP4: two weights per byte, and the exponents of their common scales."""
 
-Dimension: TypeAlias = tuple[str, int]
-"""The fields of config.json that give one dimension, and their product."""
+Planned: TypeAlias = Mapping[str, tuple[Dimension, ...]]
+"""Name -> shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
     """All tensors that config.json asks for."""
 
-    path: Path  # of config.json
-    family: str
-    block: Mapping[str, tuple[Dimension, ...]]  # name within a block -> shape
-    tables: Mapping[str, tuple[Dimension, ...]]  # canonical name -> shape
+    family: Family
+    dense: Planned  # by name within a block without experts
+    sparse: Planned  # by name within a block with experts
+    sparse_blocks: frozenset[int]
+    tables: Planned  # by canonical name
+    kv_elements: int  # of one position in one block
+    spare_blocks: int  # in the files beside those of the model
+
+    def shapes_in(self, block: int) -> Planned:
+        """Return the tensors of one block by their names within it."""
+        return self.sparse if block in self.sparse_blocks else self.dense
 
     def shape_of(self, name: str) -> tuple[Dimension, ...] | None:
         """Return the shape for a canonical name; None if the model has no such tensor."""
-        if block_of(name) is None:
+        block = block_of(name)
+        if block is None:
             return self.tables.get(name)
-        return self.block.get(name.split(".", 3)[3])
+        return self.shapes_in(block).get(name_in_block(name))
 
     def names_of(self, part: ModelPart) -> list[str]:
         """Return the canonical names of all tensors of a part."""
         blocks = range(part.first, part.last)
-        inner = [f"model.layers.{block}.{name}" for block in blocks for name in self.block]
+        start = self.family.tables.blocks
+        inner = [f"{start}.{block}.{name}" for block in blocks for name in self.shapes_in(block)]
         return [*inner, *sorted(part.table_names)]
 
+    def largest_block(self, part: ModelPart) -> int:
+        """Return the elements of the part's largest block."""
+        kinds = {block in self.sparse_blocks for block in range(part.first, part.last)}
+        return max(_elements(self.sparse if kind else self.dense) for kind in kinds)
 
-def plan_tensors(text: Mapping[str, Any], family: Family, path: Path) -> TensorPlan:
-    """Return the tensors of a checked config.json; `text` is its part for the text model."""
-    hidden = ("hidden_size", positive_integer(text, "hidden_size", path))
-    vocab = ("vocab_size", positive_integer(text, "vocab_size", path, family.vocab))
-    tables = {EMBEDDING: (vocab, hidden), HEAD: (vocab, hidden), NORM: (hidden,)}
-    block = {
-        **_attention_tensors(text, family, path, hidden),
-        **_mlp_tensors(text, family, path, hidden),
-        **{f"{name}.weight": (hidden,) for name in _norms(family)},
-    }
-    return TensorPlan(path, family.name, block, tables)
+    def table_elements(self) -> int:
+        """Return the elements of the embedding, with its learned positions."""
+        tables = self.family.tables
+        names = (tables.embedding, tables.positions)
+        return sum(_size(self.tables[name]) for name in names if name is not None)
+
+
+def plan_tensors(fields: Fields) -> TensorPlan:
+    """Return the tensors of a checked config.json."""
+    family = fields.family
+    common = dict(family.block)
+    for condition, shapes in family.optional.items():
+        if bool(fields.get(condition.removeprefix("!"))) != condition.startswith("!"):
+            common |= shapes
+    blocks = range(fields.integer("num_hidden_layers"))
+    has_experts = bool(family.experts) and bool(fields.get(family.expert_count))
+    sparse_blocks = frozenset(
+        block for block in blocks if has_experts and family.has_experts(fields.values, block)
+    )
+    return TensorPlan(
+        family,
+        dense=_resolve(fields, {**common, **family.mlp}),
+        sparse=_resolve(fields, {**common, **family.experts}) if sparse_blocks else {},
+        sparse_blocks=sparse_blocks,
+        tables=_table_shapes(fields),
+        kv_elements=fields.dimension(family.kv)[1],
+        spare_blocks=int(fields.get(family.spare_blocks) or 0),
+    )
+
+
+def _resolve(fields: Fields, shapes: Shapes) -> Planned:
+    found: dict[str, tuple[Dimension, ...]] = {}
+    for name, text in shapes.items():
+        shape = tuple(fields.dimension(each) for each in text.split())
+        count = fields.integer(fields.family.expert_count) if "*" in name else 1
+        found |= {name.replace("*", str(expert)): shape for expert in range(count)}
+    return found
+
+
+def _table_shapes(fields: Fields) -> Planned:
+    tables = fields.family.tables
+    hidden, vocab = fields.dimension("hidden_size"), fields.dimension("vocab_size")
+    found = dict.fromkeys((*tables.norm, *tables.embedding_norm), (hidden,))
+    shapes = {**found, tables.embedding: (vocab, hidden), tables.head: (vocab, hidden)}
+    if tables.positions is not None:
+        shapes[tables.positions] = (fields.dimension(tables.position_rows), hidden)
+    return shapes
+
+
+def _elements(shapes: Planned) -> int:
+    """Return the number of weights; a byte of packed blocks holds two."""
+    return sum(_size(shape) * (1 + name.endswith(PACKED)) for name, shape in shapes.items())
+
+
+def _size(shape: tuple[Dimension, ...]) -> int:
+    return math.prod(size for _, size in shape)
 
 
 def check_tensors(
@@ -76,74 +137,31 @@ def check_tensors(
             raise ModelSourceError("model", f"{label} has no weights for {name}")
 
 
-def check_block_count(n_blocks: int, names: Collection[str], path: Path) -> None:
+def check_block_count(
+    n_blocks: int, names: Collection[str], path: Path, spare_blocks: int = 0
+) -> None:
     """Refuse a `num_hidden_layers` that is not the number of blocks in the files; `names` are canonical."""
     found = {block for name in names if (block := block_of(name)) is not None}
     count = max(found, default=-1) + 1
-    if found and count != n_blocks:
+    if found and not n_blocks <= count <= n_blocks + spare_blocks:
         rule = f"allowed is {count}, the number of blocks that the files hold"
         refuse(path, "num_hidden_layers", n_blocks, rule)
 
 
 def _check_tensor(plan: TensorPlan, name: str, entry: TensorEntry, label: Path | str) -> None:
-    if name.endswith(_WITHOUT_EFFECT):
+    if name.endswith(plan.family.unused):
         return
     where = f"{label}: {entry.stored_name} in {entry.file}"
-    if entry.dtype not in STORED_DTYPES:
+    is_packed = name.endswith((PACKED, SCALES)) and entry.dtype == "U8"
+    if entry.dtype not in STORED_DTYPES and not is_packed:
         raise ModelSourceError("model", f"{where} is stored as {entry.dtype}; {UNQUANTISED}")
     shape = plan.shape_of(name)
     if shape is None:
         raise ModelSourceError(
-            "model", f"{where} is no tensor of a {plan.family} model with this config.json"
+            "model", f"{where} is no tensor of a {plan.family.name} model with this config.json"
         )
     if entry.shape != tuple(size for _, size in shape):
         asked = ", ".join(f"{field} {size}" for field, size in shape)
         raise ModelSourceError(
             "model", f"{where} has shape {list(entry.shape)}, but config.json says [{asked}]"
         )
-
-
-def _attention_tensors(
-    text: Mapping[str, Any], family: Family, path: Path, hidden: Dimension
-) -> dict[str, tuple[Dimension, ...]]:
-    heads, kv_heads, size = check_heads(text, family, path)
-    queries = ("num_attention_heads x head_dim", heads * size)
-    keys = ("num_key_value_heads x head_dim", kv_heads * size)
-    outputs = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-    found: dict[str, tuple[Dimension, ...]] = {
-        f"self_attn.{name}.weight": (rows, hidden) for name, rows in outputs.items()
-    }
-    found["self_attn.o_proj.weight"] = (hidden, queries)
-    is_configured = family.bias is Bias.CONFIGURED and bool(text.get("attention_bias"))
-    if is_configured or family.bias is Bias.QKV:
-        found |= {f"self_attn.{name}.bias": (rows,) for name, rows in outputs.items()}
-    if is_configured:
-        found["self_attn.o_proj.bias"] = (hidden,)
-    if family.has_head_norms:
-        found |= {f"self_attn.{name}_norm.weight": (("head_dim", size),) for name in "qk"}
-    return found
-
-
-def _mlp_tensors(
-    text: Mapping[str, Any], family: Family, path: Path, hidden: Dimension
-) -> dict[str, tuple[Dimension, ...]]:
-    field = "intermediate_size"
-    inner = (field, positive_integer(text, field, path, family.intermediate))
-    outputs = {
-        "gate_proj": (inner, hidden),
-        "up_proj": (inner, hidden),
-        "down_proj": (hidden, inner),
-    }
-    found: dict[str, tuple[Dimension, ...]] = {
-        f"mlp.{name}.weight": shape for name, shape in outputs.items()
-    }
-    if family.has_mlp_bias and text.get("mlp_bias"):
-        found |= {f"mlp.{name}.bias": shape[:1] for name, shape in outputs.items()}
-    return found
-
-
-def _norms(family: Family) -> tuple[str, ...]:
-    norms = ("input_layernorm", "post_attention_layernorm")
-    if not family.has_outer_norms:
-        return norms
-    return (*norms, "pre_feedforward_layernorm", "post_feedforward_layernorm")

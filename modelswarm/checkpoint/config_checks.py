@@ -8,101 +8,126 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from modelswarm.checkpoint.families import ACTIVATIONS, FAMILIES, LAYER_TYPES, Family
+from modelswarm.checkpoint.families.family import BlockPath, Family
+from modelswarm.checkpoint.families.table import ACTIVATIONS, FAMILIES, LAYER_TYPES
+from modelswarm.checkpoint.fields import Fields, is_positive, refuse
 from modelswarm.checkpoint.rope_checks import check_rope, is_number
-from modelswarm.errors import ModelSourceError
 
-MAX_VALUE_CHARACTERS = 80  # of a value that is shown in a sentence
 UNQUANTISED = (
     "quantised checkpoints are not served, allowed are weights in float32, bfloat16 or float16"
 )
+ADDING = "docs/adding-a-model-family.md says how to add one"
 _QUANTISATION_FIELDS = ("quantization_config", "compression_config", "quantization")
+_PORTED_CLASSES = ("Config", "Model", "ForCausalLM")
 _REMOTE_CLASSES = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
 
 
-def check_config(config: Mapping[str, Any], path: Path) -> tuple[Family, Mapping[str, Any]]:
-    """Return the family and the part of config.json that describes the text model; refuse what cannot be served."""
+def check_config(config: Mapping[str, Any], path: Path) -> Fields:
+    """Return the fields that describe the text model; refuse what cannot be served."""
     family = _family_of(config, path)
     nested = config.get("text_config") if family.nested else None
     text = nested if isinstance(nested, dict) else config
+    fields = Fields(path, family, text)
     for each in (config, text):
-        _check_quantisation(each, path)
-    _check_remote_code(config, path)
+        _check_quantisation(each, family, path)
+    _check_remote_code(config, family, path)
     _check_architectures(config, family, path)
     for name, (is_allowed, allowed) in _FIELDS.items():
         if text.get(name) is not None and not is_allowed(text[name]):
             refuse(path, name, text[name], f"allowed is {allowed}")
+    for name, values in family.limits.items():
+        if text.get(name) is not None and text[name] not in values:
+            refuse(path, name, text[name], f"allowed is {' or '.join(map(_json_word, values))}")
+    for name, other in family.equal.items():
+        if fields.integer(name) != fields.integer(other):
+            rule = f"allowed is {fields.own_name(other)}, {fields.integer(other)}"
+            fields.refuse(name, fields.integer(name), rule)
+    _check_window(fields)
     _check_activation(text, family, path)
-    check_heads(text, family, path)
-    _check_layer_types(text, path)
-    check_rope(text, lambda field, value, rule: refuse(path, field, value, rule))
+    _check_heads(fields)
+    _check_experts(fields)
+    _check_layer_types(fields)
+    is_partial_served = family.path is BlockPath.GENERIC
+    check_rope(text, lambda field, value, rule: refuse(path, field, value, rule), is_partial_served)
     if text.get("use_bidirectional_attention"):
         value = text["use_bidirectional_attention"]
         refuse(path, "use_bidirectional_attention", value, "allowed is false")
-    return family, text
+    return fields
 
 
-def refuse(path: Path, field: str, value: object, rule: str) -> NoReturn:
-    """Raise the sentence about one field of config.json."""
-    shown = repr(value)
-    if len(shown) > MAX_VALUE_CHARACTERS:
-        shown = f"{shown[:MAX_VALUE_CHARACTERS]}..."
-    raise ModelSourceError("model", f"{path}: {field} is {shown}; {rule}")
-
-
-def positive_integer(
-    text: Mapping[str, Any], name: str, path: Path, default: int | None = None
-) -> int:
-    """Return a field, or its default if config.json leaves it out."""
-    value = text.get(name)
-    value = default if value is None else value
-    if not _is_positive(value):
-        refuse(path, name, value, "allowed is a positive integer")
-    assert isinstance(value, int)
-    return value
-
-
-def check_heads(text: Mapping[str, Any], family: Family, path: Path) -> tuple[int, int, int]:
-    """Return heads, key/value heads and head size; refuse those that do not fit together."""
-    hidden = positive_integer(text, "hidden_size", path)
-    heads = positive_integer(text, "num_attention_heads", path, family.heads)
-    kv_heads = positive_integer(text, "num_key_value_heads", path, family.kv_heads or heads)
-    given = text.get("head_dim")
-    given = family.head_dim if given is None else given
-    if (given is None or family.heads_divide_hidden) and hidden % heads:
-        rule = f"allowed are divisors of hidden_size, {hidden}"
-        refuse(path, "num_attention_heads", heads, rule)
+def _check_heads(fields: Fields) -> None:
+    """Refuse heads, key/value heads and a head size that do not fit together."""
+    family = fields.family
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    if (fields.get("head_dim") is None or family.heads_divide_hidden) and hidden % heads:
+        rule = f"allowed are divisors of {fields.own_name('hidden_size')}, {hidden}"
+        fields.refuse("num_attention_heads", heads, rule)
+    kv_heads = fields.integer("num_key_value_heads")
     if heads % kv_heads:
-        rule = f"allowed are divisors of num_attention_heads, {heads}"
-        refuse(path, "num_key_value_heads", kv_heads, rule)
-    size = hidden // heads if given is None else given
-    if size % 2:
-        refuse(path, "head_dim", size, "allowed are even numbers, as rotary positions need pairs")
-    return heads, kv_heads, size
+        rule = f"allowed are divisors of {fields.own_name('num_attention_heads')}, {heads}"
+        fields.refuse("num_key_value_heads", kv_heads, rule)
+    size = fields.head_size()
+    if family.is_rotary and size % 2:
+        rule = "allowed are even numbers, as rotary positions need pairs"
+        fields.refuse("head_dim", size, rule)
+
+
+def _check_experts(fields: Fields) -> None:
+    """Refuse a router that picks more experts than there are."""
+    if not fields.family.experts:
+        return
+    count, picked = (
+        fields.integer(fields.family.expert_count),
+        fields.integer("num_experts_per_tok"),
+    )
+    if picked > count:
+        rule = f"allowed are at most {fields.own_name(fields.family.expert_count)}, {count}"
+        fields.refuse("num_experts_per_tok", picked, rule)
+
+
+def _check_window(fields: Fields) -> None:
+    """Refuse a sliding window that is no length, unless the model says that it uses none."""
+    window = fields.get("sliding_window")
+    if window is None or fields.get("use_sliding_window") is False:
+        return
+    if not is_positive(window):
+        fields.refuse("sliding_window", window, "allowed is a positive integer")
 
 
 def _family_of(config: Mapping[str, Any], path: Path) -> Family:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        refuse(path, "model_type", model_type, f"allowed are {', '.join(sorted(FAMILIES))}")
+        rule = f"allowed are {', '.join(sorted(FAMILIES))}; {ADDING}"
+        refuse(path, "model_type", model_type, rule)
     return FAMILIES[model_type]
 
 
-def _check_quantisation(config: Mapping[str, Any], path: Path) -> None:
+def _json_word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def _check_quantisation(config: Mapping[str, Any], family: Family, path: Path) -> None:
     for name in _QUANTISATION_FIELDS:
         value = config.get(name)
+        method = value.get("quant_method") if isinstance(value, dict) else None
+        if method is not None and method == family.quantisation:
+            continue
         if isinstance(value, dict) and "quant_method" in value:
             refuse(path, f"{name}.quant_method", value["quant_method"], UNQUANTISED)
         if value is not None:
             refuse(path, name, value, UNQUANTISED)
 
 
-def _check_remote_code(config: Mapping[str, Any], path: Path) -> None:
+def _check_remote_code(config: Mapping[str, Any], family: Family, path: Path) -> None:
     names = config.get("auto_map")
+    start = family.architecture.removesuffix("ForCausalLM")
     for name in _REMOTE_CLASSES:
         if isinstance(names, dict) and name in names:
+            found = str(names[name]).rpartition(".")[2]
+            if family.is_ported and found in (f"{start}{end}" for end in _PORTED_CLASSES):
+                continue
             rule = "code of a checkpoint is not run, allowed are the classes of transformers"
             refuse(path, f"auto_map.{name}", names[name], rule)
 
@@ -123,24 +148,20 @@ def _check_activation(text: Mapping[str, Any], family: Family, path: Path) -> No
         refuse(path, name, value, f"allowed are {', '.join(sorted(ACTIVATIONS))}")
 
 
-def _check_layer_types(text: Mapping[str, Any], path: Path) -> None:
-    kinds = text.get("layer_types")
+def _check_layer_types(fields: Fields) -> None:
+    kinds = fields.get("layer_types")
     if kinds is None:
         return
     allowed = ", ".join(sorted(LAYER_TYPES))
     if not isinstance(kinds, list):
-        refuse(path, "layer_types", kinds, f"allowed is a list of {allowed}")
+        fields.refuse("layer_types", kinds, f"allowed is a list of {allowed}")
     for kind in kinds:
         if not isinstance(kind, str) or kind not in LAYER_TYPES:
-            refuse(path, "layer_types", kind, f"allowed are {allowed}")
-    layers = positive_integer(text, "num_hidden_layers", path)
+            fields.refuse("layer_types", kind, f"allowed are {allowed}")
+    layers = fields.integer("num_hidden_layers")
     if len(kinds) != layers:
         rule = f"allowed is the number of layer_types, {len(kinds)}"
-        refuse(path, "num_hidden_layers", layers, rule)
-
-
-def _is_positive(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+        fields.refuse("num_hidden_layers", layers, rule)
 
 
 def _is_token(value: object) -> bool:
@@ -153,12 +174,12 @@ def _is_positive_number(value: object) -> bool:
 
 
 _Rule = tuple[Callable[[object], bool], str]
-_INTEGER: _Rule = (_is_positive, "a positive integer")
+_INTEGER: _Rule = (is_positive, "a positive integer")
 _NUMBER: _Rule = (_is_positive_number, "a number above 0")
 _FLAG: _Rule = (lambda value: isinstance(value, bool), "true or false")
 _TOKEN: _Rule = (_is_token, "a token id or a list of them")
 _FIELDS: dict[str, _Rule] = {
-    **dict.fromkeys(("head_dim", "intermediate_size", "sliding_window"), _INTEGER),
+    **dict.fromkeys(("head_dim", "intermediate_size"), _INTEGER),
     **dict.fromkeys(
         (
             *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),

@@ -19,7 +19,9 @@ from modelswarm.checkpoint.block_tensors import (
     check_tensors,
     plan_tensors,
 )
-from modelswarm.checkpoint.config_checks import check_config, positive_integer, refuse
+from modelswarm.checkpoint.config_checks import check_config
+from modelswarm.checkpoint.families.family import LLAMA_TABLES, Tables
+from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.json_files import read_json
 from modelswarm.checkpoint.tensor_index import TensorEntry, read_names, read_tensors
 from modelswarm.checkpoint.tensor_names import MAX_BLOCKS, ModelPart, block_of
@@ -49,7 +51,7 @@ class ModelConfig:
                 f"{first}:{last} is out of range: the model has blocks 0:{self.n_blocks} "
                 "and a span needs at least one",
             )
-        return ModelPart(first, last, self.n_blocks, self.tied)
+        return ModelPart(first, last, self.n_blocks, self.tied, tables_of(self.family))
 
     @property
     def all_blocks(self) -> ModelPart:
@@ -84,6 +86,11 @@ class ModelFacts:
         return self.config.hidden * DTYPES[dtype]
 
 
+def tables_of(family: str) -> Tables:
+    """Return the names of a family's tables."""
+    return next((each.tables for each in FAMILIES.values() if each.name == family), LLAMA_TABLES)
+
+
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json; refuse a missing folder and a model that cannot be served."""
     return read_config_and_plan(folder)[0]
@@ -92,7 +99,7 @@ def read_config(folder: Path) -> ModelConfig:
 def read_facts(folder: Path, blocks: tuple[int, int] | None = None) -> ModelFacts:
     """Read the facts of a checkpoint folder. With `blocks`, only the shards of this span must be present."""
     config, plan = read_config_and_plan(folder)
-    check_block_count(config.n_blocks, read_names(folder), folder / CONFIG_FILE)
+    check_block_count(config.n_blocks, read_names(folder), folder / CONFIG_FILE, plan.spare_blocks)
     part = config.all_blocks if blocks is None else config.part(*blocks)
     return facts_from_tensors(config, plan, part, read_tensors(folder, part.needs_tensor), folder)
 
@@ -106,13 +113,12 @@ def facts_from_tensors(
 ) -> ModelFacts:
     """Return the facts from the headers of the part's tensors; errors call the model `label`."""
     check_tensors(plan, part, tensors, label)
-    keys = tensors[f"model.layers.{part.first}.self_attn.k_proj.weight"]
     return ModelFacts(
         config=config,
-        dtype=STORED_DTYPES[keys.dtype],
-        block_elements=_largest_block(tensors, part),
-        embedding_elements=config.hidden * config.vocab,
-        kv_elements=2 * keys.shape[0],
+        dtype=_stored_dtype(tensors, part),
+        block_elements=plan.largest_block(config.all_blocks),
+        embedding_elements=plan.table_elements(),
+        kv_elements=plan.kv_elements,
     )
 
 
@@ -122,24 +128,26 @@ def read_config_and_plan(folder: Path) -> tuple[ModelConfig, TensorPlan]:
         raise ModelSourceError("model", f"{folder} is not a folder")
     path = folder / CONFIG_FILE
     config = read_json(path)
-    family, text = check_config(config, path)
+    fields = check_config(config, path)
+    family, text = fields.family, fields.values
     tied = config.get("tie_word_embeddings", text.get("tie_word_embeddings", family.tied))
     found = ModelConfig(
         family=family.name,
-        n_blocks=positive_integer(text, "num_hidden_layers", path),
-        hidden=positive_integer(text, "hidden_size", path),
-        vocab=positive_integer(text, "vocab_size", path, family.vocab),
-        context=positive_integer(text, "max_position_embeddings", path, family.context),
+        n_blocks=fields.integer("num_hidden_layers"),
+        hidden=fields.integer("hidden_size"),
+        vocab=fields.integer("vocab_size"),
+        context=fields.integer("max_position_embeddings"),
         tied=bool(tied),
     )
     if found.n_blocks > MAX_BLOCKS:
-        refuse(path, "num_hidden_layers", found.n_blocks, f"allowed are at most {MAX_BLOCKS}")
-    return found, plan_tensors(text, family, path)
+        fields.refuse("num_hidden_layers", found.n_blocks, f"allowed are at most {MAX_BLOCKS}")
+    return found, plan_tensors(fields)
 
 
-def _largest_block(tensors: Mapping[str, TensorEntry], part: ModelPart) -> int:
-    """Return the elements of the part's largest block."""
-    sizes: Counter[int | None] = Counter()
+def _stored_dtype(tensors: Mapping[str, TensorEntry], part: ModelPart) -> str:
+    """Return the format in which most elements of the part's blocks are stored."""
+    sizes: Counter[str] = Counter()
     for name, entry in tensors.items():
-        sizes[block_of(name)] += math.prod(entry.shape)
-    return max(sizes[block] for block in range(part.first, part.last))
+        if block_of(name) in range(part.first, part.last) and entry.dtype in STORED_DTYPES:
+            sizes[entry.dtype] += math.prod(entry.shape)
+    return STORED_DTYPES[sizes.most_common(1)[0][0]]

@@ -19,7 +19,7 @@ import click
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
-from modelswarm.checkpoint.block_tensors import check_block_count
+from modelswarm.checkpoint.block_tensors import TensorPlan, check_block_count
 from modelswarm.checkpoint.facts import (
     CONFIG_FILE,
     ModelConfig,
@@ -183,16 +183,16 @@ def _check_template(path: Path) -> None:
 
 
 def _inspect_hub(source: str, locations: SourceLocations) -> tuple[Path, ModelFacts]:
-    """Read the header of block 0 only, as blocks of supported families are alike. The index shows missing blocks."""
+    """Read the header of block 0 only, as blocks of one kind are alike. The index shows what the others lack."""
     folder = resolve_config_files(source, locations)
     config, plan = read_config_and_plan(folder)
     model = HubModel(parse_hub_source(source).name, folder.name)
     weight_map = shard_names(folder)
     if not weight_map:
         tensors = _read_headers(model, folder, [SINGLE_FILE], locations)
-        check_block_count(config.n_blocks, tensors, folder / CONFIG_FILE)
+        check_block_count(config.n_blocks, tensors, folder / CONFIG_FILE, plan.spare_blocks)
         return folder, facts_from_tensors(config, plan, config.all_blocks, tensors, source)
-    _check_index(config, weight_map, source, folder)
+    _check_index(config, plan, weight_map, source, folder)
     part = config.part(0, 1)
     files = {
         file
@@ -204,16 +204,21 @@ def _inspect_hub(source: str, locations: SourceLocations) -> tuple[Path, ModelFa
 
 
 def _check_index(
-    config: ModelConfig, weight_map: Mapping[str, str], source: str, folder: Path
+    config: ModelConfig,
+    plan: TensorPlan,
+    weight_map: Mapping[str, str],
+    source: str,
+    folder: Path,
 ) -> None:
     names = {known for name in weight_map if (known := canonical_name(name))}
-    check_block_count(config.n_blocks, names, folder / CONFIG_FILE)
+    check_block_count(config.n_blocks, names, folder / CONFIG_FILE, plan.spare_blocks)
     blocks = {block_of(name) for name in names}
     for block in range(config.n_blocks):
         if block not in blocks:
             raise ModelSourceError("model", f"{source} has no weights for block {block}")
-    for name in sorted(config.all_blocks.table_names - names):
-        raise ModelSourceError("model", f"{source} has no weights for {name}")
+    for name in plan.names_of(config.all_blocks):
+        if name not in names:
+            raise ModelSourceError("model", f"{source} has no weights for {name}")
 
 
 def _read_headers(

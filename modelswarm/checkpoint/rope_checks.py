@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from modelswarm.checkpoint.families import LAYER_TYPES, ROPE_TYPES
+from modelswarm.checkpoint.families.table import LAYER_TYPES, ROPE_TYPES
 
 Refuse = Callable[[str, object, str], NoReturn]
 """Raises the sentence for (field, value, rule)."""
@@ -31,9 +31,13 @@ _ALWAYS = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddi
 _WITHOUT_EFFECT = ("rope_type", "type", "finetuned")  # of the computation of any type
 
 
-def check_rope(text: Mapping[str, Any], refuse: Refuse) -> None:
-    """Refuse types and values of rotary positions that are not served."""
-    _check_partial(text, "partial_rotary_factor", refuse)
+def check_rope(text: Mapping[str, Any], refuse: Refuse, is_partial_served: bool) -> None:
+    """Refuse types and values of rotary positions that are not served.
+
+    `is_partial_served`: a part of each head may be rotated.
+    """
+    if not is_partial_served:
+        _check_partial(text, "partial_rotary_factor", refuse)
     for name in ("rope_parameters", "rope_scaling"):
         rope = text.get(name)
         if rope is None:
@@ -42,9 +46,9 @@ def check_rope(text: Mapping[str, Any], refuse: Refuse) -> None:
             refuse(name, rope, "allowed is an object")
         if rope.keys() & LAYER_TYPES:  # Gemma 3 has one per type of layer
             for kind, each in rope.items():
-                _check_one(each, f"{name}.{kind}", refuse)
+                _check_one(each, f"{name}.{kind}", refuse, is_partial_served)
         else:
-            _check_one(rope, name, refuse)
+            _check_one(rope, name, refuse, is_partial_served)
 
 
 def is_number(value: object) -> bool:
@@ -53,7 +57,7 @@ def is_number(value: object) -> bool:
     return is_numeric and math.isfinite(value)  # type: ignore[arg-type]
 
 
-def _check_one(rope: object, field: str, refuse: Refuse) -> None:
+def _check_one(rope: object, field: str, refuse: Refuse, is_partial_served: bool) -> None:
     if rope is None:
         return
     if not isinstance(rope, dict):
@@ -72,7 +76,8 @@ def _check_one(rope: object, field: str, refuse: Refuse) -> None:
             rule = f"allowed for rope_type {kind!r} are {', '.join(sorted(allowed))}"
             refuse(f"{field}.{name}", value, rule)
         _check_value(name, value, field, refuse)
-    _check_partial(rope, f"{field}.partial_rotary_factor", refuse)
+    if not is_partial_served:
+        _check_partial(rope, f"{field}.partial_rotary_factor", refuse)
     if kind == "llama3" and not rope["low_freq_factor"] < rope["high_freq_factor"]:
         rule = f"allowed is more than low_freq_factor, {rope['low_freq_factor']}"
         refuse(f"{field}.high_freq_factor", rope["high_freq_factor"], rule)

@@ -1,7 +1,7 @@
 """Names of tensors: the block, embedding, norm or head that a tensor belongs to.
 
-Used to download only the needed shards, to load only the needed tensors and to compute sizes. Knows the naming of the
-supported families (Llama-shaped names, possibly nested under `language_model`), nothing of files or torch.
+Used to download only the needed shards, to load only the needed tensors and to compute sizes. The names themselves are
+in the table of families. Knows nothing of files or torch.
 """
 
 from __future__ import annotations
@@ -9,14 +9,17 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-EMBEDDING = "model.embed_tokens.weight"
-NORM = "model.norm.weight"
-HEAD = "lm_head.weight"
+from modelswarm.checkpoint.families.family import LLAMA_TABLES, Tables
+from modelswarm.checkpoint.families.table import FAMILIES
 
 MAX_BLOCKS = 4096
 """Most blocks of a model: documents, inspections and gateways refuse more. The deepest models have a few hundred."""
 
-_BLOCK = re.compile(r"^model\.layers\.(\d+)\.")
+_TABLES = frozenset(name for family in FAMILIES.values() for name in family.tables.names)
+_LISTS = {family.tables.blocks for family in FAMILIES.values()}
+_BLOCK = re.compile(rf"^(?:{'|'.join(re.escape(name) for name in sorted(_LISTS))})\.(\d+)\.")
+_BASES = ("model.", "transformer.")
+"""Beginnings of names that a checkpoint of the base model leaves out, as those of GPT-2, BLOOM and OPT do."""
 
 
 def canonical_name(name: str) -> str | None:
@@ -29,13 +32,19 @@ def canonical_name(name: str) -> str | None:
         name = name.removeprefix("language_model.")
     elif name.startswith("model.language_model."):
         name = "model." + name.removeprefix("model.language_model.")
-    return name if name in (EMBEDDING, NORM, HEAD) or _BLOCK.match(name) else None
+    names = (name, *(base + name for base in _BASES))
+    return next((each for each in names if each in _TABLES or _BLOCK.match(each)), None)
 
 
 def block_of(name: str) -> int | None:
     """Return the block of a canonical name; None for embedding, norm and head."""
     match = _BLOCK.match(name)
     return int(match.group(1)) if match else None
+
+
+def name_in_block(name: str) -> str:
+    """Return the rest of the canonical name of a block's tensor."""
+    return _BLOCK.sub("", name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,7 @@ class ModelPart:
     last: int
     n_blocks: int
     tied: bool = False  # the head's weight is the embedding's
+    tables: Tables = LLAMA_TABLES
 
     @property
     def is_head(self) -> bool:
@@ -62,9 +72,10 @@ class ModelPart:
     @property
     def table_names(self) -> frozenset[str]:
         """Names of the tensors needed beside the blocks."""
-        names = {EMBEDDING} if self.needs_embedding else set()
+        tables = self.tables
+        names = set(tables.head_names) if self.is_head else set()
         if self.is_tail:
-            names |= {NORM} if self.tied else {NORM, HEAD}
+            names |= {*tables.norm, tables.embedding if self.tied else tables.head}
         return frozenset(names)
 
     def needs_tensor(self, name: str) -> bool:

@@ -7,8 +7,10 @@ from rich.text import Text
 
 from modelswarm.cli.terminal.names import count_of
 from modelswarm.cli.terminal.tables import Column, FittedTable, make_console
+from modelswarm.placement.memory import ServerMemory
 from modelswarm.placement.plan import PAGE_SIZE, ServerPlan, SwarmPlan
 from modelswarm.placement.quantity import human_bytes
+from modelswarm.placement.spans import Span
 
 
 def print_plan(swarm: SwarmPlan) -> None:
@@ -19,6 +21,7 @@ def render_plan(swarm: SwarmPlan) -> RenderableType:
     """Draw the plan: its warnings, then a table of spans between running text."""
     warnings = [Text(f"warning: {warning}") for warning in swarm.warnings]
     head = f"{swarm.name}: {swarm.source}, {swarm.n_blocks} blocks as {swarm.dtype}, served as {swarm.served_name!r}"
+    dtype = f"Weights, KV and rows are {swarm.dtype}, {swarm.dtype_reason}."
     servers = (
         f"{count_of(swarm.replicas, 'server')} per span, {swarm.replicas * len(swarm.servers)} in all, "
         f"{human_bytes(swarm.total_bytes)} together. A page holds {PAGE_SIZE} tokens; "
@@ -30,7 +33,14 @@ def render_plan(swarm: SwarmPlan) -> RenderableType:
     )
     memory = [Text(line) for line in memory_lines(swarm)]
     return Group(
-        *warnings, Text(head), Text(""), _span_table(swarm), *memory, Text(servers), Text(sessions)
+        *warnings,
+        Text(head),
+        Text(""),
+        _span_table(swarm),
+        *memory,
+        Text(dtype),
+        Text(servers),
+        Text(sessions),
     )
 
 
@@ -52,10 +62,16 @@ def _span_table(swarm: SwarmPlan) -> FittedTable:
 
 def memory_lines(swarm: SwarmPlan) -> list[str]:
     """Return one sentence per kind of server with all parts of its memory."""
-    return [
-        f"memory of a server of {server.span}: {human_bytes(server.memory.total)} ({server.memory})"
-        for server in swarm.servers
-    ]
+    lines = []
+    for server in swarm.servers:
+        lines.append(_memory_line("memory", server.span, server.memory))
+        if server.host is not None:
+            lines.append(_memory_line("memory beside the accelerator", server.span, server.host))
+    return lines
+
+
+def _memory_line(name: str, span: Span, memory: ServerMemory) -> str:
+    return f"{name} of a server of {span}: {human_bytes(memory.total)} ({memory})"
 
 
 def _row(index: int, server: ServerPlan) -> tuple[str, ...]:

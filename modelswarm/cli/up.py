@@ -34,7 +34,7 @@ def run_up(
     document: ModelSwarm, memory: str | None, with_table: bool, settings: LocalSettings
 ) -> None:
     """Run the swarm of a document until a signal, and print its states: as lines, or as a live table below them."""
-    plan = plan_document(document, memory)
+    plan = plan_document(document, memory, settings.device)
     out = make_console()
     for field in unused_fields(document):
         out.print(f"note: {field} is not used on one machine")

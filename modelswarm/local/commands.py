@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from modelswarm.local.run_folder import GATEWAY_JOB, RunFolder
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.slots import Slot
+from modelswarm.process.cpu_limit import usable_cpus
 from modelswarm.protocol.identity import PeerId
 
 GATEWAY_DRAIN_SECONDS = 2.0  # for running answers to end when a person stops the swarm
@@ -27,7 +28,8 @@ class LocalSettings:
     metrics: str = "127.0.0.1:0"
     admin: str = "127.0.0.1:0"
     gateways: int = 1  # the others get any free ports of the same hosts
-    threads: int = 1  # per server
+    device: str = "cpu"  # of each server, as its flag takes it
+    threads: int | None = 1  # per server; None: the CPUs of this process, divided among the servers
     lease: float | None = None  # seconds, for servers and gateways; None: the default
     hold_limit: float | None = None  # seconds, of the gateways; None: the document's
     vllm_metrics: bool = False
@@ -66,7 +68,8 @@ def server_command(
         "--name": slot.name,
         "--incarnation": str(incarnation),
         "--dtype": plan.dtype,
-        "--threads": str(settings.threads),
+        "--device": settings.device,
+        "--threads": str(threads_per_server(plan, settings)),
         "--pages": str(pages),
         "--page-size": str(PAGE_SIZE),
         "--max-length": str(plan.max_length),
@@ -85,6 +88,12 @@ def server_command(
     switches = ["--hash-model"] if settings.hash_model else []
     extra_flags = settings.flags.get(slot.name, ())
     return [*_python_module("modelswarm_serving"), *_flatten(flags), *switches, *extra_flags]
+
+
+def threads_per_server(plan: SwarmPlan, settings: LocalSettings) -> int:
+    """Return the CPU threads of each server. More threads than CPUs wait for each other in every operation."""
+    servers = plan.replicas * len(plan.servers)
+    return settings.threads or max(1, usable_cpus() // max(1, servers))
 
 
 def gateway_command(

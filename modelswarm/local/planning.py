@@ -12,8 +12,11 @@ from pathlib import Path
 
 from modelswarm.checkpoint.inspection import inspect_model
 from modelswarm.errors import ModelSourceError, UserError
+from modelswarm.placement.dtype import ACCELERATORS, FAST_CPU, SLOW_CPU, Hardware
 from modelswarm.placement.plan import SwarmPlan, plan_swarm
 from modelswarm.placement.quantity import bytes_of
+from modelswarm.process.control_groups import ROOT
+from modelswarm.process.cpu_features import has_fast_bfloat16
 from modelswarm.resources.loading import load_document
 from modelswarm.resources.spec import Model, ModelSwarm
 
@@ -23,16 +26,27 @@ def plan_file(path: Path | str, memory: str | None = None) -> SwarmPlan:
     return plan_document(load_document(path), memory)
 
 
-def plan_document(swarm: ModelSwarm, memory: str | None = None) -> SwarmPlan:
+def plan_document(swarm: ModelSwarm, memory: str | None = None, device: str = "cpu") -> SwarmPlan:
+    """Return the plan for a document. `device`: of all servers, as their flag takes it."""
     limit = None if memory is None else bytes_of(memory, "--memory")
     source = source_address(swarm.spec.model)
 
     _check_tokenizer_and_template(swarm.spec.model)
     found = inspect_model(source, swarm.spec.model.tokenizer)
-    plan = plan_swarm(swarm, found.facts, source, limit)
+    plan = plan_swarm(swarm, found.facts, source, limit, hardware=machine_hardware(device))
     if swarm.spec.model.chat_template is not None:  # it replaces the model's own
         return plan
     return dataclasses.replace(plan, warnings=found.warnings)
+
+
+def machine_hardware(device: str, root: Path = ROOT) -> Hardware:
+    """Return the hardware of this machine, on which all servers run.
+
+    With `auto` the CPU decides: only torch knows whether there is an accelerator, and planning imports no torch.
+    """
+    if device not in ("auto", "cpu"):
+        return ACCELERATORS
+    return FAST_CPU if has_fast_bfloat16(root) else SLOW_CPU
 
 
 def source_address(model: Model) -> str:

@@ -24,6 +24,7 @@ from modelswarm.local.commands import (
     gateway_command,
     gateway_names,
     server_command,
+    threads_per_server,
 )
 from modelswarm.local.ports import any_port, check_addresses_free
 from modelswarm.local.run_folder import (
@@ -316,7 +317,7 @@ class LocalSwarm:
     def _new_supervisor(self, folder: RunFolder) -> Supervisor:
         jobs = [self._gateway_job(folder, name) for name in self._gateway_names]
         jobs += [self._server_job(folder, slot) for slot in self.slots]
-        env = child_environment(self._settings.threads)
+        env = child_environment(threads_per_server(self.plan, self._settings))
         limit = self._settings.restart_limit
 
         def backoff() -> RestartBackoff:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts
+from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.placement.replay_memory import replay_bytes
 from modelswarm.placement.spans import Span
@@ -21,12 +22,14 @@ MARGIN_BYTES = 64 << 20
 """Margin for buffers of links, for files in the page cache and for the kernel's tables ..."""
 MARGIN_PARTS = 32
 """... and beside it one of so many parts of everything that a model takes, for the gaps of the allocator."""
+MEMORY_FRACTION = 0.9
+"""Share of an accelerator's memory that a server takes, if it is not told otherwise."""
 TOKEN_BUDGET = 512
 """Rows of the largest step, if a server is not told otherwise."""
 PREFILL_ROWS = 32
 """Rows of prefill that a step runs beside a full budget of decode rows."""
 SCORE_BYTES = 64 << 20
-"""Most bytes of attention scores that exist at once; only Gemma 2, whose scores are capped, has any in memory."""
+"""Most bytes of attention scores that exist at once; only families that change them, as Gemma 2, have any in memory."""
 LOGIT_ROWS = 64
 """Most rows whose logits exist at once."""
 SAMPLE_BYTES = 64 << 20
@@ -34,9 +37,9 @@ SAMPLE_BYTES = 64 << 20
 SAMPLE_BYTES_PER_LOGIT = 80
 """Bytes of the sampler's tables per logit: scores in float64, noise in words of 64 bits, and their copies."""
 
-_CAPPED = frozenset({"gemma2"})
-"""Families whose attention scores are capped, which needs them in memory."""
-_WINDOWED = frozenset({"gemma2", "gemma3", "qwen2"})
+_SCORED = frozenset(each.name for each in FAMILIES.values() if each.has_score_tables)
+"""Families whose attention scores are changed, as by a cap, which needs them in memory."""
+_WINDOWED = frozenset(each.name for each in FAMILIES.values() if each.is_windowed)
 """Families with two kinds of attention in one model: each has its own masks."""
 _MAX_HEAD_DIM = 256
 """Largest head of the supported families."""
@@ -101,7 +104,7 @@ class MemoryModel:
 
     def most_pages(self, limit: int) -> int:
         """Return the most pages whose server needs no more than `limit` bytes; 0 if not even one fits."""
-        low, high = 0, max(0, limit) // (self.kv_per_page + self.retained_per_page)
+        low, high = 0, max(0, limit) // max(1, self.kv_per_page + self.retained_per_page)
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.needed(middle) <= limit else (low, middle - 1)
@@ -147,6 +150,24 @@ def device_memory(
     return replace(memory, process=0)
 
 
+def host_memory(
+    facts: ModelFacts,
+    span: Span,
+    dtype: str,
+    page_size: int,
+    process: int = PROCESS_BYTES,
+    replay_memory: int | None = None,
+) -> MemoryModel:
+    """Return the memory of the container of a server that computes on an accelerator.
+
+    All weights of the span are there while they are loaded, before they move to the device.
+    """
+    memory = server_memory(
+        facts, span, dtype, page_size, 1, 1, process=process, replay_memory=replay_memory
+    )
+    return replace(memory, activations=0, kv_per_page=0)
+
+
 def activation_bytes(
     facts: ModelFacts, span: Span, dtype: str, max_length: int, token_budget: int
 ) -> int:
@@ -182,7 +203,7 @@ def _step_bytes(
     tables = 3 * kinds * positions * min(_MAX_HEAD_DIM, facts.kv_elements // 2) * size
     gathered = max_length * facts.kv_bytes(dtype)  # where the pages of a session are no neighbours
     total = rows * (width + masks) + tables + gathered
-    if config.family in _CAPPED:
+    if config.family in _SCORED:
         total += 3 * gathered + SCORE_BYTES  # keys and values are repeated for their queries
     if span.last == config.n_blocks:
         sampled = min(rows, LOGIT_ROWS)

@@ -7,14 +7,23 @@ facts; starts nothing, reads no files.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from modelswarm.checkpoint.facts import ModelFacts
 from modelswarm.errors import UserError
-from modelswarm.placement.memory import TOKEN_BUDGET, MemoryModel, ServerMemory, server_memory
-from modelswarm.placement.quantity import bytes_of, human_bytes, limit_at_least
+from modelswarm.placement.budgets import Budget, ServerSizes, container_budget, pool_budgets
+from modelswarm.placement.dtype import (
+    ACCELERATORS,
+    UNKNOWN_CPUS,
+    DtypeChoice,
+    Hardware,
+    choose_dtype,
+)
+from modelswarm.placement.memory import TOKEN_BUDGET, MemoryModel, ServerMemory
+from modelswarm.placement.quantity import human_bytes
 from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
+from modelswarm.resources.accelerators import has_accelerator
 from modelswarm.resources.spec import ModelSwarm, Spec, parse_duration, servers_fault
 
 PAGE_SIZE = 16
@@ -25,9 +34,6 @@ DEFAULT_SESSIONS = 8
 """KV room in sessions of full length, if the document has neither sessions nor memory ..."""
 DEFAULT_KV_BYTES = 512 << 20
 """... but at most this many bytes per server."""
-KERNEL_PAGE = 64 << 10
-"""Bytes of the largest page of memory that Linux uses: the limit of a control group is rounded down to whole pages."""
-_LIMITS = "spec.pools[].resources.limits.memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +43,15 @@ class ServerPlan:
     span: Span
     kv_bytes_per_token: int
     pages: int
-    memory: ServerMemory
+    memory: (
+        ServerMemory  # of its container, or where all pools have accelerators of the accelerator
+    )
+    host: ServerMemory | None = None  # of its container where the server computes on an accelerator
 
     @property
     def free_tokens(self) -> int:
         """Positions that sessions can have at once on an idle server."""
         return admissible_pages(self.pages) * PAGE_SIZE
-
-
-@dataclass(frozen=True, slots=True)
-class _Limit:
-    """The memory of one server, and the name of the field that sets it."""
-
-    size: int | None  # bytes; None: no limit
-    field: str
-
-    @classmethod
-    def of(cls, size: int | None, field: str) -> _Limit:
-        return cls(None if size is None else size // KERNEL_PAGE * KERNEL_PAGE, field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,7 @@ class SwarmPlan:
     source: str
     n_blocks: int
     dtype: str
+    dtype_reason: str
     max_length: int
     replicas: int
     hold_seconds: float  # a session without a route is held for this time
@@ -78,7 +76,9 @@ class SwarmPlan:
 
     @property
     def total_bytes(self) -> int:
-        return self.replicas * sum(server.memory.total for server in self.servers)
+        servers = self.servers
+        hosts = sum(server.host.total for server in servers if server.host is not None)
+        return self.replicas * (sum(server.memory.total for server in servers) + hosts)
 
     @property
     def full_sessions(self) -> int:
@@ -92,40 +92,37 @@ def plan_swarm(
     source: str,
     memory: int | None = None,
     token_budget: int = TOKEN_BUDGET,
+    hardware: Hardware | None = None,
+    node_memory: Mapping[str, int] | None = None,
 ) -> SwarmPlan:
     """Return the plan for a document.
 
     `source`: the model's address with its revision. `memory`: bytes of one server, instead of the limits of pools.
-    `token_budget`: rows of a server's largest step.
+    `token_budget`: rows of a server's largest step. `hardware`: of all servers; None: as far as the pools tell.
+    `node_memory`: bytes of the accelerators by pool, as far as nodes tell it.
     """
     spec = swarm.spec
     _check_supported(spec)
-    if memory is None:
-        _check_accelerators(spec)
-    limit = (
-        _Limit.of(memory, "--memory")
-        if memory is not None
-        else _Limit.of(pool_memory(spec), _LIMITS)
-    )
-    dtype = running_dtype(spec)
+    chosen = plan_dtype(spec, facts.dtype, hardware)
+    dtype = chosen.name
     max_length = _max_length(spec, facts)
-
-    def memory_of(span: Span) -> MemoryModel:
-        return server_memory(facts, span, dtype, PAGE_SIZE, max_length, token_budget)
-
-    spans = _plan_spans(spec, facts.config.n_blocks, max_length, limit, memory_of)
+    sizes = ServerSizes(facts, dtype, PAGE_SIZE, max_length, token_budget)
+    if memory is None:
+        budgets = pool_budgets(spec, sizes, node_memory or {})
+    else:
+        budgets = (container_budget(memory, "--memory", sizes),)
+    spans = _plan_spans(spec, facts.config.n_blocks, max_length, budgets)
     if fault := servers_fault(len(spans), spec.replicas):
         raise UserError("spec.replicas", fault)
     per_block = facts.kv_bytes(dtype)
-    servers = tuple(
-        _plan_server(spec, max_length, span, per_block, limit, memory_of(span)) for span in spans
-    )
+    servers = tuple(_plan_server(spec, max_length, span, per_block, budgets) for span in spans)
     return SwarmPlan(
         name=swarm.metadata.name,
         served_name=swarm.served_name,
         source=source,
         n_blocks=facts.config.n_blocks,
         dtype=dtype,
+        dtype_reason=chosen.reason,
         max_length=max_length,
         replicas=spec.replicas,
         hold_seconds=parse_duration(spec.sessions.hold_limit),
@@ -144,36 +141,12 @@ def _check_supported(spec: Spec) -> None:
         )
 
 
-def _check_accelerators(spec: Spec) -> None:
-    """Refuse to size KV and spans of accelerators by `limits.memory`, which is memory of the host."""
-    for index, pool in enumerate(spec.pools):
-        limits = pool.resources.limits
-        device = next((name for name in limits if "/" in name), None)
-        if device is None or "memory" not in limits:
-            continue
-        reason = (
-            f"is needed, because spec.pools[{index}] ({pool.name}) has {device}: its limits.memory is memory of the "
-            "host and says nothing of the device's"
-        )
-        if spec.sessions.concurrent is None:
-            raise UserError("spec.sessions.concurrent", f"{reason}; allowed: 1 to 1000000")
-        if spec.spans.count is None and spec.spans.ranges is None:
-            raise UserError("spec.spans", f"{reason}; allowed: count or ranges")
-
-
-def running_dtype(spec: Spec) -> str:
-    """Return the dtype of servers; `auto` is float32 on a machine without accelerators."""
-    return "float32" if spec.model.dtype == "auto" else spec.model.dtype
-
-
-def pool_memory(spec: Spec) -> int | None:
-    """Return the smallest memory limit of the pools, which every server has; None if no pool has one."""
-    limits = [
-        bytes_of(pool.resources.limits["memory"], f"spec.pools[{index}].resources.limits.memory")
-        for index, pool in enumerate(spec.pools)
-        if "memory" in pool.resources.limits
-    ]
-    return min(limits, default=None)
+def plan_dtype(spec: Spec, stored: str, hardware: Hardware | None = None) -> DtypeChoice:
+    """Return the dtype of all servers. Without `hardware` only the pools decide, never the nodes of the moment."""
+    if hardware is None:
+        on_accelerators = bool(spec.pools) and all(map(has_accelerator, spec.pools))
+        hardware = ACCELERATORS if on_accelerators else UNKNOWN_CPUS
+    return choose_dtype(spec.model.dtype, stored, hardware)
 
 
 def _max_length(spec: Spec, facts: ModelFacts) -> int:
@@ -190,8 +163,7 @@ def _plan_spans(
     spec: Spec,
     n_blocks: int,
     max_length: int,
-    limit: _Limit,
-    memory_of: Callable[[Span], MemoryModel],
+    budgets: Sequence[Budget],
 ) -> tuple[Span, ...]:
     if spec.spans.ranges is not None:
         ranges = [(part.first, part.last) for part in spec.spans.ranges]
@@ -199,52 +171,59 @@ def _plan_spans(
     if spec.spans.count is not None:
         return even_spans(n_blocks, spec.spans.count)
     pages = pages_for_sessions(spec.sessions.concurrent or 1, max_length)
-    return automatic_spans(n_blocks, lambda span: memory_of(span).needed(pages), limit.size)
+    found = [automatic_spans(n_blocks, budget.needed(pages), budget.memory) for budget in budgets]
+    return max(found, key=len)  # the fewest that keep every budget
 
 
 def _plan_server(
-    spec: Spec, max_length: int, span: Span, per_block: int, limit: _Limit, memory: MemoryModel
+    spec: Spec, max_length: int, span: Span, per_block: int, budgets: Sequence[Budget]
 ) -> ServerPlan:
     """`per_block`: KV bytes of one position in one block."""
-    room = None if limit.size is None else memory.most_pages(limit.size)
-    pages = _page_count(spec, max_length, memory.kv_per_page, room)
-    if room is not None and (room < MIN_PAGES or pages > room):
-        raise _does_not_fit(spec, max_length, span, limit, memory, max(pages, MIN_PAGES), room)
-    return ServerPlan(span, span.blocks * per_block, pages, memory.with_pages(pages))
+    memories = [budget.memory_of(span) for budget in budgets]
+    rooms = [
+        None if budget.size is None else memory.most_pages(budget.size)
+        for budget, memory in zip(budgets, memories, strict=True)
+    ]
+    room = min((each for each in rooms if each is not None), default=None)
+    pages = _page_count(spec, max_length, memories[0].kv_per_page, room)
+    for budget, memory, each in zip(budgets, memories, rooms, strict=True):
+        if each is not None and (each < MIN_PAGES or pages > each):
+            wanted = max(pages, MIN_PAGES)
+            raise _does_not_fit(spec, max_length, span, budget, memory, wanted, each)
+    host = memories[-1].with_pages(pages) if len(budgets) > 1 else None
+    return ServerPlan(span, span.blocks * per_block, pages, memories[0].with_pages(pages), host)
 
 
 def _does_not_fit(
     spec: Spec,
     max_length: int,
     span: Span,
-    limit: _Limit,
+    budget: Budget,
     memory: MemoryModel,
     pages: int,
     room: int,
 ) -> UserError:
     """Return the error of a server with `pages` pages where `room` fit, with the smallest limit that works."""
     needs, concurrent = memory.with_pages(pages), spec.sessions.concurrent
-    has = human_bytes(limit.size or 0)
-    least = limit_at_least(needs.total)
+    least = budget.at_least(needs.total)
     fitting = full_sessions(room, max_length)
     if concurrent is not None and fitting > 0:
         return UserError(
             "spec.sessions.concurrent",
-            f"{concurrent} sessions of {max_length} positions do not fit on a server of blocks {span} in {has}: it "
+            f"{concurrent} sessions of {max_length} positions do not fit on a server of blocks {span} in {budget}: it "
             f"needs {human_bytes(needs.total)} ({needs}); allowed: at most {fitting}, or a limit of {least} or more",
         )
     cures = [f"at least {least}"]
-    if (limit.size or 0) > memory.needed(0) - memory.weights - memory.activations:
+    if (budget.size or 0) > memory.needed(0) - memory.weights - memory.activations:
         cures.append("more spans")
     if concurrent is not None:
         cures.append("a smaller spec.sessions.maxLength")
     elif (full := pages_for_sessions(1, max_length)) > pages:
-        cures[0] += (
-            f" ({limit_at_least(memory.needed(full))} for a session of {max_length} positions)"
-        )
+        whole = budget.at_least(memory.needed(full))
+        cures[0] += f" ({whole} for a session of {max_length} positions)"
     return UserError(
-        limit.field,
-        f"a server of blocks {span} needs {human_bytes(needs.total)} ({needs}), but has {has}; "
+        budget.field,
+        f"a server of blocks {span} needs {human_bytes(needs.total)} ({needs}), but has {budget}; "
         f"allowed: {', or '.join(cures)}",
     )
 

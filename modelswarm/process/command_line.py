@@ -1,25 +1,28 @@
 """Command-line helpers shared by server, gateway and operator.
 
 Reads flags into one settings object and splits HOST:PORT. An error that a user can correct becomes one sentence on
-stderr. Its exit code is 2, or 3 if a server does not fit into its memory limit. Used by the `settings` and `app`
-of each process, and by the local runtime. Knows no process.
+stderr. Its exit code is 2, 3 if a server does not fit into its memory limit, or 4 if its device is not usable. Used by
+the `settings` and `app` of each process, and by the local runtime. Knows no process.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import click
 
-from modelswarm.errors import MemoryLimitError, ModelSwarmError, UserError
+from modelswarm.errors import DeviceError, MemoryLimitError, ModelSwarmError, UserError
 
 MAX_PORT = 65535
+MAX_THREADS = 1024
+_DEVICE = re.compile(r"auto|cpu|accelerator|(cuda|xpu)(:\d{1,3})?", re.ASCII)
 USER_ERROR_EXIT_CODE = UserError.exit_code
 """Wrong flags or model: the same command would fail again."""
-LASTING_EXIT_CODES = (USER_ERROR_EXIT_CODE, MemoryLimitError.exit_code)
+LASTING_EXIT_CODES = (USER_ERROR_EXIT_CODE, MemoryLimitError.exit_code, DeviceError.exit_code)
 """Exit codes after one sentence on stderr; the same command would fail again."""
 
 Settings = TypeVar("Settings")
@@ -37,6 +40,24 @@ class Seconds(click.FloatRange):
         if not math.isfinite(seconds):
             self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
         return seconds
+
+
+def threads(text: str) -> int | None:
+    """Return a number of CPU threads; None for `auto`. Used as the type of a flag."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= MAX_THREADS:
+        raise click.BadParameter(f"{text!r} is neither auto nor a number from 1 to {MAX_THREADS}.")
+    return int(text)
+
+
+def device(text: str) -> str:
+    """Return the name of a device as a server takes it. Used as the type of a flag."""
+    if not _DEVICE.fullmatch(text):
+        raise click.BadParameter(
+            f"{text!r} is not a device; allowed: auto, cpu, accelerator, a kind such as cuda, or cuda:0."
+        )
+    return text
 
 
 def read_flags(command: click.Command, kind: type[Settings], arguments: Sequence[str]) -> Settings:

@@ -30,6 +30,11 @@ _SPEC = [
     ("schedulerName", _TEXT, "Scheduler to use instead of the default one."),
     ("serviceAccountName", _TEXT, "Service account; servers need none, and get no token."),
     ("imagePullSecrets", _LIST, "Secrets of image registries; merged by name."),
+    (
+        "resourceClaims",
+        _LIST,
+        "Devices that the pod claims (dynamic resource allocation); merged by name. They count as an accelerator.",
+    ),
     ("volumes", _LIST, "Additional volumes; merged by name."),
     (
         "containers",

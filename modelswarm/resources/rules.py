@@ -16,6 +16,8 @@ from typing import Any
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from modelswarm.resources.accelerators import MARKS, accelerators_of, has_accelerator
+
 VALIDATIONS = "x-kubernetes-validations"
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -237,6 +239,34 @@ EXTENDED_RESOURCES_EQUAL = Rule(
     shows_value=False,
 )
 
+
+# Accelerators
+
+_IS_ACCELERATOR = " || ".join(f"k.contains('{mark}')" for mark in MARKS)
+
+
+def _at_most_one_accelerator(amounts: Any) -> bool:
+    names = accelerators_of(amounts.limits)
+    return len(names) <= 1 and all(parse_quantity(amounts.limits[name]) <= 1 for name in names)
+
+
+ONE_ACCELERATOR = Rule(
+    f"!has(self.limits) || (self.limits.filter(k, {_IS_ACCELERATOR}).size() <= 1 && self.limits.all(k, "
+    f"!({_IS_ACCELERATOR}) || quantity(string(self.limits[k])).compareTo(quantity('1')) <= 0))",
+    "at most one accelerator in the limits, such as nvidia.com/gpu: 1, because a server computes on one; more spans or "
+    "replicas use more",
+    _at_most_one_accelerator,
+    shows_value=False,
+)
+ACCELERATOR_HAS_DEVICE = Rule(
+    "!has(self.accelerator) || (has(self.resources) && has(self.resources.limits) && self.resources.limits.exists(k, "
+    f"{_IS_ACCELERATOR})) || (has(self.podTemplate) && has(self.podTemplate.spec) && "
+    "has(self.podTemplate.spec.resourceClaims) && self.podTemplate.spec.resourceClaims.size() > 0)",
+    "accelerator only in a pool with an accelerator in resources.limits, such as nvidia.com/gpu, or with "
+    "resourceClaims in its podTemplate",
+    lambda pool: pool.accelerator is None or has_accelerator(pool),
+    shows_value=False,
+)
 
 # Whole parts
 

@@ -99,7 +99,8 @@ class Model(Part):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
-        description="Number format of weights and KV; auto: float32 on CPUs.",
+        description="Number format of weights, KV and rows. auto: as the checkpoint is stored, if every pool has an "
+        "accelerator; else float32. The local runtime also keeps bfloat16 on a CPU that multiplies it in hardware.",
     )
     quantization: Literal["none", "int8", "fp8", "int4"] = Field(
         default="none",
@@ -195,7 +196,7 @@ class Sessions(Part):
     concurrent: Count | None = Field(
         default=None,
         description="Sessions of maxLength that every server must have KV memory for at the same time. "
-        "If absent, KV gets what the memory limit leaves. Needed in pools with accelerators.",
+        "If absent, KV gets what the memory limit or the accelerator leaves.",
     )
     hold_limit: Duration = Field(
         default="5m",
@@ -212,18 +213,32 @@ class ResourceAmounts(Part):
     )
     limits: Amounts = Field(
         default_factory=dict,
-        description="Maximum resources of a server, as in any pod. Blocks and KV per server are planned for the "
-        "smallest `memory` of all pools.",
+        description="Maximum resources of a server, as in any pod; at most one accelerator. Blocks and KV per server "
+        "are planned for the smallest `memory` of all pools, or of their accelerators.",
+    )
+
+
+class Accelerator(Part):
+    memory: Quantity = Field(
+        description="Memory of the device, such as 80Gi; of devices that differ, the smallest. If absent, the label "
+        "nvidia.com/gpu.memory of the nodes that match the pool's nodeSelector tells it."
     )
 
 
 class Pool(Part):
     name: Name = Field(description="Name of the pool; unique in the swarm.")
     resources: Annotated[
-        ResourceAmounts, rules.REQUESTS_WITHIN_LIMITS, rules.EXTENDED_RESOURCES_EQUAL
+        ResourceAmounts,
+        rules.REQUESTS_WITHIN_LIMITS,
+        rules.EXTENDED_RESOURCES_EQUAL,
+        rules.ONE_ACCELERATOR,
     ] = Field(
         default=ResourceAmounts(),
         description="Requests and limits of one server: GPUs, CPU, memory. The local runtime sets no limits.",
+    )
+    accelerator: Accelerator | None = Field(
+        default=None,
+        description="The device on which the servers of this pool compute. Only for a pool whose servers get one.",
     )
     pod_template: dict[str, JsonValue] | None = Field(
         default=None,
@@ -278,7 +293,7 @@ class Spec(Part):
         default=Sessions(), description="The sessions that the servers must have room for."
     )
     pools: Annotated[
-        tuple[Pool, ...],
+        tuple[Annotated[Pool, rules.ACCELERATOR_HAS_DEVICE], ...],
         Field(strict=False, max_length=MAX_POOLS),
         AfterValidator(_check_unique_names),
     ] = Field(

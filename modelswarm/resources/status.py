@@ -109,9 +109,15 @@ class PlannedSpan(StatusPart):
     index: int = Field(description="Number of the span, from 0.")
     first: int = Field(description="First block.")
     last: int = Field(description="One past the last block.")
-    pages: int = Field(description="KV pages of each server.")
+    pages: int = Field(
+        description="KV pages of each server; an estimate on accelerators without sessions.concurrent."
+    )
     memory: PlannedMemory | None = Field(
         default=None, description="Memory that each server needs, by part."
+    )
+    host: PlannedMemory | None = Field(
+        default=None,
+        description="Memory of the container, where the server computes on an accelerator.",
     )
 
 
@@ -119,6 +125,10 @@ class PlanStatus(StatusPart):
     hash: str = Field(
         default="", description="Hash of everything from which a server pod of this plan is built."
     )
+    dtype: str = Field(
+        default="", description="Number format of weights, KV and rows, of all servers."
+    )
+    dtype_reason: str = Field(default="", description="Cause of this format, for people.")
     spans: tuple[PlannedSpan, ...] = Field(default=(), description="Spans of the plan, in order.")
 
 

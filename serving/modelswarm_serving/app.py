@@ -1,8 +1,9 @@
 """The app of `modelswarm-server`: reads flags, loads the model, runs the node and returns an exit code.
 
-Exit code 0 after a graceful stop, 2 if the server cannot start, 3 if it does not fit into its memory limit. Then the
-last line on stderr is one sentence, which Kubernetes shows; a user's mistake never prints a traceback. The probe server
-starts first, then the model is loaded, then others can connect. Called by `__main__.py`; knows no protocol.
+Exit code 0 after a graceful stop. Exit code 2 if the server cannot start, 3 if it does not fit into its memory limit,
+4 if its device is not usable. Then the last line on stderr is one sentence, which Kubernetes shows. A user's mistake
+never prints a traceback. The probe server starts first, then the model is loaded, then others can connect. Called by
+`__main__.py`; knows no protocol.
 """
 
 from __future__ import annotations
@@ -123,23 +124,26 @@ def load(
         raise ModelSwarmError(NO_TORCH)
     # After all checks that need no torch, which takes seconds to import.
     report(StartPhase.IMPORTING, 0, 0)
-    from modelswarm_serving.model.transformer.startup import load_span, memory_model, plan_shape
+    from modelswarm_serving.model.transformer.startup import container_memory, load_span, plan_shape
 
+    limit = read_memory_limit(root)
     options = span_options(settings, files.tokenizer_folder)
-    options = replace(options, process=read_resident_bytes(root) or 0)
+    options = replace(options, process=read_resident_bytes(root) or 0, host_limit=limit)
     first, last = settings.first, settings.last
     shape, facts = plan_shape(checkpoint.folder, first, last, options)
-    memory = memory_model(facts, first, last, options)
-    check_memory_limit(memory, shape, read_memory_limit(root))
+    check_memory_limit(container_memory(facts, first, last, options), shape, limit)
     span = load_span(checkpoint.folder, first, last, options, report)
     return LoadedModel(span, files, checkpoint.revision + files.revision_suffix)
 
 
 def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
     """Return the options of the span; `tokenizer`: folder of a tokenizer that replaces the model's."""
+    from modelswarm_serving.model.device import TorchDrivers, find_device
     from modelswarm_serving.model.transformer.startup import SpanOptions
 
     return SpanOptions(
+        device=find_device(settings.device, TorchDrivers()),
+        memory_fraction=settings.memory_fraction,
         dtype=settings.dtype,
         threads=settings.threads,
         pages=settings.pages,

@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 from modelswarm import __version__
 from modelswarm.protocol.messages import FaultKind
 from modelswarm_serving.core.stats import ServerStats
-from modelswarm_serving.model.base import ModelShape
+from modelswarm_serving.model.base import Compute, ModelShape
 
 PREFIX = "modelswarm_server_"
 STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -30,7 +30,7 @@ ROW_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Metrics:
-    def __init__(self, model: str, shape: ModelShape) -> None:
+    def __init__(self, model: str, shape: ModelShape, compute: Compute) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = own = CollectorRegistry()
         labels = {"model": model, "blocks": f"{shape.first}:{shape.last}"}
@@ -48,7 +48,9 @@ class Metrics:
         self._step_rows = histogram("step_rows", "Rows of one step.", ROW_BUCKETS)
         self._rows = counter("rows", "Rows run through the blocks.")
         self._failed_steps = counter("failed_steps", "Steps that raised an exception.")
-        self._stats_collector = _StatsCollector(labels, shape)
+        full = "Steps that failed because their device was full; admissions pause after each."
+        self._out_of_memory = counter("out_of_memory_steps", full)
+        self._stats_collector = _StatsCollector(labels, shape, compute)
         own.register(self._stats_collector)
         ProcessCollector(registry=own)
 
@@ -60,6 +62,9 @@ class Metrics:
         if failed:
             self._failed_steps.inc()
 
+    def count_out_of_memory(self) -> None:
+        self._out_of_memory.inc()
+
     def set_stats(self, stats: ServerStats) -> None:
         """Hand over the current statistics."""
         self._stats_collector.stats = stats
@@ -68,8 +73,8 @@ class Metrics:
 class _StatsCollector(Collector):
     """Turns the newest statistics of the core into samples."""
 
-    def __init__(self, labels: Mapping[str, str], shape: ModelShape) -> None:
-        self._labels, self._shape = labels, shape
+    def __init__(self, labels: Mapping[str, str], shape: ModelShape, compute: Compute) -> None:
+        self._labels, self._shape, self._compute = labels, shape, compute
         self.stats: ServerStats | None = None
 
     def describe(self) -> Iterable[Metric]:
@@ -81,6 +86,13 @@ class _StatsCollector(Collector):
         )
         page = self._shape.page_size
         yield self._gauge("kv_page_tokens", "Positions of KV in one page.", page)
+        dtype, device = self._compute.dtype, self._compute.device
+        text = "Device and number format of the steps."
+        labels = [*self._labels, "device", "dtype"]
+        family = GaugeMetricFamily(PREFIX + "compute_info", text, labels=labels)
+        family.add_metric([*self._labels.values(), device, dtype], 1.0)
+        yield family
+        yield self._gauge("threads", "CPU threads that compute a step.", self._compute.threads)
         stats = self.stats
         if stats is not None:
             yield from self._memory(stats)

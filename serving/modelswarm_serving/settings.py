@@ -16,9 +16,9 @@ import click
 
 from modelswarm.checkpoint.facts import DTYPES
 from modelswarm.errors import UserError
-from modelswarm.placement.memory import TOKEN_BUDGET
+from modelswarm.placement.memory import MEMORY_FRACTION, TOKEN_BUDGET
 from modelswarm.placement.quantity import bytes_of
-from modelswarm.process.command_line import Seconds, read_flags, split_target
+from modelswarm.process.command_line import Seconds, device, read_flags, split_target, threads
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.link.hello_checks import MODEL, ZONE
 
@@ -40,7 +40,9 @@ class Settings:
     parent_fd: int | None
     start_file: Path | None  # gets the progress of the start
     dtype: str
-    threads: int
+    device: str
+    memory_fraction: float | None  # of an accelerator
+    threads: int | None  # None: as many as this process has CPUs
     pages: int | None
     memory: int | None  # bytes
     page_size: int
@@ -88,7 +90,12 @@ _OPTIONS: list[click.Parameter] = [
                  "as JSON: phase, bytes of weights, reason. Default: none; /ready of --metrics has the same."),
     click.Option(["--dtype"], type=click.Choice(list(DTYPES)), default="float32",
                  show_default=True, help="Number format of weights and KV."),
-    click.Option(["--threads"], type=_POSITIVE, default=1, show_default=True, help="CPU threads of torch."),
+    click.Option(["--device"], type=device, default="auto", show_default=True, help="Device that computes: cpu, "
+                 "accelerator (of any kind), a kind such as cuda, or one such as cuda:1. auto: an accelerator if any."),
+    click.Option(["--memory-fraction"], type=click.FloatRange(0, 1, min_open=True), help="Share of an accelerator's "
+                 f"memory to take. Default: {MEMORY_FRACTION}."),
+    click.Option(["--threads"], type=threads, default="auto", show_default=True, help="CPU threads of torch; "
+                 "auto: the container's CPU limit rounded down, without a limit the CPUs of this process."),
     click.Option(["--pages"], type=_POSITIVE, help="Number of KV pages."),
     click.Option(["--memory"], help="Memory of the whole server, such as 2Gi, instead of --pages. KV gets what the "
                  "process, weights, activations, retained rows and a margin leave."),

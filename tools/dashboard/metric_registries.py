@@ -22,7 +22,7 @@ from modelswarm_operator.observability.metrics import Metrics as OperatorMetrics
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.metrics import Metrics as ServerMetrics
-from modelswarm_serving.model.base import ModelShape
+from modelswarm_serving.model.base import Compute, ModelShape
 
 MODEL, BLOCKS = "counting", 8
 
@@ -70,7 +70,7 @@ async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
 
 def server_registry() -> CollectorRegistry:
     shape = ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256)
-    metrics = ServerMetrics(MODEL, shape)
+    metrics = ServerMetrics(MODEL, shape, Compute())
     core = ServerCore(ServerSettings(Address("s0/1/x", "")), shape, lambda: 1)
     metrics.set_stats(core.stats)
     return metrics.registry

@@ -154,8 +154,9 @@ SERVERS = Row("Servers", [
           [Query(f"max by (blocks) ({server('oldest_wait_seconds')})", "{{blocks}}")]),
     Panel("Sessions", "Sessions with state on servers, by blocks and state.", "short",
           [Query(f"sum by (blocks, state) ({server('sessions')})", "{{blocks}} {{state}}")]),
-    Panel("Failed steps", "Steps of the model that raised an error.", "short",
-          [Query(increase(server("failed_steps_total"), by="blocks"), "{{blocks}}")]),
+    Panel("Failed steps", "Steps of the model that raised an error; full: those that found the device full.", "short",
+          [Query(increase(server("failed_steps_total"), by="blocks"), "{{blocks}}"),
+           Query(increase(server("out_of_memory_steps_total"), by="blocks"), "{{blocks}}, full")]),
     Panel("Links", "Links of the servers to gateways and to other servers.", "short",
           [Query(f"sum by (role) ({server('links')})", "{{role}}")]),
     Panel("CPU", "Cores in use by server processes.", "short", [

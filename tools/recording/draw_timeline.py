@@ -1,4 +1,4 @@
-"""Draw docs/timeline.svg, the README's picture: the tokens of one answer, before and after a server is killed.
+"""Draw docs/pictures/timeline.svg, the README's picture: the tokens of one answer, before and after a server is killed.
 
 Run by a developer: `.venv/bin/python tools/recording/draw_timeline.py`. It starts the demo's swarm and asks its
 question twice, the second time with a SIGKILL of the tail in the middle. It draws the time of each token. Nothing in
@@ -21,7 +21,7 @@ from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import name_of
 
-TARGET = Path(__file__).resolve().parents[2] / "docs" / "timeline.svg"
+TARGET = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "timeline.svg"
 QUESTION = "Count from 1 to 200."
 MAX_TOKENS = 600
 KILL_AFTER_TOKENS = 200

@@ -1,4 +1,4 @@
-"""Record docs/session.cast and draw docs/session.svg: `up`, `chat`, a kill in mid-answer, `status`, `drain`.
+"""Record session.cast and draw session.svg in docs/pictures: `up`, `chat`, a kill in mid-answer, `status`, `drain`.
 
     make recording        (a minute; or .venv/bin/python -m tools.recording.record_session [--draw])
 
@@ -34,7 +34,7 @@ from tools.recording.pseudo_terminal import CTRL_C, PseudoTerminal
 from tools.recording.svg import READY, STILL, draw
 
 ROOT = Path(__file__).resolve().parents[2]
-CAST, PICTURE = ROOT / "docs" / "session.cast", ROOT / "docs" / "session.svg"
+CAST, PICTURE = (ROOT / "docs" / "pictures" / name for name in ("session.cast", "session.svg"))
 TITLE = "ModelSwarm: a server is killed in the middle of an answer"
 COLUMNS = 100
 PANES = (  # title and rows of each terminal

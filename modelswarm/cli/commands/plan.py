@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from modelswarm.cli.options.document import read_document
+from modelswarm.process.command_line import device
 
 
 @click.command()
@@ -16,8 +17,15 @@ from modelswarm.cli.options.document import read_document
     metavar="AMOUNT",
     help="Memory of one server, e.g. 2Gi, instead of the pools' limits.",
 )
+@click.option(
+    "--device",
+    type=device,
+    default="auto",
+    show_default=True,
+    help="Device on which the servers compute, as `up` takes it; it may decide the number format.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-def plan(file: Path, memory: str | None, as_json: bool) -> None:
+def plan(file: Path, memory: str | None, device: str, as_json: bool) -> None:
     """Show the spans and memory per server that FILE would get. With - the document is read from standard input.
 
     Reads the model's files, and starts nothing.
@@ -26,7 +34,7 @@ def plan(file: Path, memory: str | None, as_json: bool) -> None:
 
     from modelswarm.local.planning import plan_document
 
-    planned = plan_document(document, memory)
+    planned = plan_document(document, memory, device)
     if as_json:
         from modelswarm.cli.facts.plan import plan_facts
         from modelswarm.cli.facts.printing import print_json

@@ -9,7 +9,7 @@ import click
 
 from modelswarm.cli.options.document import read_document
 from modelswarm.errors import UserError
-from modelswarm.process.command_line import Seconds
+from modelswarm.process.command_line import Seconds, device, threads
 
 MAX_GATEWAYS = 16
 
@@ -48,11 +48,18 @@ MAX_GATEWAYS = 16
     help="Memory of one server, e.g. 2Gi: all that its process takes, instead of the pools' limits.",
 )
 @click.option(
-    "--threads",
-    type=click.IntRange(1, 1024),
-    default=1,
+    "--device",
+    type=device,
+    default="auto",
     show_default=True,
-    help="CPU threads per server.",
+    help="Device on which the servers compute: auto (an accelerator if there is one), cpu, cuda, cuda:0.",
+)
+@click.option(
+    "--threads",
+    type=threads,
+    default="auto",
+    show_default=True,
+    help="CPU threads per server; auto: the CPUs of this machine or container, divided among the servers.",
 )
 @click.option(
     "--lease",

@@ -14,7 +14,9 @@ def plan_facts(plan: SwarmPlan) -> dict[str, Any]:
     facts = _facts(plan)
     del facts["spans"]  # each server has its own
     for server in facts["servers"]:
-        del server["memory"]["parts"]  # the fields again, with names for people
+        for memory in (server["memory"], server["host"]):
+            if memory is not None:
+                del memory["parts"]  # the fields again, with names for people
     return facts | {"page_size": PAGE_SIZE}
 
 

@@ -22,7 +22,7 @@ CHECK_SECONDS = 0.5
 
 def run_up_json(document: ModelSwarm, memory: str | None, settings: LocalSettings) -> None:
     """Run the swarm of a document until a signal, and print each event."""
-    plan = plan_document(document, memory)
+    plan = plan_document(document, memory, settings.device)
     for field in unused_fields(document):
         print_event("note", message=f"{field} is not used on one machine")
     for warning in plan.warnings:

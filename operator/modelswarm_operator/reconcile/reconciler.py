@@ -17,6 +17,7 @@ from modelswarm_operator.reconcile.inspection import end_inspections, inspect_sw
 from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder
 from modelswarm_operator.reconcile.manifests.pod_builder import reserved_fields
 from modelswarm_operator.reconcile.model.facts import known_model
+from modelswarm_operator.reconcile.model.node_memory import accelerator_memory
 from modelswarm_operator.reconcile.model.span_plan import Layout, make_layout
 from modelswarm_operator.reconcile.pods.inventory import classify_pods
 from modelswarm_operator.reconcile.serving_swarm import ServingResult, reconcile_serving
@@ -138,7 +139,12 @@ class _Reconciliation:
             known = self._find_model(spec, outcome)
             if known is None:
                 return
-            layout = make_layout(self.swarm.name, spec, known, self.stored.plan)
+            outcome.model = (
+                known  # also if the plan is refused: else the model would be inspected for ever
+            )
+            layout = make_layout(
+                self.swarm.name, spec, known, self.stored.plan, self._accelerator_memory(spec)
+            )
             ignored = reserved_fields(self.builder, spec, layout)
         except UserError as error:
             self._hold(outcome, "InvalidSpec", str(error))
@@ -149,11 +155,14 @@ class _Reconciliation:
             )
             outcome.problems.append(Problem("PodTemplateReserved", message))
         self._record_plan(layout)
-        outcome.model, outcome.plan, outcome.model_hash = known, layout.status, layout.model_hash
+        outcome.plan, outcome.model_hash = layout.plan, layout.model_hash
         outcome.serving = reconcile_serving(
             self.observed, self.builder, spec, layout, self.inventory, self.turn
         )
         outcome.problems += outcome.serving.problems
+
+    def _accelerator_memory(self, spec: Spec) -> dict[str, int]:
+        return accelerator_memory(spec.pools, self.observed.nodes, self.policy.pod_template)
 
     def _find_model(self, spec: Spec, outcome: _Outcome) -> ModelStatus | None:
         """Return None while an inspection runs."""
@@ -167,9 +176,11 @@ class _Reconciliation:
         return result.model
 
     def _record_plan(self, layout: Layout) -> None:
-        if self.stored.plan is None or self.stored.plan.hash != layout.hash:
+        if self.stored.plan is None or self.stored.plan.hash != layout.plan.hash:
             spans = " ".join(layout.blocks[:16]) + (" …" if len(layout.blocks) > 16 else "")
-            self.turn.record_event("Normal", "Planned", f"{len(layout.blocks)} spans: {spans}")
+            self.turn.record_event(
+                "Normal", "Planned", f"{len(layout.blocks)} spans in {layout.dtype}: {spans}"
+            )
 
     def _finish_deletion(self, outcome: _Outcome) -> Decision:
         may_go = deletion.delete_pods(self.swarm, self.inventory, self.turn)

@@ -228,6 +228,8 @@ class Fencing:
 
         Recoveries precede new work (R12, admission). A turn that needs more pages than its hop has is new work, too.
         """
+        if not for_recovery and self.admission.is_paused(now):
+            return False
         held = 0 if existing is None else len(existing.pages)
         fits = self._make_room(turn, held, for_recovery, existing, now)
         if not for_recovery:

@@ -316,6 +316,10 @@ class ServerCore:
         self._steps.finish(results, now)
         self._deliver_loopback(now)
 
+    def pause_admissions(self, now: float) -> None:
+        """A step found its device full, so no new session is admitted for a while."""
+        self._fencing.admission.pause(now)
+
     def fail_step(self, error: str, now: float) -> None:
         """The whole step raised, so none of its rows count. Hops that shared the step are run again, one by one."""
         self._advance_clock(now)

@@ -114,9 +114,29 @@ class Result:
     error: str | None = None  # of this session only; a failure of the whole step is an exception
 
 
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """The hardware that computes the steps, for metrics and logs."""
+
+    threads: int = 1  # of the CPU
+    device: str = "cpu"
+    dtype: str = ""  # "": no number format
+
+
+class OutOfDeviceMemory(Exception):
+    """A step needed more memory than its device has; the step is lost, the model can go on."""
+
+
 class Model(Protocol):
     @property
     def shape(self) -> ModelShape: ...
+
+    @property
+    def compute(self) -> Compute: ...
+
+    def prepare_thread(self) -> None:
+        """Set up the thread that runs the steps; called once, by that thread."""
+        ...
 
     def step(self, batch: Sequence[Task]) -> list[Result]:
         """Run the tasks and return one Result for each, in order. Called from one thread at a time."""

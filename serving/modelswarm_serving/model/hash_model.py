@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import (
     BatchItem,
+    Compute,
     KvRead,
     KvWrite,
     ModelShape,
@@ -123,6 +124,13 @@ class HashModel:
     @property
     def shape(self) -> ModelShape:
         return self._shape
+
+    @property
+    def compute(self) -> Compute:
+        return Compute()
+
+    def prepare_thread(self) -> None:
+        """Do nothing: a thread needs no set-up."""
 
     def step(self, batch: Sequence[Task]) -> list[Result]:
         return [self._run_task(task) for task in batch]

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from modelswarm_serving.model.base import BatchItem, Model, Result, Task
+from modelswarm_serving.model.base import BatchItem, Model, OutOfDeviceMemory, Result, Task
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +27,7 @@ class StepDone:
     rows: int
     seconds: float
     error: str | None = None  # the whole step failed; no results
+    out_of_memory: bool = False  # because its device was full
 
 
 class Engine:
@@ -45,6 +46,7 @@ class Engine:
         self._steps.put(batch)
 
     def _run(self) -> None:
+        self._model.prepare_thread()
         while True:
             done = self._step(self._steps.get())
             if self._loop.is_closed():
@@ -59,6 +61,10 @@ class Engine:
         except Exception as error:  # a fault of the model's code must not end the process
             log.exception("a step of %d rows failed", rows)
             return StepDone(
-                (), rows, time.perf_counter() - began, f"{type(error).__name__}: {error}"
+                (),
+                rows,
+                time.perf_counter() - began,
+                f"{type(error).__name__}: {error}",
+                isinstance(error, OutOfDeviceMemory),
             )
         return StepDone(results, rows, time.perf_counter() - began)

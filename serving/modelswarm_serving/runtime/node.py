@@ -79,7 +79,7 @@ class Node:
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         self._identity = ServerIdentity(settings, self._peer, model.shape, revision)
         self._files = files
-        self._metrics = Metrics(settings.served_name, model.shape)
+        self._metrics = Metrics(settings.served_name, model.shape, model.compute)
         self._liveness, self._probe_server = liveness, probe_server
         if probe_server is not None:
             probe_server.registry = self._metrics.registry
@@ -227,6 +227,9 @@ class Node:
             if done.error is None:
                 self._core.finish_step(done.results, now)
             else:
+                if done.out_of_memory:
+                    self._metrics.count_out_of_memory()
+                    self._core.pause_admissions(now)
                 self._core.fail_step(done.error, now)
         except Exception as fault:
             self._fail(fault)

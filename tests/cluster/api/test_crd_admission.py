@@ -89,6 +89,13 @@ GOOD: list[Json] = [
     pool(failureDomainKey="topology.kubernetes.io/zone"),
     pool(podTemplate={"spec": {"tolerations": [{"key": "spot"}], "hostname": "kept"}}),
     {"pools": [{"name": f"pool-{i}"} for i in range(32)]},
+    pool(
+        resources={"limits": {"nvidia.com/gpu": 1, "rdma/hca": 4}}, accelerator={"memory": "80Gi"}
+    ),
+    pool(
+        accelerator={"memory": "80Gi"},
+        podTemplate={"spec": {"resourceClaims": [{"name": "gpu"}]}},
+    ),
 ]
 
 
@@ -188,6 +195,26 @@ BAD: list[tuple[Json, str, str]] = [
         pool(resources={"requests": {"nvidia.com/gpu": 1}}),
         "spec.pools[0].resources",
         "only with an equal limit",
+    ),
+    (
+        pool(resources={"limits": {"nvidia.com/gpu": 2}}),
+        "spec.pools[0].resources",
+        "allowed: at most one accelerator",
+    ),
+    (
+        pool(resources={"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 1}}),
+        "spec.pools[0].resources",
+        "allowed: at most one accelerator",
+    ),
+    (
+        pool(accelerator={"memory": "80Gi"}),
+        "spec.pools[0]",
+        "allowed: accelerator only in a pool with an accelerator",
+    ),
+    (
+        pool(accelerator={"memory": "80Gi"}, podTemplate={"spec": {"resourceClaims": []}}),
+        "spec.pools[0]",
+        "allowed: accelerator only in a pool with an accelerator",
     ),
     (
         pool(resources={"limits": {"memroy": "2Gi"}}),

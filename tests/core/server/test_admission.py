@@ -30,7 +30,7 @@ from modelswarm.protocol.messages import (
     StartEpoch,
     Turn,
 )
-from modelswarm_serving.core.kv.admission import RESERVATION_SECONDS
+from modelswarm_serving.core.kv.admission import MEMORY_PAUSE_SECONDS, RESERVATION_SECONDS
 from modelswarm_serving.core.settings import row_window
 
 
@@ -352,3 +352,13 @@ def test_200_dropped_sessions_free_all_pages(drop: str) -> None:
 )
 def test_row_window_is_about_two_mebibytes_within_limits(row_bytes: int, rows: int) -> None:
     assert row_window(row_bytes) == rows
+
+
+def test_full_device_pauses_admissions_but_not_recoveries() -> None:
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    server.core.pause_admissions(network.now)
+    assert create(network, server, "a", 4).refusal is Refusal.NO_PAGES
+    assert create(network, server, "b", 4, repair=True).refusal is None
+    network.now += MEMORY_PAUSE_SECONDS
+    assert create(network, server, "c", 4).refusal is None

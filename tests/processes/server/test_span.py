@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.models.chain import OPTIONS, Chain, Stream, load_chain
 from support.models.margins import margin
-from support.models.tiny_models import EOS, FAMILIES, VOCAB, load_whole, make_model
+from support.models.tiny_models import EOS, FUSED, VOCAB, load_whole, make_model
 from transformers import PreTrainedModel
 
 from modelswarm.protocol.messages import Sampling
@@ -39,7 +39,7 @@ FAST = ("llama", "gemma3")  # the plainest, and one with every special feature
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(f, marks=() if f in FAST else pytest.mark.full) for f in FAMILIES],
+    params=[pytest.param(f, marks=() if f in FAST else pytest.mark.full) for f in FUSED],
 )
 def family_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)

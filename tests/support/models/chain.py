@@ -27,6 +27,8 @@ class Stream:
     picked: list[SampledToken] = field(default_factory=list)
     pages: list[int] = field(default_factory=list)
     done: int = 0  # positions with KV
+    sent: dict[int, bytearray] = field(default_factory=dict)
+    """Number of a span -> the rows that it sent, as its replay log retains them."""
 
 
 class Chain:
@@ -56,7 +58,7 @@ class Chain:
         rows: list[bytes | memoryview | None] = [None] * len(streams)
         counts = [min(chunk, len(stream.log) - stream.done) for stream in streams]
         results: list[Result] = []
-        for span in self.spans:
+        for number, span in enumerate(self.spans):
             works = [
                 self._work(span, stream, n, row)
                 for stream, n, row in zip(streams, counts, rows, strict=True)
@@ -65,11 +67,32 @@ class Chain:
             errors = [result.error for result in results if result.error]
             assert not errors, errors
             rows = [result.rows for result in results]
+            for stream, row in zip(streams, rows, strict=True):
+                stream.sent.setdefault(number, bytearray()).extend(row or b"")
         for stream, n, result in zip(streams, counts, results, strict=True):
             stream.done += n
             if result.sampled is not None:
                 stream.picked.append(result.sampled)
                 stream.log.append(result.sampled.token)
+
+    def replay(self, number: int, span: Model, streams: Sequence[Stream]) -> None:
+        """Put another span in the place of one that is lost, and rebuild its KV from tokens or rows."""
+        self.spans = [*self.spans[:number], span, *self.spans[number + 1 :]]
+        works = [
+            BatchItem(
+                pages=stream.pages,
+                first=0,
+                count=stream.done,
+                blocks=(span.shape.first, span.shape.last),
+                tokens=None if number else stream.log[: stream.done],
+                rows=bytes(stream.sent[number - 1]) if number else None,
+                emit_from=stream.done,
+                sample=None,
+            )
+            for stream in streams
+        ]
+        errors = [result.error for result in span.step(works) if result.error]
+        assert not errors, errors
 
     def _work(
         self, span: Model, stream: Stream, count: int, rows: bytes | memoryview | None

@@ -18,7 +18,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
+FUSED = ("llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3")
 BLOCKS = 4
 VOCAB = 320
 EOS = 0
@@ -31,6 +31,19 @@ TOY_BLOCKS = 8
 TOY_LENGTH = 1024  # positions of the toy's context
 
 _WINDOW = 12  # window of the sliding families; shorter than the tests' prompts
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_EVERY_HEAD = {"num_key_value_heads": 4}
+_LATENT = {
+    **_EVERY_HEAD,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+}
 _EXTRAS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": _WINDOW},
@@ -38,7 +51,75 @@ _EXTRAS: dict[str, dict[str, Any]] = {
     "mistral": {"sliding_window": _WINDOW},
     "gemma2": {"head_dim": 24, "sliding_window": _WINDOW, "query_pre_attn_scalar": 24},
     "gemma3": {"head_dim": 24, "sliding_window": _WINDOW, "query_pre_attn_scalar": 24},
+    "mixtral": {
+        "head_dim": 24,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": _WINDOW,
+    },
+    "qwen2_moe": {
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 48,
+        "decoder_sparse_step": 2,
+        "use_sliding_window": True,
+        "max_window_layers": 2,
+        "sliding_window": _WINDOW,
+    },
+    "qwen3_moe": {**_EXPERTS, "head_dim": 24, "mlp_only_layers": [2], "norm_topk_prob": True},
+    "phi3": {"sliding_window": _WINDOW},
+    "olmo2": {},
+    "granite": {
+        "embedding_multiplier": 6.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 2.0,
+    },
+    "starcoder2": {"sliding_window": _WINDOW},
+    "glm4": {"head_dim": 24},
+    "cohere2": {"sliding_window": _WINDOW, "logit_scale": 0.5},
+    "gpt2": {"scale_attn_by_inverse_layer_idx": True, **_EVERY_HEAD},
+    "gpt_neox": _EVERY_HEAD,
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.2, **_EVERY_HEAD},
+    "bloom": _EVERY_HEAD,
+    "falcon": {"num_key_value_heads": 1},
+    "falcon_new": {"new_decoder_architecture": True, "num_kv_heads": 2},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 24,
+        "sliding_window": _WINDOW,
+    },
+    "deepseek_v2": {
+        **_LATENT,
+        "q_lora_rank": None,
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "deepseek_v3": {
+        **_LATENT,
+        "q_lora_rank": 48,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+    },
 }
+TINY = tuple(_EXTRAS)
+GENERIC = tuple(family for family in _EXTRAS if family not in FUSED)
+_TIED = (
+    "gemma2",
+    "gemma3",
+    "qwen2",
+    "starcoder2",
+    "cohere2",
+    "gpt2",
+    "opt",
+    "bloom",
+    "falcon",
+    "falcon_new",
+)
+_ALTERNATING = ("gemma2", "gemma3", "cohere2", "gpt_oss")
+_MODEL_TYPES = {"gemma3": "gemma3_text", "falcon_new": "falcon"}
 
 
 def make_model(
@@ -57,7 +138,7 @@ def make_model(
     from transformers.utils import logging
 
     config = AutoConfig.for_model(
-        "gemma3_text" if family == "gemma3" else family,
+        _MODEL_TYPES.get(family, family),
         **{
             "hidden_size": 64,
             "intermediate_size": 96,
@@ -70,8 +151,8 @@ def make_model(
             "eos_token_id": EOS,
             "pad_token_id": EOS,
             "initializer_range": 0.2,
-            "tie_word_embeddings": family in ("gemma2", "gemma3", "qwen2"),
-            **({"layer_types": _alternating(blocks)} if family.startswith("gemma") else {}),
+            "tie_word_embeddings": family in _TIED,
+            **({"layer_types": _alternating(blocks)} if family in _ALTERNATING else {}),
             **_EXTRAS[family],
             **changes,
         },
@@ -137,8 +218,11 @@ def _spread_norms(model: PreTrainedModel) -> None:
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith(".bias"):
+            if "norm" in name or ".ln_" in name or name.endswith(".bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.3)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.1)
 
 
 @dataclass(slots=True)

@@ -60,6 +60,8 @@ class Node:
     not_ready_since: float | None = None
     departing: str = ""
     out_of_service: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -154,6 +156,8 @@ class ModelCluster:
                 not_ready_since=node.not_ready_since,
                 departing=node.departing,
                 out_of_service=node.out_of_service,
+                labels=node.labels,
+                allocatable=node.allocatable,
             )
             for node in self.nodes.values()
         }

@@ -41,7 +41,7 @@ class ServerProcess:
 
 
 def command(members: Path, name: str, blocks: str, *flags: str) -> list[str]:
-    fixed = ["--discovery-dir", str(members), "--name", name, "--blocks", blocks]
+    fixed = ["--discovery-dir", str(members), "--name", name, "--blocks", blocks, "--threads", "1"]
     return [sys.executable, "-m", "modelswarm_serving", *fixed, *flags]
 
 

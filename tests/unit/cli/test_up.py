@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,24 @@ def test_lease_of_up_reaches_the_servers(tmp_path: Path) -> None:
     command = server_command(plan, slot, LocalSettings(lease=9.0), RunFolder(tmp_path, -1), 1, 0)
 
     assert command[command.index("--lease") + 1] == "9.0"
+    assert command[command.index("--device") + 1] == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "cpus", "threads"), [(None, 32, 8), (None, 7, 1), (None, 1, 1), (3, 32, 3)]
+)
+def test_cpus_are_divided_among_servers(
+    wanted: int | None, cpus: int, threads: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The example has four servers."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cpus)))
+    monkeypatch.setattr("modelswarm.process.cpu_limit.read_cpu_limit", lambda root: None)
+    plan = plan_document(load_example())
+    settings = LocalSettings(threads=wanted)
+    slot = LocalSwarm(plan, settings).slots[0]
+    command = server_command(plan, slot, settings, RunFolder(tmp_path, -1), 1, 0)
+
+    assert command[command.index("--threads") + 1] == str(threads)
 
 
 def test_gateways_after_the_first_are_numbered() -> None:
@@ -66,6 +85,9 @@ def test_gateways_after_the_first_are_numbered() -> None:
         ("--gateways", "two", "not a valid integer"),
         ("--lease", "0", "0<x<=86400"),
         ("--lease", "nan", "0<x<=86400"),
+        ("--device", "gpu", "allowed: auto, cpu, accelerator"),
+        ("--threads", "0", "a number from 1 to 1024"),
+        ("--threads", "all", "neither auto nor a number"),
         ("--hold-limit", "-1", "0<=x<=86400"),
         ("--hold-limit", "nan", "0<=x<=86400"),
         ("--hold-limit", "inf", "0<=x<=86400"),

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from support.operator.model_cluster import ModelCluster, make_spec
+from support.operator.model_cluster import ModelCluster, inspect_demo_model, make_spec
 
 from modelswarm.checkpoint.inspection import facts_document, inspect_model
 from modelswarm_operator.reconcile.state import names
@@ -212,3 +212,15 @@ def test_warning_does_not_change_the_plan() -> None:
         cluster.settle()
         plans.append(cluster.status["plan"])
     assert plans[0] == plans[1]
+
+
+def test_model_of_a_refused_plan_is_inspected_once() -> None:
+    facts = json.loads(inspect_demo_model())
+    spec = make_spec(facts["blocks"] + 1, 1, model={"source": "hf://org/name"})
+    cluster = ModelCluster(spec=spec, inspection_result=lambda pod: (0, json.dumps(facts)))
+    cluster.settle()
+    assert cluster.condition("Degraded")["reason"] == "InvalidSpec"
+    assert cluster.status["model"]["blocks"] == facts["blocks"]
+    cluster.edit_spec(spans={"count": 1})
+    cluster.settle()
+    assert cluster.status["incarnation"] == 2  # the inspection, and the server

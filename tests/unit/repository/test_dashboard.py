@@ -117,9 +117,11 @@ async def test_every_exported_metric_is_queried_or_listed() -> None:
         "modelswarm_gateway_log_tokens",
         "modelswarm_gateway_model_ready",
         "modelswarm_gateway_uncovered_blocks",
+        "modelswarm_server_compute_info",
         "modelswarm_server_draining",
         "modelswarm_server_kv_page_tokens",
         "modelswarm_server_kv_recovery_pages",
+        "modelswarm_server_threads",
         "modelswarm_server_waiting_sessions",
     }
 

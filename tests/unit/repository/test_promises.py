@@ -48,6 +48,7 @@ QUICKSTART = (
     f"{UNIT}/repository/test_readme_cluster.py::test_readme_commands_are_quickstart_commands_in_order",
 )
 SPLITS = f"{SERVER}/test_span.py::test_greedy_tokens_equal_transformers_for_every_split"
+FAMILIES = "tests/processes/server/test_families.py::test_tokens_equal_generate_for_every_split"
 SEEDS = f"{SERVER}/test_span.py::test_seeded_sampling_ignores_split_and_batch_mix"
 SIMULATED = (
     f"{CORE}/simulation/test_simulation.py::test_sessions_get_the_reference_tokens_under_faults"
@@ -76,9 +77,11 @@ SENTENCES: Promises = {  # parts of the README's sentences, unchanged
         f"{SHOWN}::test_the_document_is_a_swarm",
         "tests/cluster/api/test_crd_admission.py::test_every_example_is_accepted",
     ),
-    "Families: Llama, Qwen2, Qwen3, Mistral, Gemma 2 and 3": (
+    "Families: Llama, Qwen, Mistral, Gemma, Mixtral, DeepSeek, GPT-OSS, Phi-3, Falcon, BLOOM, GPT-2": (
         *(f"{FACTS}[{family}]" for family in ("llama", "qwen2", "qwen3", "mistral", "gemma2")),
-        *(f"{FACTS}[gemma3]", f"{SPLITS}[gemma3]"),
+        *(f"{FACTS}[gemma3]", f"{SPLITS}[gemma3]", f"{FACTS}[phi3]"),
+        *(f"{FAMILIES}[{name}]" for name in ("mixtral", "deepseek_v3", "gpt_oss", "falcon_new")),
+        *(f"{FAMILIES}[{name}]" for name in ("bloom", "gpt2")),
     ),
     "It replaces lost servers and servers on cordoned nodes": (
         f"{OPERATOR}/test_pod_failures.py::test_cordon_starts_replacements_before_pods_go",

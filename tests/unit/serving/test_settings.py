@@ -26,7 +26,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     settings = parse(GOOD)
     assert (settings.first, settings.last) == (0, 4)
     assert (settings.listen, settings.discovery_dir) == ("127.0.0.1:0", Path("/tmp/m"))
-    assert (settings.incarnation, settings.dtype, settings.threads) == (1, "float32", 1)
+    assert (settings.incarnation, settings.dtype, settings.threads) == (1, "float32", None)
     assert (settings.pages, settings.memory, settings.page_size) == (None, None, 16)
     assert (settings.max_length, settings.lease_seconds) == (None, 30.0)
     assert (settings.metrics, settings.parent_fd, settings.hash_model) == (None, None, False)
@@ -51,6 +51,11 @@ def test_defaults_are_those_of_the_contract() -> None:
 def test_served_name_defaults_to_the_last_part_of_the_source(source: str, name: str) -> None:
     assert parse([*GOOD, "--model", source]).served_name == name
     assert parse([*GOOD, "--model", source, "--served-name", "m"]).served_name == "m"
+
+
+@pytest.mark.parametrize(("text", "threads"), [("auto", None), ("1", 1), ("12", 12)])
+def test_threads_flag_is_a_number_or_auto(text: str, threads: int | None) -> None:
+    assert parse([*GOOD, "--threads", text]).threads == threads
 
 
 def test_memory_flag_is_a_quantity() -> None:
@@ -98,6 +103,7 @@ def test_invalid_flag_is_named(flags: list[str], field: str) -> None:
     ("flags", "named"),
     [
         (["--threads", "0"], "--threads"),
+        (["--threads", "all"], "--threads"),
         (["--dtype", "int3"], "--dtype"),
         (["--pages", "-1"], "--pages"),
         (["--page-size", "x"], "--page-size"),

@@ -173,6 +173,7 @@ def test_gated_model_is_inspected_with_the_environment_token(hub: Hub, tmp_path:
     ("missing", "sentence"),
     [
         ("layers.2.", "hf://acme/tiny has no weights for block 2"),
+        ("layers.2.mlp.up", "hf://acme/tiny has no weights for model.layers.2.mlp.up_proj.weight"),
         ("model.norm", "hf://acme/tiny has no weights for model.norm.weight"),
     ],
 )

@@ -41,7 +41,12 @@ def make_memory(facts: ModelFacts = FACTS, span: Span = WHOLE, **more: Any) -> M
     return server_memory(facts, span, **given)
 
 
-def plan(limits: dict[str, Any] | None = None, **spec: Any) -> SwarmPlan:
+def plan(
+    limits: dict[str, Any] | None = None,
+    node_memory: dict[str, int] | None = None,
+    facts: ModelFacts = FACTS,
+    **spec: Any,
+) -> SwarmPlan:
     pools = [] if limits is None else [{"name": "a", "resources": {"limits": limits}}]
     document = {
         "apiVersion": "modelswarm.io/v1alpha1",
@@ -54,7 +59,8 @@ def plan(limits: dict[str, Any] | None = None, **spec: Any) -> SwarmPlan:
             **spec,
         },
     }
-    return plan_swarm(ModelSwarm.parse(document), FACTS, "file:///tiny")
+    swarm = ModelSwarm.parse(document)
+    return plan_swarm(swarm, facts, "file:///tiny", node_memory=node_memory)
 
 
 def test_parts_of_server_memory_add_up_to_its_total() -> None:
@@ -176,21 +182,88 @@ def test_sessions_that_do_not_fit_are_refused_with_both_cures() -> None:
         plan({"memory": "1Gi"}, sessions={"concurrent": int(found[1]) + 1})
 
 
-def test_gpu_pool_without_sessions_is_refused() -> None:
+def gpu_pool(name: str = "a", memory: str | None = None, host: str | None = None) -> dict[str, Any]:
+    """Return a pool whose servers have a GPU with this `memory`, in a container of `host` bytes."""
+    limits = {"nvidia.com/gpu": 1} | ({"memory": host} if host else {})
+    pool: dict[str, Any] = {"name": name, "resources": {"limits": limits}}
+    return pool if memory is None else pool | {"accelerator": {"memory": memory}}
+
+
+@pytest.mark.parametrize("spec", [{}, {"sessions": {"concurrent": 2}, "spans": {}}])
+def test_gpu_of_unknown_memory_is_refused(spec: dict[str, Any]) -> None:
     with pytest.raises(UserError) as refused:
-        plan(GPU)
-    assert refused.value.field == "spec.sessions.concurrent"
-    assert "nvidia.com/gpu: its limits.memory is memory of the host" in refused.value.message
-
-
-def test_gpu_pool_without_spans_is_refused() -> None:
-    with pytest.raises(UserError, match=r"spec\.spans: is needed, because spec\.pools\[0\] \(a\)"):
-        plan(GPU, sessions={"concurrent": 2}, spans={})
+        plan(GPU, **spec)
+    assert refused.value.field == "spec.pools[0].accelerator.memory"
+    assert "no node that matches it has the label nvidia.com/gpu.memory" in refused.value.message
 
 
 def test_gpu_pool_with_sessions_and_spans_is_planned() -> None:
     assert plan(GPU, sessions={"concurrent": 2}).full_sessions == 2
-    assert plan({"nvidia.com/gpu": 1}).full_sessions > 0  # sized without a limit
+
+
+def test_kv_fills_nine_tenths_of_the_accelerator() -> None:
+    server = plan(pools=[gpu_pool(memory="1Gi")]).servers[0]
+    page = PAGE_SIZE * 8 * FACTS.kv_bytes("float32") * 33 // 32 + 1
+    assert 0.9 * (1 << 30) - page < server.memory.total <= 0.9 * (1 << 30)
+    assert (server.memory.process, server.memory.retained) == (0, 0)
+    assert server.host is not None
+    assert server.host.process == PROCESS_BYTES and server.host.kv == 0
+    assert server.host.weights == server.memory.weights  # they pass through it
+
+
+def test_accelerator_known_from_nodes_is_planned_alike() -> None:
+    stated = plan(pools=[gpu_pool(memory="1Gi")])
+    found = plan(pools=[gpu_pool()], node_memory={"a": 1 << 30})
+    assert found == stated
+    assert plan(pools=[gpu_pool(memory="1Gi")], node_memory={"a": 1 << 20}) == stated
+
+
+def test_smallest_accelerator_of_all_pools_counts() -> None:
+    pools = [gpu_pool("a", "2Gi"), gpu_pool("b", "1Gi")]
+    assert plan(pools=pools).servers == plan(pools=[gpu_pool(memory="1Gi")]).servers
+
+
+def test_container_beside_an_accelerator_is_planned_apart() -> None:
+    """The container has the process and a row for every position, so it limits the pages too."""
+    wide = plan(pools=[gpu_pool(memory="1Gi")]).servers[0]
+    narrow = plan(pools=[gpu_pool(memory="1Gi", host="950Mi")]).servers[0]
+    assert wide.host is not None and wide.host.total > 950 << 20
+    assert narrow.host is not None and narrow.host.total <= 950 << 20
+    assert 0 < narrow.pages < wide.pages
+    with pytest.raises(UserError, match=r"resources\.limits\.memory: .*process 768 MiB"):
+        plan(pools=[gpu_pool(memory="1Gi", host="700Mi")])
+
+
+def test_accelerator_too_small_names_the_one_that_works() -> None:
+    with pytest.raises(UserError) as refused:
+        plan(pools=[gpu_pool(memory="70Mi")])
+    found = re.search(
+        r"0\.9 of the accelerator's\); allowed: at least (\d+Mi)", refused.value.message
+    )
+    assert refused.value.field == "spec.pools[].accelerator.memory" and found is not None
+    assert plan(pools=[gpu_pool(memory=found[1])]).servers[0].pages >= MIN_PAGES
+
+
+def test_spans_of_an_accelerator_are_as_few_as_fit() -> None:
+    large = replace(FACTS, block_elements=10_000_000)
+    counts = [
+        len(plan(pools=[gpu_pool(memory=memory)], spans={}, facts=large).servers)
+        for memory in ("8Gi", "700Mi", "520Mi")
+    ]
+    assert counts == sorted(counts) and counts[0] == 1 < counts[1] < counts[2]
+    with pytest.raises(UserError) as refused:
+        plan(pools=[gpu_pool(memory="90Mi")], spans={}, facts=large)
+    least = re.search(r"has 90 MiB; allowed: at least (\d+Mi)", refused.value.message)
+    assert least is not None
+    assert len(plan(pools=[gpu_pool(memory=least[1])], spans={}, facts=large).servers) == 8
+
+
+def test_pools_with_and_without_accelerator_share_a_plan() -> None:
+    cpu = {"name": "b", "resources": {"limits": {"memory": "1Gi"}}}
+    mixed = plan(pools=[gpu_pool(memory="90Mi"), cpu]).servers[0]
+    alone = plan(pools=[gpu_pool(memory="90Mi")]).servers[0]
+    assert mixed.pages == alone.pages
+    assert mixed.memory.process == PROCESS_BYTES and mixed.memory.total <= 1 << 30
 
 
 def test_memory_of_an_accelerator_has_no_process_and_no_rows() -> None:

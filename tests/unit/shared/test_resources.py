@@ -11,6 +11,7 @@ import yaml
 from modelswarm.cli.demo.example import EXAMPLE_TEXT
 from modelswarm.errors import DocumentError
 from modelswarm.resources.loading import load_document, parse_document
+from modelswarm.resources.rules import ACCELERATOR_HAS_DEVICE, ONE_ACCELERATOR
 from modelswarm.resources.spec import ModelSwarm, parse_duration
 from modelswarm.resources.violations import InvalidDocumentError
 
@@ -78,6 +79,20 @@ def test_omitted_fields_get_their_defaults() -> None:
                     "failureDomainKey": "topology.kubernetes.io/zone",
                 },
                 {"name": "steady"},
+            ]
+        },
+        {
+            "pools": [
+                {
+                    "name": "gpu",
+                    "resources": {"limits": {"nvidia.com/gpu": 1, "rdma/hca": 4}},
+                    "accelerator": {"memory": "80Gi"},
+                },
+                {
+                    "name": "claim",
+                    "accelerator": {"memory": "80Gi"},
+                    "podTemplate": {"spec": {"resourceClaims": [{"name": "gpu"}]}},
+                },
             ]
         },
         {"rollout": {"surge": 0, "drainTimeout": "500ms"}, "paused": True},
@@ -176,6 +191,25 @@ def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
         ),
         ({"pools": {"name": "a"}}, "spec.pools: {'name': 'a'} is not allowed; allowed: a list"),
         ({"paused": "yes"}, "spec.paused: 'yes' is not allowed; allowed: true or false"),
+        (
+            {"pools": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": 2}}}]},
+            f"spec.pools[0].resources: not allowed; allowed: {ONE_ACCELERATOR.allowed}",
+        ),
+        (
+            {
+                "pools": [
+                    {
+                        "name": "a",
+                        "resources": {"limits": {"nvidia.com/gpu": 1, "nvidia.com/mig-1g.10gb": 1}},
+                    }
+                ]
+            },
+            f"spec.pools[0].resources: not allowed; allowed: {ONE_ACCELERATOR.allowed}",
+        ),
+        (
+            {"pools": [{"name": "a", "accelerator": {"memory": "80Gi"}}]},
+            f"spec.pools[0]: not allowed; allowed: {ACCELERATOR_HAS_DEVICE.allowed}",
+        ),
         (
             {"rollout": None},
             "spec.rollout: None is not allowed; allowed: a mapping of fields to values",

@@ -13,6 +13,7 @@ from urllib.parse import urlparse
 
 from modelswarm.placement.plan import PAGE_SIZE
 from modelswarm.placement.quantity import quantity_of
+from modelswarm.resources.accelerators import device_kind, has_accelerator
 from modelswarm.resources.labels import LINKS, LINKS_PORT
 from modelswarm.resources.spec import API_VERSION, KIND, Model, Pool, Spec, parse_duration
 from modelswarm_operator.reconcile.model.span_plan import CACHE_MARGIN_BYTES, Layout
@@ -113,7 +114,7 @@ def server_pod(
         names.SERVED_NAME: layout.served_name,
         **_template_annotation(spec.model),
     }
-    container = _server_container(builder, spec, layout, slot, name, incarnation)
+    container = _server_container(builder, spec, layout, slot, pool, name, incarnation)
     body = _pod_spec(builder, spec.model, container, layout.cache_limit)
     body |= {
         "hostname": name,
@@ -145,7 +146,13 @@ def _server_resources(pool: Pool, cache_request: int) -> Json:
 
 
 def _server_container(
-    builder: ManifestBuilder, spec: Spec, layout: Layout, slot: SlotKey, name: str, incarnation: int
+    builder: ManifestBuilder,
+    spec: Spec,
+    layout: Layout,
+    slot: SlotKey,
+    pool: Pool,
+    name: str,
+    incarnation: int,
 ) -> Json:
     span = layout.spans[slot.span]
     arguments = {
@@ -157,7 +164,9 @@ def _server_container(
         "--name": name,
         "--incarnation": incarnation,
         "--dtype": layout.dtype,
-        "--pages": span.pages,
+        "--device": device_kind(pool),
+        "--threads": "auto",
+        **_page_flags(spec, pool, span.pages),
         "--page-size": PAGE_SIZE,
         "--max-length": layout.max_length,
         "--hold-limit": f"{parse_duration(spec.sessions.hold_limit):g}",
@@ -180,6 +189,12 @@ def _server_container(
         "readinessProbe": _probe("/ready", period=1, failures=3),
         **_container(builder, spec.model),
     }
+
+
+def _page_flags(spec: Spec, pool: Pool, pages: int) -> dict[str, int]:
+    """Return the number of pages; none where the server is to fill its accelerator, which only it can measure."""
+    fills_device = spec.sessions.concurrent is None and has_accelerator(pool)
+    return {} if fills_device else {"--pages": pages}
 
 
 def _probe(path: str, period: int, failures: int) -> Json:

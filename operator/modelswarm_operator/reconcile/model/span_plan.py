@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelswarm.placement.memory import ServerMemory
-from modelswarm.placement.plan import plan_swarm, running_dtype
+from modelswarm.placement.plan import plan_swarm
 from modelswarm.placement.quantity import quantity_of
 from modelswarm.resources.spec import API_VERSION, KIND, Metadata, ModelSwarm, Pool, Spec
 from modelswarm.resources.status import ModelStatus, PlannedMemory, PlannedSpan, PlanStatus
@@ -32,41 +32,54 @@ DEFAULT_POOL = Pool.model_construct(name="default")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    spans: tuple[PlannedSpan, ...]
+    plan: PlanStatus
     blocks: tuple[str, ...]  # "0:4", by span
     pools: tuple[Pool, ...]  # at least one
     template_hashes: Mapping[
         tuple[int, str], str
     ]  # (span, pool): hash of everything the pod is made from
-    hash: str  # of everything the plan is made from
     model_hash: str  # equal for servers that can share a route: the model and how it is computed
     source: str
     served_name: str
-    dtype: str
     max_length: int
     cache_limit: int  # bytes of the hub cache of a server: all weight files, and a margin
     cache_requests: tuple[int, ...]  # bytes that a server of each span downloads; 0: none
 
     @property
-    def status(self) -> PlanStatus:
-        return PlanStatus(hash=self.hash, spans=self.spans)
+    def spans(self) -> tuple[PlannedSpan, ...]:
+        return self.plan.spans
+
+    @property
+    def dtype(self) -> str:
+        return self.plan.dtype
 
     def is_current(self, span: int, pool: str, template_hash: str) -> bool:
         """Return True if a pod with this template hash is what its span and pool need now."""
         return self.template_hashes.get((span, pool)) == template_hash
 
 
-def make_layout(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | None) -> Layout:
-    """Raises UserError if spec and model do not fit together."""
+def make_layout(
+    name: str,
+    spec: Spec,
+    known: ModelStatus,
+    stored: PlanStatus | None,
+    node_memory: Mapping[str, int] | None = None,
+) -> Layout:
+    """Raises UserError if spec and model do not fit together.
+
+    `node_memory`: bytes of the accelerators by pool, as far as nodes tell it; only a new plan uses it.
+    """
     shared = _shared_input(name, spec, known)
     digest = _digest({**shared, "spans": _dump(spec.spans), "pools": [_dump(p) for p in spec.pools],
                       "concurrent": spec.sessions.concurrent})  # fmt: skip
-    if stored is not None and stored.hash == digest and stored.spans:
-        spans = stored.spans
+    if stored is not None and stored.hash == digest and stored.spans and stored.dtype:
+        plan = stored
     else:
-        spans = _plan_spans(name, spec, known)
+        plan = _make_plan(name, spec, known, digest, node_memory or {})
+    spans = plan.spans
     pools = spec.pools or (DEFAULT_POOL,)
     # Templates are long, and a large swarm has thousands of pairs: each part is hashed once.
+    shared["dtype"] = plan.dtype
     common = _digest(shared)
     by_pool = {pool.name: _digest(_dump(pool)) for pool in pools}
     template_hashes = {
@@ -78,15 +91,13 @@ def make_layout(name: str, spec: Spec, known: ModelStatus, stored: PlanStatus | 
         for pool in pools
     }  # fmt: skip
     return Layout(
-        spans=spans,
+        plan=plan,
         blocks=tuple(f"{span.first}:{span.last}" for span in spans),
         pools=pools,
         template_hashes=template_hashes,
-        hash=digest,
-        model_hash=_digest({key: shared[key] for key in ("source", "served", "model")}),
+        model_hash=_digest({key: shared[key] for key in ("source", "served", "model", "dtype")}),
         source=shared["source"],
         served_name=shared["served"],
-        dtype=running_dtype(spec),
         max_length=spec.sessions.max_length or known.context,
         cache_limit=_with_margin(known.file_bytes if is_from_hub(known) else 0),
         cache_requests=_cache_requests(known, spans),
@@ -117,21 +128,25 @@ def _shared_input(name: str, spec: Spec, known: ModelStatus) -> dict[str, Any]:
     }
 
 
-def _plan_spans(name: str, spec: Spec, known: ModelStatus) -> tuple[PlannedSpan, ...]:
+def _make_plan(
+    name: str, spec: Spec, known: ModelStatus, digest: str, node_memory: Mapping[str, int]
+) -> PlanStatus:
     document = ModelSwarm.model_construct(
         api_version=API_VERSION, kind=KIND, metadata=Metadata.model_construct(name=name), spec=spec
     )
-    plan = plan_swarm(document, facts_of(known), pinned_address(known))
-    return tuple(
+    plan = plan_swarm(document, facts_of(known), pinned_address(known), node_memory=node_memory)
+    spans = tuple(
         PlannedSpan(
             index=index,
             first=server.span.first,
             last=server.span.last,
             pages=server.pages,
             memory=_memory_status(server.memory),
+            host=None if server.host is None else _memory_status(server.host),
         )
         for index, server in enumerate(plan.servers)
     )
+    return PlanStatus(hash=digest, dtype=plan.dtype, dtype_reason=plan.dtype_reason, spans=spans)
 
 
 def _memory_status(memory: ServerMemory) -> PlannedMemory:

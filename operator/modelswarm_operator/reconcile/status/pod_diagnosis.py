@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from modelswarm.checkpoint.inspection import REFUSED
-from modelswarm.errors import MemoryLimitError
+from modelswarm.errors import DeviceError, MemoryLimitError
 from modelswarm_operator.reconcile.pods.inventory import Server
 from modelswarm_operator.reconcile.state.observed import ContainerView, NodeView, PodView
 from modelswarm_operator.reconcile.state.turn import Turn
@@ -94,6 +94,8 @@ def _crash_problem(
     detail = shorten(last_line(container.exit_message) or container.exit_reason or "no message")
     if container.exit_code == MemoryLimitError.exit_code:  # it compared its plan with its limit
         return Problem("OutOfMemory", f"{subject} does not fit into its memory: {detail}", pod.name)
+    if container.exit_code == DeviceError.exit_code:
+        return Problem("DeviceUnusable", f"{subject} can't use its device: {detail}", pod.name)
     if container.exit_code == REFUSED:  # the server rejected its flags or its weights
         return Problem("WeightsFailed", f"{subject} can't load its blocks: {detail}", pod.name)
     message = f"{subject} crashed with exit code {container.exit_code} ({container.restarts} restarts): {detail}"

@@ -30,6 +30,7 @@ PRIORITY = (
     "ModelRefused",
     "InspectionFailed",
     "WeightsFailed",
+    "DeviceUnusable",
     "OutOfMemory",
     "ImagePullFailed",
     "ConfigurationFailed",

@@ -18,6 +18,9 @@ HopKey = tuple[str, int, int]
 RESERVATION_SECONDS = 3.0
 """Pages that become free within this time are reserved for a recovery that found no room."""
 
+MEMORY_PAUSE_SECONDS = 10.0
+"""Pause of admissions after a step that found its device full; running sessions may end or shrink meanwhile."""
+
 
 class Admission:
     def __init__(self, shape: ModelShape, recovery_fraction: float) -> None:
@@ -25,6 +28,14 @@ class Admission:
         self._recovery_pages = math.ceil(recovery_fraction * shape.total_pages)
         self.pages = PageAllocator(shape.total_pages)
         self._reservations: dict[HopKey, tuple[int, float]] = {}  # recovery -> missing pages, end
+        self._paused_until = -math.inf
+
+    def pause(self, now: float) -> None:
+        """Admit no new work for a while; recoveries are still admitted, because their streams have begun."""
+        self._paused_until = now + MEMORY_PAUSE_SECONDS
+
+    def is_paused(self, now: float) -> bool:
+        return now < self._paused_until
 
     def refusal_when_empty(self, turn: Turn, for_recovery: bool) -> Refusal | None:
         """Return the refusal of a turn that this server could not serve even if it were empty; else None."""

@@ -1,8 +1,8 @@
 """Paged attention of all spans: writes new keys and values into the pages and attends over them.
 
 transformers calls `paged_attention` through its AttentionInterface, once per block. The model code does not pass down
-which rows a step has. They come from the `StepLayout` of the step in progress on this thread (`attention_context`).
-Knows no sessions.
+which rows a step has. They come from the layout of the step in progress on this thread (`attention_context`), as does
+the backend. `SdpaBackend` is the reference, for every device: torch's attention over gathered pages. Knows no sessions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from modelswarm.placement.memory import score_rows
+from modelswarm_serving.model.attention.backend import AttentionBackend, Scoring
+from modelswarm_serving.model.attention.biased_attention import attend_biased
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.step_layout import AttentionGroup, StepLayout
+from modelswarm_serving.model.attention.step_layout import AttentionGroup, RowLayout, StepLayout
 
 ATTENTION_NAME = "modelswarm_paged"
 
@@ -38,24 +40,48 @@ class AttentionCall:
 class _Context(threading.local):
     """The step in progress on this thread."""
 
-    layout: StepLayout | None = None
+    layout: RowLayout | None = None
     cache: KvCache | None = None
+    backend: AttentionBackend | None = None
     calls: list[AttentionCall] | None = None  # recorded for the self-check
 
 
 _context = _Context()
 
 
+class SdpaBackend:
+    """torch's attention over gathered pages."""
+
+    def attend(self, layout: RowLayout, store: Tensor, query: Tensor, scoring: Scoring) -> Tensor:
+        if not isinstance(layout, StepLayout):
+            raise TypeError("attention over gathered pages cannot be captured")
+        groups = layout.attention_groups(scoring.window)
+        if len(groups) == 1:
+            return _attend_group(groups[0], query, store, scoring)
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        for group in groups:
+            rows = slice(group.start, group.start + group.sequences * group.rows_each)
+            out[rows] = _attend_group(group, query[rows], store, scoring)
+        return out
+
+
+SDPA = SdpaBackend()
+
+
 @contextmanager
 def attention_context(
-    layout: StepLayout, cache: KvCache, calls: list[AttentionCall] | None = None
+    layout: RowLayout,
+    cache: KvCache,
+    calls: list[AttentionCall] | None = None,
+    backend: AttentionBackend = SDPA,
 ) -> Iterator[None]:
-    """Let all attention calls inside use this layout and cache; record them in `calls`."""
+    """Let all attention calls inside use this layout, cache and backend; record them in `calls`."""
     _context.layout, _context.cache, _context.calls = layout, cache, calls
+    _context.backend = backend
     try:
         yield
     finally:
-        _context.layout = _context.cache = _context.calls = None
+        _context.layout = _context.cache = _context.calls = _context.backend = None
 
 
 def paged_attention(
@@ -67,11 +93,14 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Attend as transformers' interface demands: q, k, v [1, heads, T, D] in, [1, T, heads, D] out."""
     index = module.layer_idx
     assert isinstance(index, int)
+    if sliding_window is None:  # Qwen2-MoE passes it in the mask alone
+        sliding_window = getattr(module, "sliding_window", None)
     out = attend(
         index,
         query[0].transpose(0, 1),
@@ -79,6 +108,7 @@ def paged_attention(
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         sliding_window,
         softcap,
+        sinks=s_aux,
     )
     return out.unsqueeze(0), None
 
@@ -90,36 +120,34 @@ def attend(
     scaling: float,
     window: int | None,
     softcap: float | None,
+    *,
+    slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend in the span's `index`-th block and return [T, heads, D].
 
-    `query`: [T, heads, D]; `fresh`: keys and values of the same rows, [T, 2, kv_heads, D].
+    `query`: [T, heads, D]; `fresh`: keys and values of the same rows, [T, 2, kv_heads, D]. Where both are the same
+    vector, it is [T, 1, kv_heads, D]. `slopes` (ALiBi) and `sinks` are per query head.
     """
-    layout, cache = _context.layout, _context.cache
-    if layout is None or cache is None:
+    layout, cache, backend = _context.layout, _context.cache, _context.backend
+    if layout is None or cache is None or backend is None:
         raise RuntimeError("paged attention was called outside a step")
     if _context.calls is not None:
         _context.calls.append(AttentionCall(index, scaling, window, softcap))
     store = cache.blocks[index]
     store.index_copy_(0, layout.slots, fresh)
-    groups = layout.attention_groups(window)
-    if len(groups) == 1:
-        return _attend_group(groups[0], query, store, scaling, softcap)
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    for group in groups:
-        rows = slice(group.start, group.start + group.sequences * group.rows_each)
-        out[rows] = _attend_group(group, query[rows], store, scaling, softcap)
-    return out
+    return backend.attend(layout, store, query, Scoring(scaling, window, softcap, slopes, sinks))
 
 
-def _attend_group(
-    group: AttentionGroup, query: Tensor, store: Tensor, scaling: float, softcap: float | None
-) -> Tensor:
+def _attend_group(group: AttentionGroup, query: Tensor, store: Tensor, scoring: Scoring) -> Tensor:
     """Attend for one group. Queries that share a key head become rows of one query block, so no key is repeated."""
     heads, size = query.shape[1:]
     kv_heads = store.shape[2]
     queries_per_key = heads // kv_heads
     k, v = _gather_kv(store, group)
+    scaling, softcap = scoring.scaling, scoring.softcap
+    if scoring.slopes is not None or scoring.sinks is not None:
+        return attend_biased(group, query, k, v, scaling, scoring.slopes, scoring.sinks)
     if group.rows_each == 1:
         q = query.reshape(group.sequences, kv_heads, queries_per_key, size)
         out = _softmax_attention(q, k, v, group.mask, False, scaling, softcap)
@@ -140,13 +168,14 @@ def _gather_kv(store: Tensor, group: AttentionGroup) -> tuple[Tensor, Tensor]:
         picked = store.index_select(0, group.slots).view(
             group.sequences, group.n_keys, *store.shape[1:]
         )
-        k, v = picked.permute(2, 0, 3, 1, 4).unbind(0)
-        return k, v
-    _, _, kv_heads, size = store.shape
+        parts = picked.permute(2, 0, 3, 1, 4).unbind(0)
+        return parts[0], parts[-1]
+    _, parts_each, kv_heads, size = store.shape
     slot, both, head, one = store.stride()
     shape, strides = (1, kv_heads, group.n_keys, size), (0, head, slot, one)
     start = group.slots.start * slot
-    return store.as_strided(shape, strides, start), store.as_strided(shape, strides, start + both)
+    v_start = start + (parts_each - 1) * both
+    return store.as_strided(shape, strides, start), store.as_strided(shape, strides, v_start)
 
 
 def _softmax_attention(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from modelswarm_serving.model.attention.staging import to_device, to_host
+
 
 @dataclass(frozen=True, slots=True)
 class KvCacheShape:
@@ -19,6 +21,7 @@ class KvCacheShape:
     page_size: int
     kv_heads: int
     head_dim: int
+    parts: int = 2  # keys and values; 1: one vector is both
 
 
 class KvCache:
@@ -31,9 +34,15 @@ class KvCache:
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        size = (shape.pages * shape.page_size, 2, shape.kv_heads, shape.head_dim)
+        slots = (shape.pages + 1) * shape.page_size  # one page for padding
+        size = (slots, shape.parts, shape.kv_heads, shape.head_dim)
         # Zeros, not empty: the memory is allocated from the start, so an admitted session cannot run out of it.
         self.blocks = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
+
+    @property
+    def padding_page(self) -> int:
+        """Number of the page that no session owns: rows of padding write there."""
+        return self.shape.pages
 
     def read_kv(self, pages: Sequence[int], first: int, count: int, blocks: slice) -> bytes:
         """Return the KV of positions [first, first + count) as [count, blocks, 2, kv_heads, head_dim].
@@ -43,7 +52,7 @@ class KvCache:
         slots = self._slots(pages, first, count)
         stores = [store.index_select(0, slots) for store in self.blocks[blocks]]
         whole = torch.stack(stores, dim=1)
-        return whole.view(torch.uint8).cpu().numpy().tobytes()
+        return to_host(whole.view(torch.uint8)).numpy().tobytes()
 
     def write_kv(
         self, pages: Sequence[int], first: int, count: int, blocks: slice, kv: bytes | memoryview
@@ -51,7 +60,7 @@ class KvCache:
         """Write the output of `read_kv`, of this or of another server, into these pages."""
         slots = self._slots(pages, first, count)
         stores = self.blocks[blocks]
-        flat = torch.frombuffer(bytearray(kv), dtype=self.dtype).to(self.device)
+        flat = to_device(torch.frombuffer(bytearray(kv), dtype=self.dtype), self.device)
         whole = flat.view(count, len(stores), *stores[0].shape[1:])
         for index, store in enumerate(stores):
             store.index_copy_(0, slots, whole[:, index])
@@ -59,7 +68,7 @@ class KvCache:
     def _slots(self, pages: Sequence[int], first: int, count: int) -> torch.Tensor:
         size = self.shape.page_size
         slots = [pages[p // size] * size + p % size for p in range(first, first + count)]
-        return torch.tensor(slots, device=self.device)
+        return to_device(torch.tensor(slots), self.device)
 
     @property
     def key_bytes(self) -> int:

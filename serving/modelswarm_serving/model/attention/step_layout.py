@@ -1,19 +1,24 @@
 """Layout of one packed step: the rows of each sequence and the slots of their KV (vLLM: attention metadata).
 
 Built once per step from batch items, so that no block reads Python lists again. `attention.py` asks for the attention
-groups of a window size; all indices are tensors by then. Knows nothing of models or sampling.
+groups of a window size, `triton_attention.py` for tiles of rows; all indices are tensors by then. Knows nothing of
+models or sampling.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
+from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from modelswarm_serving.model.attention.kv_cache import KvCache
+from modelswarm_serving.model.attention.staging import to_device
 from modelswarm_serving.model.base import BatchItem
 
 GATHER_LIMIT = 2 * 1024 * 1024
@@ -38,6 +43,38 @@ class AttentionGroup:
     causal: bool = False  # rows start at key 0: the plain triangle
 
 
+@dataclass(frozen=True, slots=True)
+class TileBatch:
+    """Rows that attend in one launch, in tiles of neighbouring rows of one sequence."""
+
+    tiles: Tensor  # [n, 3], int32: sequence, first row, number of rows
+    table: Tensor  # [sequences, pages], int32: pages of each sequence
+    is_decode: bool  # each tile is one row, and tile i is row i
+
+
+class RowLayout(Protocol):
+    """Rows of a step as blocks and backends see them: those of `StepLayout`, or static buffers for CUDA graphs."""
+
+    @property
+    def positions(self) -> Tensor:
+        """[T], int64."""
+        ...
+
+    @property
+    def slots(self) -> Tensor:
+        """[T], int64."""
+        ...
+
+    @property
+    def max_position(self) -> int:
+        """No position is larger."""
+        ...
+
+    def tile_batches(self, rows_each: int) -> list[TileBatch]:
+        """Return all rows as tiles of at most so many rows."""
+        ...
+
+
 class StepLayout:
     """Packed rows of one step; single rows first, so that decode is one run of rows."""
 
@@ -48,23 +85,56 @@ class StepLayout:
         self.starts = list(accumulate((work.count for work in self.items), initial=0))
         self.rows = self.starts.pop()
         self.max_position = max(work.first + work.count for work in items) - 1  # position
-        positions = [p for w in self.items for p in range(w.first, w.first + w.count)]
-        self.positions = torch.tensor(positions, device=self._device)
+        self.singles = sum(work.count == 1 for work in items)
         size = cache.shape.page_size
-        self.slots = torch.tensor(
-            [
-                w.pages[p // size] * size + p % size
-                for w in self.items
-                for p in range(w.first, w.first + w.count)
-            ],
-            device=self._device,
-        )
+        self.position_list = [p for w in self.items for p in range(w.first, w.first + w.count)]
+        self.slot_list = [
+            w.pages[p // size] * size + p % size
+            for w in self.items
+            for p in range(w.first, w.first + w.count)
+        ]
         self._groups: dict[int | None, list[AttentionGroup]] = {}
+        self._tiles: dict[int, list[TileBatch]] = {}
+
+    @cached_property
+    def positions(self) -> Tensor:
+        return self._tensor(self.position_list)
+
+    @cached_property
+    def slots(self) -> Tensor:
+        return self._tensor(self.slot_list)
+
+    def page_table(self, sequences: int, fill: int = 0) -> Tensor:
+        """Return the pages of all sequences on the host, [sequences, pages in use], int32; `fill` elsewhere."""
+        size = self._cache.shape.page_size
+        used = [-(-(work.first + work.count) // size) for work in self.items]
+        table = np.full((sequences, max(used)), fill, dtype=np.int32)
+        for row, (work, count) in enumerate(zip(self.items, used, strict=True)):
+            table[row, :count] = work.pages[:count]
+        return torch.from_numpy(table)
+
+    def tile_batches(self, rows_each: int) -> list[TileBatch]:
+        """Return decode rows and prefill rows as tiles, where there are any."""
+        if rows_each not in self._tiles:
+            table = to_device(self.page_table(len(self.items)), self._device)
+            decode = [(row, row, 1) for row in range(self.singles)]
+            prefill = [
+                (index, start + done, min(rows_each, work.count - done))
+                for index, (work, start) in enumerate(zip(self.items, self.starts, strict=True))
+                if work.count > 1
+                for done in range(0, work.count, rows_each)
+            ]
+            self._tiles[rows_each] = [
+                TileBatch(self._tensor(tiles).int(), table, is_decode)
+                for tiles, is_decode in ((decode, True), (prefill, False))
+                if tiles
+            ]
+        return self._tiles[rows_each]
 
     def attention_groups(self, window: int | None) -> list[AttentionGroup]:
         """Return the groups in which the rows attend in blocks with this sliding window (None: full attention)."""
         if window not in self._groups:
-            singles = sum(work.count == 1 for work in self.items)
+            singles = self.singles
             chunks = zip(self.items[singles:], self.starts[singles:], strict=True)
             groups = self._decode_groups(self.items[:singles], window)
             self._groups[window] = groups + [
@@ -132,8 +202,8 @@ class StepLayout:
         slots = self._tensor(list(pages))[:, None] * size + torch.arange(size, device=self._device)
         return slots.view(-1)[skip : skip + length]
 
-    def _tensor(self, values: list[int] | list[list[int]]) -> Tensor:
-        return torch.tensor(values, device=self._device)
+    def _tensor(self, values: list[int] | list[list[int]] | list[tuple[int, int, int]]) -> Tensor:
+        return to_device(torch.tensor(values), self._device)
 
 
 def _visible_keys(length: int, window: int | None) -> int:

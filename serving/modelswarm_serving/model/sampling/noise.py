@@ -15,16 +15,16 @@ Words = NDArray[np.uint64]
 Ids = NDArray[np.int64]
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
+GOLDEN = 0x9E3779B97F4A7C15
+MIX_1 = 0xBF58476D1CE4E5B9
+MIX_2 = 0x94D049BB133111EB
 
 
 def draw_key(seed: int, choice: int, position: int) -> int:
     """Return the 64-bit key of one draw; the parts are mixed in turn, so that neighbours share nothing."""
     key = 0
     for part in (seed, choice, position):
-        key = _mix_int((key + (part & _MASK) + _GOLDEN) & _MASK)
+        key = _mix_int((key + (part & _MASK) + GOLDEN) & _MASK)
     return key
 
 
@@ -33,11 +33,11 @@ def gumbel(keys: Words, tokens: Ids) -> Floats:
 
     argmax(score + gumbel) over tokens samples softmax(score) (the Gumbel-max trick).
     """
-    words = keys + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN)
+    words = keys + (tokens.astype(np.uint64) + np.uint64(1)) * np.uint64(GOLDEN)
     words ^= words >> np.uint64(30)
-    words *= np.uint64(_MIX_1)
+    words *= np.uint64(MIX_1)
     words ^= words >> np.uint64(27)
-    words *= np.uint64(_MIX_2)
+    words *= np.uint64(MIX_2)
     words ^= words >> np.uint64(31)
     # 53 bits, shifted by half a step: never 0, never 1
     uniform: Floats = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
@@ -46,6 +46,6 @@ def gumbel(keys: Words, tokens: Ids) -> Floats:
 
 
 def _mix_int(word: int) -> int:
-    word = ((word ^ (word >> 30)) * _MIX_1) & _MASK
-    word = ((word ^ (word >> 27)) * _MIX_2) & _MASK
+    word = ((word ^ (word >> 30)) * MIX_1) & _MASK
+    word = ((word ^ (word >> 27)) * MIX_2) & _MASK
     return word ^ (word >> 31)

@@ -84,7 +84,7 @@ def _draw(scores: Tensor, picks: Sequence[SampleRequest]) -> Ids:
         everything = np.arange(scores.shape[1], dtype=np.int64)[None]
         tokens[plain] = gumbel_max(values[plain].cpu().numpy(), everything, keys[plain])
     rest = [i for i, sampling in enumerate(samplings) if is_filtered(sampling)]
-    width = _candidate_count(samplings, scores.shape[1])
+    width = candidate_count(samplings, scores.shape[1])
     while rest:
         chosen, done = _draw_filtered(values[rest], [samplings[i] for i in rest], keys[rest], width)
         tokens[[i for i, ok in zip(rest, done, strict=True) if ok]] = chosen[done]
@@ -93,7 +93,7 @@ def _draw(scores: Tensor, picks: Sequence[SampleRequest]) -> Ids:
     return tokens
 
 
-def _candidate_count(samplings: Sequence[Sampling], vocab: int) -> int:
+def candidate_count(samplings: Sequence[Sampling], vocab: int) -> int:
     widest = max(sampling.top_k for sampling in samplings) + 1
     wanted = max(_CANDIDATES, widest) if widest <= _MAX_CANDIDATES else _CANDIDATES
     return min(wanted, vocab)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from modelswarm_serving.model.attention.step_layout import StepLayout
+from modelswarm_serving.model.attention.step_layout import RowLayout
 from modelswarm_serving.model.transformer.fused_block import Attention, FusedBlock, Linear, Norm
 from modelswarm_serving.model.transformer.rotary import Rotary
 
@@ -30,7 +30,7 @@ class FusedBlocks:
             self._blocks.append(_fuse_block(body.layers[index], index, kind))
             body.layers[index] = nn.Identity()  # frees what was copied
 
-    def run(self, rows: Tensor, layout: StepLayout, start: int, end: int) -> Tensor:
+    def run(self, rows: Tensor, layout: RowLayout, start: int, end: int) -> Tensor:
         """Run rows [T, hidden] through blocks [start, end), counted from the span's first block."""
         angles = self._rotary(layout.positions, layout.max_position)
         for block in self._blocks[start:end]:

@@ -18,29 +18,72 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.utils import logging
 
+from modelswarm.checkpoint.families.family import Family, Tables
+from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.tensor_index import read_tensors
 from modelswarm.checkpoint.tensor_names import ModelPart
 from modelswarm.errors import ModelSourceError
-from modelswarm_serving.model.attention.attention import ATTENTION_NAME
+from modelswarm_serving.model.transformer.mxfp4 import with_unpacked
+from modelswarm_serving.model.transformer.own_attention import adapt_attention, attention_name
 from modelswarm_serving.model.transformer.read_counter import CountedSlice, OnBytes, ReadCounter
+
+EXPERTS = "grouped_mm"
+"""transformers' way to run experts. Its loop over experts waits for the device; measured with 32 experts, 4 per row, 4
+layers, 1 / 8 / 32 rows: loop 9.7 / 41 / 60 ms, `grouped_mm` 9.0 / 26 / 48 ms (engine notes, 1.2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Turns tokens into rows: all that the model's forward does before its first block."""
+
+    tokens: nn.Module
+    positions: Tensor | None  # of learned positions, [positions + offset, hidden]
+    offset: int
+    norm: nn.Module | None
+    scale: float
+
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        rows: Tensor = self.tokens(tokens)
+        if self.scale != 1.0:
+            rows = rows * self.scale
+        if self.positions is not None:
+            rows = rows + self.positions[positions + self.offset]
+        return rows if self.norm is None else self.norm(rows)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedSpan:
     """The modules of one span; None for those that the span does not need."""
 
+    family: Family
     config: PreTrainedConfig  # cut to the span's blocks
-    body: nn.Module  # the base model: rope and `layers`, its final norm is the identity
-    embed: nn.Module | None
+    body: nn.Module  # the base model: rope and blocks, the modules around the blocks change nothing
+    embed: Embedding | None
     norm: nn.Module | None
     head: Tensor | None  # [hidden, vocab]
     softcap: float | None  # of the logits
+    logit_scale: float
 
-    @property
-    def head_dim(self) -> int:
+    def kv_shape(self, elements: int) -> tuple[int, int, int]:
+        """Return parts, heads and size of the KV of one position, which has this many elements."""
+        if self.family.is_latent:
+            return 1, 1, elements
         config = self.config
         given = getattr(config, "head_dim", None)
-        return int(given or config.hidden_size // config.num_attention_heads)
+        size = int(given or config.hidden_size // config.num_attention_heads)
+        return 2, elements // 2 // size, size
+
+    @property
+    def blocks_name(self) -> str:
+        """Name of the list of blocks in `body`."""
+        return self.family.tables.blocks.rpartition(".")[2]
+
+
+class _NoPositions(nn.Module):
+    """In place of a table of learned positions: `Embedding` adds them, and only where tokens enter."""
+
+    def forward(self, *_: Any, **__: Any) -> Tensor:
+        return torch.zeros(())
 
 
 def load_modules(
@@ -56,7 +99,10 @@ def load_modules(
     """
     config = _text_config(folder)
     config.tie_word_embeddings = part.tied
-    slices = _lazy_slices(folder, part, on_bytes)
+    family = FAMILIES[config.model_type]
+    slices = with_unpacked(_lazy_slices(folder, part, on_bytes))
+    if family.quantisation and hasattr(config, "quantization_config"):
+        del config.quantization_config  # `mxfp4.py` reads it
     span_class = _trimmed_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], part)
     # transformers would report on stderr the faults that are raised below in one sentence
     logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -67,9 +113,10 @@ def load_modules(
             config=config,
             state_dict=slices,
             dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention_name(family),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
+            **({"experts_implementation": EXPERTS} if family.experts else {}),
         )
     except Exception as error:  # transformers and safetensors have no common base
         raise _unloadable(folder, error) from error
@@ -82,7 +129,7 @@ def load_modules(
             "model",
             f"{folder} has {name} of shape {tuple(found)}; config.json has {tuple(expected)}",
         )
-    return _split_modules(model.eval().requires_grad_(False).to(device), part)
+    return _split_modules(model.eval().requires_grad_(False).to(device), part, family)
 
 
 def _text_config(folder: Path) -> PreTrainedConfig:
@@ -119,43 +166,93 @@ def _trimmed_class(base: Any, part: ModelPart) -> Any:
     Placeholders keep absolute indices, so that names match and per-block choices come from the whole configuration.
     """
 
+    tables = part.tables
+
     def __init__(self: Any, config: PreTrainedConfig) -> None:
         base.__init__(self, config)
+        blocks = self.get_submodule(tables.blocks)
         for index in range(part.n_blocks):
             if not part.first <= index < part.last:
-                self.model.layers[index] = nn.Identity()
+                blocks[index] = nn.Identity()
         if not part.is_tail:
-            self.model.norm = nn.Identity()
-            self.lm_head = nn.Identity()
+            self.set_submodule(_module_of(tables.norm[0]), nn.Identity())
+            self.set_output_embeddings(nn.Identity())
         if not part.needs_embedding:
-            self.model.embed_tokens = nn.Identity()
+            self.set_submodule(_module_of(tables.embedding), nn.Identity())
+        if not part.is_head:
+            _drop_entrance(self, tables)
 
     ties = base._tied_weights_keys if part.tied and part.is_tail else {}
-    # transformers judges attention support by the module of the class
+    # transformers judges attention support by the module of the class, and renames tensors by the name of the class
     members = {"__init__": __init__, "__module__": base.__module__, "_tied_weights_keys": ties}
-    return type(f"Span{base.__name__}", (base,), members)
+    return type(base.__name__, (base,), members)
 
 
-def _split_modules(model: Any, part: ModelPart) -> LoadedSpan:
-    body = model.model
-    owned = list(body.layers[part.first : part.last])
+def _split_modules(model: Any, part: ModelPart, family: Family) -> LoadedSpan:
+    tables = family.tables
+    path, _, blocks = tables.blocks.rpartition(".")
+    body = model.get_submodule(path)
+    owned = list(getattr(body, blocks)[part.first : part.last])
     for module in body.modules():
         if hasattr(module, "layer_idx"):
             module.layer_idx -= part.first
-    body.layers = nn.ModuleList(owned)
+    setattr(body, blocks, nn.ModuleList(owned))
+    adapt_attention(family, owned, body.config)
     config = body.config
     config.num_hidden_layers = len(owned)
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[part.first : part.last]
-    norm, body.norm = body.norm, nn.Identity()
-    embed, body.embed_tokens = body.embed_tokens, nn.Identity()
+    norm = model.get_submodule(_module_of(tables.norm[0]))
+    model.set_submodule(_module_of(tables.norm[0]), nn.Identity())
+    head = _head_weight(model.get_output_embeddings().weight, part) if part.is_tail else None
     return LoadedSpan(
+        family=family,
         config=config,
+        embed=_take_embedding(model, body, part),
         body=body,
-        embed=embed if part.is_head else None,
         norm=norm if part.is_tail else None,
-        head=_head_weight(model.lm_head.weight, part) if part.is_tail else None,
+        head=head,
         softcap=getattr(config, "final_logit_softcapping", None),
+        logit_scale=_logit_scale(config),
+    )
+
+
+def _take_embedding(model: Any, body: Any, part: ModelPart) -> Embedding | None:
+    """Return all that turns tokens into rows, and leave in the model what changes nothing."""
+    tables = part.tables
+    tokens = model.get_submodule(_module_of(tables.embedding))
+    model.set_submodule(_module_of(tables.embedding), nn.Identity())
+    scale = float(
+        getattr(body, "embedding_multiplier", 1.0)
+    )  # Granite's forward applies it to rows
+    body.embedding_multiplier = 1.0
+    if not part.is_head:
+        return None
+    table = model.get_submodule(_module_of(tables.positions)).weight if tables.positions else None
+    norm = (
+        model.get_submodule(_module_of(tables.embedding_norm[0])) if tables.embedding_norm else None
+    )
+    _drop_entrance(model, tables)
+    offset = 0 if table is None else len(table) - body.config.max_position_embeddings
+    return Embedding(tokens, table, offset, norm, scale)
+
+
+def _drop_entrance(model: Any, tables: Tables) -> None:
+    """Put modules without effect in place of those that a model applies to rows before its first block."""
+    if tables.positions is not None:
+        model.set_submodule(_module_of(tables.positions), _NoPositions())
+    if tables.embedding_norm:
+        model.set_submodule(_module_of(tables.embedding_norm[0]), nn.Identity())
+
+
+def _module_of(tensor: str) -> str:
+    return tensor.rpartition(".")[0]
+
+
+def _logit_scale(config: PreTrainedConfig) -> float:
+    """Return the factor of the logits: Cohere multiplies, Granite divides, the others do neither."""
+    return float(getattr(config, "logit_scale", 1.0)) / float(
+        getattr(config, "logits_scaling", 1.0)
     )
 
 

@@ -1,12 +1,13 @@
 """Self-check at start-up, for faults that would otherwise give wrong text without an error.
 
 Called by `startup.py`. Missing tensors and unknown layer types are refused while loading (`loading.py`). Here the
-loaded span is run once by the model's own forward and once in its fused form. Knows no steps. Reference: the engine
-notes, section 1.2.
+loaded span is run once by the model's own forward, and once in its fused form over the served attention backend.
+Captured decode steps run the same rows one by one. Reference: the engine notes, section 1.2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,13 +15,15 @@ import torch
 from torch import Tensor
 
 from modelswarm.errors import ModelSourceError
-from modelswarm_serving.model.attention.attention import AttentionCall, attention_context
+from modelswarm_serving.model.attention.attention import SDPA, AttentionCall, attention_context
+from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import StepLayout
 from modelswarm_serving.model.base import BatchItem
-from modelswarm_serving.model.transformer.fusion import FusedBlocks
+from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
+from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
-from modelswarm_serving.model.transformer.reference_forward import reference_forward
+from modelswarm_serving.model.transformer.span import Blocks
 
 _ROWS = 4
 """Rows of the self-check."""
@@ -39,7 +42,9 @@ class SelfCheck:
 
 
 @torch.inference_mode()
-def run_reference(loaded: LoadedSpan, cache: KvCache, folder: Path) -> SelfCheck:
+def run_reference(
+    loaded: LoadedSpan, blocks: GenericBlocks, cache: KvCache, folder: Path
+) -> SelfCheck:
     """Run a few rows through all blocks and through no block, by the model's own forward."""
     shape, hidden = cache.shape, loaded.config.hidden_size
     rows = torch.linspace(-1, 1, _ROWS * hidden, device=cache.device).view(_ROWS, hidden)
@@ -49,24 +54,48 @@ def run_reference(loaded: LoadedSpan, cache: KvCache, folder: Path) -> SelfCheck
     layout = StepLayout([item], cache)
     calls: list[AttentionCall] = []
     with attention_context(layout, cache, calls):
-        output = reference_forward(loaded, rows[:count], layout.positions, shape.blocks)
-        unchanged = reference_forward(loaded, rows[:count], layout.positions, 0)
+        output = blocks.run(rows[:count], layout, 0, shape.blocks)
+        unchanged = blocks.run(rows[:count], layout, 0, 0)
+    for store in cache.blocks:
+        store[: layout.rows] = 0
     check_calls(calls, shape.blocks, folder)
+    check_windows(calls, getattr(loaded.config, "layer_types", None), folder)
     check_identity(rows[:count], unchanged, folder)
     return SelfCheck(rows[:count], layout, output, calls)
 
 
 @torch.inference_mode()
-def check_fused(blocks: FusedBlocks, check: SelfCheck, cache: KvCache, folder: Path) -> None:
-    """Check that the fused blocks give the same output by the same attention calls."""
+def check_blocks(
+    blocks: Blocks,
+    check: SelfCheck,
+    cache: KvCache,
+    folder: Path,
+    backend: AttentionBackend = SDPA,
+) -> None:
+    """Check that the served blocks and attention backend give the same output by the same attention calls."""
     calls: list[AttentionCall] = []
-    with attention_context(check.layout, cache, calls):
+    with attention_context(check.layout, cache, calls, backend):
         output = blocks.run(check.rows, check.layout, 0, cache.shape.blocks)
     for store in cache.blocks:
         store[: check.layout.rows] = 0
     check_outputs(output, check.output, folder)
     if calls != check.calls:
         raise ModelSourceError("model", f"{folder} asks for attention that is not supported")
+
+
+@torch.inference_mode()
+def check_decode(
+    graphs: DecodeGraphs, rows: Tensor, expected: Tensor, cache: KvCache, folder: Path
+) -> None:
+    """Check that captured decode steps, one per row, give the output of the reference's one step."""
+    shape, outputs = cache.shape, []
+    for row in range(min(len(rows), graphs.positions, shape.pages * shape.page_size)):
+        item = BatchItem(range(shape.pages), row, 1, (0, shape.blocks), None, b"", 0, None)
+        layout = StepLayout([item], cache)
+        outputs.append(graphs.run(rows[row : row + 1], layout).clone())
+    for store in cache.blocks:
+        store[: len(rows)] = 0
+    check_outputs(torch.cat(outputs), expected[: len(outputs)], folder)
 
 
 def check_calls(calls: list[AttentionCall], blocks: int, folder: Path) -> None:
@@ -76,6 +105,19 @@ def check_calls(calls: list[AttentionCall], blocks: int, folder: Path) -> None:
             "model",
             f"{folder} cannot be served: its {blocks} blocks made {len(calls)} attention calls",
         )
+
+
+def check_windows(
+    calls: list[AttentionCall], layer_types: Sequence[str] | None, folder: Path
+) -> None:
+    """Check that each block asked for the window of its type: some classes have it in their mask alone."""
+    for call, kind in zip(calls, layer_types or (), strict=False):
+        if (call.window is not None) != (kind == "sliding_attention"):
+            raise ModelSourceError(
+                "model",
+                f"{folder} cannot be served: block {call.index} of the span is {kind}, "
+                f"but it attends with a window of {call.window}",
+            )
 
 
 def check_identity(before: Tensor, after: Tensor, folder: Path) -> None:

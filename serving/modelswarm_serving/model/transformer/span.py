@@ -7,39 +7,64 @@ the packed layout. Knows no sessions: a batch item names pages, positions and ro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from modelswarm.placement.memory import LOGIT_ROWS, sample_rows
-from modelswarm_serving.model.attention.attention import attention_context
+from modelswarm_serving.model.attention.attention import SDPA, attention_context
+from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.step_layout import StepLayout
+from modelswarm_serving.model.attention.staging import current_device, to_device, to_host
+from modelswarm_serving.model.attention.step_layout import RowLayout, StepLayout
 from modelswarm_serving.model.base import (
     BatchItem,
+    Compute,
     KvRead,
     KvWrite,
     ModelShape,
+    OutOfDeviceMemory,
     Result,
     SampledToken,
     SampleRequest,
     Task,
 )
+from modelswarm_serving.model.device import HOST, Device
+from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
 from modelswarm_serving.model.sampling.sampler import sample
-from modelswarm_serving.model.transformer.fusion import FusedBlocks
+from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.loading import LoadedSpan
+
+
+class Blocks(Protocol):
+    """The blocks of a span in one of their two forms, `FusedBlocks` or `GenericBlocks`."""
+
+    def run(self, rows: Tensor, layout: RowLayout, start: int, end: int) -> Tensor: ...
 
 
 class TransformerSpan:
     """Blocks [first, last) of one model. Not thread-safe: one step at a time."""
 
     def __init__(
-        self, loaded: LoadedSpan, blocks: FusedBlocks, cache: KvCache, shape: ModelShape
+        self,
+        loaded: LoadedSpan,
+        blocks: Blocks,
+        cache: KvCache,
+        shape: ModelShape,
+        backend: AttentionBackend = SDPA,
+        graphs: DecodeGraphs | None = None,
+        device: Device = HOST,
+        threads: int = 1,
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
         self._cache = cache
         self._shape = shape
+        self._backend = backend
+        self._graphs = graphs
+        self._threads = threads
+        self._accelerator = device
         self._dtype = cache.dtype
         self._device = cache.device
 
@@ -47,8 +72,26 @@ class TransformerSpan:
     def shape(self) -> ModelShape:
         return self._shape
 
+    @property
+    def compute(self) -> Compute:
+        dtype = str(self._dtype).removeprefix("torch.")
+        return Compute(self._threads, self._accelerator.name, dtype)
+
+    def prepare_thread(self) -> None:
+        """Set the number of threads, which torch keeps per thread: without, matrix products here take all CPUs."""
+        torch.set_num_threads(self._threads)
+
     @torch.inference_mode()
     def step(self, batch: Sequence[Task]) -> list[Result]:
+        """Run the tasks; OutOfDeviceMemory if the device has too little memory for all of them at once."""
+        try:
+            return self._run_tasks(batch)
+        except torch.OutOfMemoryError as error:
+            fault = str(error).splitlines()[0]
+        self._accelerator.free_caches()  # not before the exception is gone, whose frames hold the step's tensors
+        raise OutOfDeviceMemory(fault)
+
+    def _run_tasks(self, batch: Sequence[Task]) -> list[Result]:
         """Run items with the same blocks as one packed batch; return results in the order of `batch`."""
         results: list[Result] = [Result(error=self._range_fault(task)) for task in batch]
         groups: dict[tuple[int, int], list[tuple[int, BatchItem]]] = {}
@@ -62,7 +105,8 @@ class TransformerSpan:
             else:
                 groups.setdefault(task.blocks, []).append((i, task))
         for blocks, members in groups.items():
-            outcome = self._run_items([work for _, work in members], *blocks)
+            with current_device(self._device):
+                outcome = self._run_items([work for _, work in members], *blocks)
             for (i, _), result in zip(members, outcome, strict=True):
                 results[i] = result
         return results
@@ -113,29 +157,35 @@ class TransformerSpan:
 
     def _run_items(self, items: Sequence[BatchItem], first: int, last: int) -> list[Result]:
         layout = StepLayout(items, self._cache)
-        rows = self._embed(layout.items) if first == 0 else self._unpack(layout.items)
-        with attention_context(layout, self._cache):
-            own = self._shape.first
-            rows = self._blocks.run(rows, layout, first - own, last - own)
+        rows = self._embed(layout) if first == 0 else self._unpack(layout.items)
+        rows = self._run_blocks(rows, layout, first, last)
         is_tail = last == self._shape.n_blocks
         results = self._sample(rows, layout) if is_tail else self._pack_rows(rows, layout)
         return [results[id(work)] for work in items]
 
-    def _embed(self, items: Sequence[BatchItem]) -> Tensor:
-        tokens = [token for work in items for token in work.tokens or ()]
+    def _run_blocks(self, rows: Tensor, layout: StepLayout, first: int, last: int) -> Tensor:
+        shape = self._shape
+        is_whole = (first, last) == (shape.first, shape.last)
+        if is_whole and self._graphs is not None and self._graphs.can_run(layout):
+            return self._graphs.run(rows, layout)
+        with attention_context(layout, self._cache, backend=self._backend):
+            return self._blocks.run(rows, layout, first - shape.first, last - shape.first)
+
+    def _embed(self, layout: StepLayout) -> Tensor:
+        tokens = [token for work in layout.items for token in work.tokens or ()]
         assert self._loaded.embed is not None
-        embedded: Tensor = self._loaded.embed(torch.tensor(tokens, device=self._device))
-        return embedded
+        ids = to_device(torch.tensor(tokens), self._device)
+        return self._loaded.embed(ids, layout.positions)
 
     def _unpack(self, items: Sequence[BatchItem]) -> Tensor:
         """Return the raw rows of all items as one tensor."""
         joined = bytearray().join(work.rows for work in items if work.rows is not None)
         rows = torch.frombuffer(joined, dtype=self._dtype)
-        return rows.view(-1, self._loaded.config.hidden_size).to(self._device)
+        return to_device(rows.view(-1, self._loaded.config.hidden_size), self._device)
 
     def _pack_rows(self, rows: Tensor, layout: StepLayout) -> dict[int, Result]:
         """Return the requested rows of each item as bytes, by the identity of the item."""
-        payload = rows.contiguous().view(torch.uint8).cpu().numpy()
+        payload = to_host(rows.contiguous().view(torch.uint8)).numpy()
         results: dict[int, Result] = {}
         for row, work in zip(layout.starts, layout.items, strict=True):
             start = row + max(work.emit_from - work.first, 0)
@@ -154,18 +204,31 @@ class TransformerSpan:
         everyone = len(asking) == len(rows)  # plain decode
         wanted = rows if everyone else rows[[row for row, _ in asking]]
         picks = [work.sample for _, work in asking if work.sample is not None]
-        for start in range(0, len(asking), LOGIT_ROWS):
-            part = slice(start, start + LOGIT_ROWS)
-            sampled = _sample_parts(self.logits(wanted[part]), picks[part])
-            for (_, work), picked in zip(asking[part], sampled, strict=True):
-                error = "the model's logits are not finite" if picked is None else None
-                results[id(work)] = Result(sampled=picked, error=error)
+        for (_, work), picked in zip(asking, self._sample_rows(wanted, picks), strict=True):
+            error = "the model's logits are not finite" if picked is None else None
+            results[id(work)] = Result(sampled=picked, error=error)
         return results
+
+    def _sample_rows(
+        self, rows: Tensor, picks: Sequence[SampleRequest]
+    ) -> list[SampledToken | None]:
+        """Return a token for each of these rows of the last block."""
+        if not picks:
+            return []
+        if self._device.type != "cpu":
+            return sample_rows_on_device(rows, self.logits, picks)
+        sampled: list[SampledToken | None] = []
+        for start in range(0, len(picks), LOGIT_ROWS):
+            part = slice(start, start + LOGIT_ROWS)
+            sampled += _sample_parts(self.logits(rows[part]), picks[part])
+        return sampled
 
     def logits(self, rows: Tensor) -> Tensor:
         """Apply final norm and head to rows [n, hidden] of the last block; tail only."""
         assert self._loaded.norm is not None and self._loaded.head is not None
         logits: Tensor = self._loaded.norm(rows) @ self._loaded.head
+        if self._loaded.logit_scale != 1.0:
+            logits = logits * self._loaded.logit_scale
         if self._loaded.softcap is not None:
             logits = torch.tanh(logits / self._loaded.softcap) * self._loaded.softcap
         return logits

@@ -12,24 +12,46 @@ from pathlib import Path
 import torch
 
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
+from modelswarm.checkpoint.families.family import BlockPath
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
     PROCESS_BYTES,
     TOKEN_BUDGET,
     MemoryModel,
-    device_memory,
+    host_memory,
     server_memory,
 )
 from modelswarm.placement.quantity import human_bytes, limit_at_least
 from modelswarm.placement.spans import Span
+from modelswarm.process.cpu_limit import usable_cpus
 from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
+from modelswarm_serving.model.attention.attention import SDPA
+from modelswarm_serving.model.attention.backend import AttentionBackend, CapturableBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
+from modelswarm_serving.model.attention.selection import choose_backend
+from modelswarm_serving.model.attention.staging import current_device
 from modelswarm_serving.model.base import ModelShape
+from modelswarm_serving.model.device import HOST, Device, check_dtype
+from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
+from modelswarm_serving.model.transformer.device_pages import (
+    check_weights_fit,
+    choose_pages,
+    measure_room,
+    out_of_memory_error,
+    probe_pages,
+    with_pages,
+)
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
-from modelswarm_serving.model.transformer.loading import load_modules
-from modelswarm_serving.model.transformer.self_check import check_fused, run_reference
-from modelswarm_serving.model.transformer.span import TransformerSpan
+from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
+from modelswarm_serving.model.transformer.loading import LoadedSpan, load_modules
+from modelswarm_serving.model.transformer.self_check import (
+    SelfCheck,
+    check_blocks,
+    check_decode,
+    run_reference,
+)
+from modelswarm_serving.model.transformer.span import Blocks, TransformerSpan
 
 _DEFAULT_SESSIONS = 8
 """Default KV room: pages for this many sessions of full length ..."""
@@ -42,15 +64,19 @@ class SpanOptions:
     """Options of a span; None means the model's value, or a default."""
 
     dtype: str = "float32"
-    threads: int | None = None
+    threads: int | None = None  # None: as many as this process has CPUs
     pages: int | None = None  # excludes `memory`
-    memory: int | None = None  # bytes of the whole server; of an accelerator: of its own memory
+    memory: int | None = None  # bytes of the whole server; only on a CPU
     replay_memory: int | None = None  # bytes of the host; None: a row of every position
     page_size: int = 16
     max_length: int | None = None
     token_budget: int = TOKEN_BUDGET  # rows of the largest step
     process: int = PROCESS_BYTES  # measured size of this process, if it is larger
-    device: str = "cpu"
+    device: Device = HOST
+    attention: str = "auto"  # the backend, by name
+    graph_rows: int = 256  # sequences of the largest captured decode step; 0: none is captured
+    memory_fraction: float | None = None  # of an accelerator's memory; None: MEMORY_FRACTION
+    host_limit: int | None = None  # bytes of the container beside an accelerator
     tokenizer: Path | None = None  # folder of the tokenizer; None: the model's
 
 
@@ -61,25 +87,97 @@ def load_span(
     options: SpanOptions | None = None,
     report: ReportProgress = ignore_progress,
 ) -> TransformerSpan:
-    """Load blocks [first, last) and check them; raise UserError with one sentence."""
+    """Load blocks [first, last) and check them; UserError or DeviceError with one sentence."""
     options = options or SpanOptions()
     shape, facts = plan_shape(folder, first, last, options)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads or usable_cpus())
+    check_dtype(options.device, getattr(torch, options.dtype))
+    if not options.device.is_cpu:
+        weights = facts.weight_bytes(first, last, options.dtype)
+        check_weights_fit(options.device, shape, weights, options.memory_fraction)
+    try:
+        return _load_checked(folder, facts, shape, options, report)
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory_error(options.device, shape, error) from error
+
+
+def _load_checked(
+    folder: Path,
+    facts: ModelFacts,
+    shape: ModelShape,
+    options: SpanOptions,
+    report: ReportProgress,
+) -> TransformerSpan:
+    """Load the span, check it, and give it its pages: those of the shape, or on an accelerator as measured."""
+    device, threads = options.device, options.threads or usable_cpus()
     dtype: torch.dtype = getattr(torch, options.dtype)
-    device = torch.device(options.device)
     reading = partial(report, StartPhase.READING)
-    loaded = load_modules(folder, facts.config.part(first, last), dtype, device, reading)
+    part = facts.config.part(shape.first, shape.last)
+    loaded = load_modules(folder, part, dtype, device.torch, reading)
     report(StartPhase.CHECKING, 0, 0)
-    kv_heads = facts.kv_elements // 2 // loaded.head_dim
-    cache_shape = KvCacheShape(
-        last - first, shape.total_pages, shape.page_size, kv_heads, loaded.head_dim
-    )
-    cache = KvCache(cache_shape, dtype, device)
-    check = run_reference(loaded, cache, folder)
-    blocks = FusedBlocks(loaded.body, dtype)
-    check_fused(blocks, check, cache, folder)
-    return TransformerSpan(loaded, blocks, cache, shape)
+    parts, kv_heads, size = loaded.kv_shape(facts.kv_elements)
+
+    def make_cache(pages: int) -> KvCache:
+        blocks = shape.last - shape.first
+        sizes = KvCacheShape(blocks, pages, shape.page_size, kv_heads, size, parts)
+        return KvCache(sizes, dtype, device.torch)
+
+    pages = shape.total_pages if device.is_cpu else probe_pages(shape, options.token_budget)
+    cache = make_cache(pages)
+    backend = choose_backend(options.attention, cache)
+    with current_device(device.torch):
+        blocks, check = _checked_blocks(loaded, cache, backend, folder)
+    rows, output = check.rows, check.output
+    if not device.is_cpu:
+        probe = with_pages(shape, pages)
+        span = TransformerSpan(loaded, blocks, cache, probe, backend, None, device, threads)
+        room = measure_room(span, device, options.token_budget, options.memory_fraction)
+        container = container_memory(facts, shape.first, shape.last, options)
+        limit = options.host_limit
+        most = None if limit is None else container.most_pages(limit)
+        pages = choose_pages(room, device, shape, options.pages, most)
+        del span, cache, check, backend  # their memory is needed for the pages
+        cache = make_cache(pages)
+        backend = choose_backend(options.attention, cache)
+    with current_device(device.torch):
+        graphs = _capture_decode(blocks, cache, backend, rows.shape[1], shape, options.graph_rows)
+        if graphs is not None:
+            check_decode(graphs, rows, output, cache, folder)
+    shape = with_pages(shape, pages)
+    return TransformerSpan(loaded, blocks, cache, shape, backend, graphs, device, threads)
+
+
+def _checked_blocks(
+    loaded: LoadedSpan, cache: KvCache, backend: AttentionBackend, folder: Path
+) -> tuple[Blocks, SelfCheck]:
+    """Return the blocks, fused if the family has that form, else transformers' own."""
+    generic = GenericBlocks(loaded.body, loaded.blocks_name)
+    check = run_reference(loaded, generic, cache, folder)
+    is_generic = loaded.family.path is BlockPath.GENERIC
+    if is_generic and backend is SDPA:
+        return generic, check
+    blocks = generic if is_generic else FusedBlocks(loaded.body, cache.dtype)
+    check_blocks(blocks, check, cache, folder, backend)
+    return blocks, check
+
+
+def _capture_decode(
+    blocks: Blocks,
+    cache: KvCache,
+    backend: AttentionBackend,
+    hidden: int,
+    shape: ModelShape,
+    rows: int,
+) -> DecodeGraphs | None:
+    """Return the captured decode steps; None if there can be none, or none are asked for.
+
+    Only the fused form is captured: transformers' own may branch on values, such as the experts of a row.
+    """
+    if rows == 0 or not isinstance(blocks, FusedBlocks):
+        return None
+    if not isinstance(backend, CapturableBackend):
+        return None
+    return DecodeGraphs(blocks, cache, backend, hidden, shape.max_length, rows)
 
 
 def plan_shape(
@@ -115,25 +213,39 @@ def _check_options(options: SpanOptions) -> None:
         raise UserError("dtype", f"{options.dtype!r} is not one of {', '.join(DTYPES)}")
     if options.pages is not None and options.memory is not None:
         raise UserError("pages", "give either pages or memory, not both")
+    if options.memory is not None and not options.device.is_cpu:
+        raise UserError(
+            "memory",
+            f"sizes a server on the CPU, but it computes on {options.device}; allowed: --memory-fraction",
+        )
+    if options.memory_fraction is not None and options.device.is_cpu:
+        raise UserError(
+            "memory_fraction",
+            "is of an accelerator, but the server computes on the CPU; allowed: --memory",
+        )
     for name in ("threads", "pages", "memory", "page_size", "max_length"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(name, f"must be at least 1, not {value}")
 
 
-def memory_model(facts: ModelFacts, first: int, last: int, options: SpanOptions) -> MemoryModel:
-    """Return the memory of the server, or on an accelerator that of the device."""
-    span, length = Span(first, last), options.max_length or facts.config.context
-    if torch.device(options.device).type != "cpu":
-        return device_memory(
-            facts, span, options.dtype, options.page_size, length, options.token_budget
+def container_memory(facts: ModelFacts, first: int, last: int, options: SpanOptions) -> MemoryModel:
+    """Return the memory of the server in its container, whose limit it must keep."""
+    if not options.device.is_cpu:
+        return host_memory(
+            facts,
+            Span(first, last),
+            options.dtype,
+            options.page_size,
+            options.process,
+            options.replay_memory,
         )
     return server_memory(
         facts,
-        span,
+        Span(first, last),
         options.dtype,
         options.page_size,
-        length,
+        options.max_length or facts.config.context,
         options.token_budget,
         options.process,
         options.replay_memory,
@@ -143,7 +255,9 @@ def memory_model(facts: ModelFacts, first: int, last: int, options: SpanOptions)
 def _page_count(facts: ModelFacts, first: int, last: int, length: int, options: SpanOptions) -> int:
     if options.pages is not None:
         return options.pages
-    memory = memory_model(facts, first, last, options)
+    if not options.device.is_cpu:
+        return 1  # at least; `_load_checked` measures the room
+    memory = container_memory(facts, first, last, options)
     if options.memory is None:
         wanted = _DEFAULT_SESSIONS * -(-length // options.page_size)
         return max(1, min(wanted, _DEFAULT_LIMIT // memory.kv_per_page))

@@ -1,0 +1,149 @@
+"""Memory budgets of one server, from the pools: of its container, and of its accelerator.
+
+A server on a CPU has everything in the memory of its container. A server on an accelerator has weights, activations and
+KV there. In its container are the process, the retained rows, and the weights while they are loaded. Used by `plan.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from modelswarm.checkpoint.facts import ModelFacts
+from modelswarm.errors import UserError
+from modelswarm.placement.memory import (
+    MEMORY_FRACTION,
+    MemoryModel,
+    device_memory,
+    host_memory,
+    server_memory,
+)
+from modelswarm.placement.quantity import bytes_of, human_bytes, limit_at_least
+from modelswarm.placement.spans import Span
+from modelswarm.resources.accelerators import describe_device, has_accelerator
+from modelswarm.resources.spec import Pool, Spec
+
+KERNEL_PAGE = 64 << 10
+"""Bytes of the largest page of memory that Linux uses: the limit of a control group is rounded down to whole pages."""
+LIMITS = "spec.pools[].resources.limits.memory"
+DEVICE = "spec.pools[].accelerator.memory"
+NODE_LABEL = "nvidia.com/gpu.memory"
+"""Node label with the memory of each GPU in MiB, written by NVIDIA's GPU feature discovery."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSizes:
+    """The numbers that decide about the memory of a server of a span."""
+
+    facts: ModelFacts
+    dtype: str
+    page_size: int
+    max_length: int
+    token_budget: int
+
+    def in_container(self, span: Span) -> MemoryModel:
+        """Return the memory of a server that computes on the CPU."""
+        return server_memory(
+            self.facts, span, self.dtype, self.page_size, self.max_length, self.token_budget
+        )
+
+    def on_device(self, span: Span) -> MemoryModel:
+        return device_memory(
+            self.facts, span, self.dtype, self.page_size, self.max_length, self.token_budget
+        )
+
+    def beside_device(self, span: Span) -> MemoryModel:
+        """Return the memory of the container of a server that computes on an accelerator."""
+        return host_memory(self.facts, span, self.dtype, self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """One memory of a server, what the server needs of it, and the field that sets it."""
+
+    memory: int | None  # bytes; None: no limit, or not known
+    field: str
+    memory_of: Callable[[Span], MemoryModel]
+    fraction: float = 1.0  # of the memory that the server may use
+
+    @property
+    def size(self) -> int | None:
+        """Bytes that the server may use; None: no limit."""
+        return None if self.memory is None else int(self.fraction * self.memory)
+
+    def needed(self, pages: int) -> Callable[[Span], int]:
+        """Return the function of a span that tells the smallest memory of a server with these pages."""
+        return lambda span: math.ceil(self.memory_of(span).needed(pages) / self.fraction)
+
+    def __str__(self) -> str:
+        text = human_bytes(self.size or 0)
+        return text if self.fraction == 1 else f"{text} ({self.fraction:g} of the accelerator's)"
+
+    def at_least(self, needed: int) -> str:
+        """Return the value of the field with which a server that needs so many bytes fits."""
+        return limit_at_least(math.ceil(needed / self.fraction))
+
+
+def container_budget(memory: int | None, field: str, sizes: ServerSizes) -> Budget:
+    whole = None if memory is None else memory // KERNEL_PAGE * KERNEL_PAGE
+    return Budget(whole, field, sizes.in_container)
+
+
+def pool_budgets(
+    spec: Spec, sizes: ServerSizes, node_memory: Mapping[str, int]
+) -> tuple[Budget, ...]:
+    """Return the budgets that every server must keep; the first has its KV.
+
+    `node_memory`: bytes of the accelerators by pool, as far as nodes tell it.
+    """
+    on_device = [pool for pool in spec.pools if has_accelerator(pool)]
+    on_cpu = [pool for pool in spec.pools if not has_accelerator(pool)]
+    budgets = []
+    if on_cpu or not on_device:
+        budgets.append(container_budget(_smallest_limit(spec, on_cpu), LIMITS, sizes))
+    if on_device:
+        memory = _smallest_device(spec, on_device, node_memory)
+        budgets.append(Budget(memory, DEVICE, sizes.on_device, MEMORY_FRACTION))
+        limit = container_budget(_smallest_limit(spec, on_device), LIMITS, sizes)
+        budgets.append(Budget(limit.memory, LIMITS, sizes.beside_device))
+    return tuple(budgets)
+
+
+def _smallest_limit(spec: Spec, pools: Sequence[Pool]) -> int | None:
+    """Return the smallest memory limit of these pools; None if none has one."""
+    limits = [
+        bytes_of(pool.resources.limits["memory"], f"{_path(spec, pool)}.resources.limits.memory")
+        for pool in pools
+        if "memory" in pool.resources.limits
+    ]
+    return min(limits, default=None)
+
+
+def _smallest_device(
+    spec: Spec, pools: Sequence[Pool], node_memory: Mapping[str, int]
+) -> int | None:
+    """Return the memory of the smallest accelerator; None if it is not known and not needed."""
+    known: list[int] = []
+    for pool in pools:
+        field = f"{_path(spec, pool)}.accelerator.memory"
+        if pool.accelerator is not None:
+            known.append(bytes_of(pool.accelerator.memory, field))
+        elif pool.name in node_memory:
+            known.append(node_memory[pool.name])
+        elif spec.sessions.concurrent is None or not _has_spans(spec):
+            raise UserError(
+                field,
+                f"is needed, because pool {pool.name} has {describe_device(pool)} and no node that matches it has the "
+                f"label {NODE_LABEL}; allowed: the memory of the device, such as 80Gi, or without it both "
+                "spec.sessions.concurrent and spec.spans",
+            )
+    return min(known) if len(known) == len(pools) else None
+
+
+def _has_spans(spec: Spec) -> bool:
+    return spec.spans.count is not None or spec.spans.ranges is not None
+
+
+def _path(spec: Spec, pool: Pool) -> str:
+    return f"spec.pools[{spec.pools.index(pool)}]"

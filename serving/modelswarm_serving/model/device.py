@@ -1,0 +1,204 @@
+"""The device on which a server computes: found by the flag `--device`, or refused with one sentence.
+
+All calls of torch that know accelerators are in `TorchDrivers`; tests run everything else with a stand-in library. Used
+by `startup.py` and by the span. Knows no model.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+
+from modelswarm.errors import DeviceError
+from modelswarm.placement.quantity import human_bytes
+from modelswarm.resources.accelerators import ANY_KIND
+
+log = logging.getLogger(__name__)
+
+CPU = "cpu"
+_KINDS = ("cuda", "xpu")
+"""Kinds of accelerators that are used. Others lack float64, which the sampler needs, or numbers of their memory."""
+_BFLOAT16_CAPABILITY = (8, 0)
+"""First CUDA capability that multiplies bfloat16 in hardware (Ampere); torch emulates it on older devices."""
+_NO_DRIVER = "Found no NVIDIA driver"
+"""Start of torch's message on a machine without any driver, where `auto` means the CPU."""
+
+
+class Drivers(Protocol):
+    """Questions to torch about the accelerators that this process sees; they are all of one kind."""
+
+    def kind(self) -> str | None:
+        """Return the type of accelerator that this build of torch supports; None: only the CPU."""
+        ...
+
+    def count(self) -> int:
+        """Return the number of usable accelerators."""
+        ...
+
+    def fault(self, kind: str) -> str:
+        """Return the driver's reason for having no device of this kind."""
+        ...
+
+    def device(self, kind: str, index: int) -> torch.device:
+        """Return the device on which tensors are made."""
+        ...
+
+    def name(self, device: torch.device) -> str: ...
+
+    def capability(self, device: torch.device) -> tuple[int, int] | None:
+        """Return the CUDA capability; None on other hardware."""
+        ...
+
+    def memory(self, device: torch.device) -> tuple[int, int]:
+        """Return free and total bytes of the device, over all processes."""
+        ...
+
+    def start_peak(self, device: torch.device) -> int:
+        """Forget the peak, and return the bytes that this process has allocated."""
+        ...
+
+    def peak(self, device: torch.device) -> int:
+        """Return the most bytes that this process had allocated since `start_peak`."""
+        ...
+
+    def free_caches(self) -> None:
+        """Return unused memory of torch's allocator to the device."""
+        ...
+
+
+class TorchDrivers:
+    """The drivers of this machine, through torch."""
+
+    def kind(self) -> str | None:
+        found = torch.accelerator.current_accelerator()
+        return None if found is None else found.type
+
+    def count(self) -> int:
+        return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+    def fault(self, kind: str) -> str:
+        try:
+            torch.zeros(1, device=kind)
+        except (RuntimeError, AssertionError) as error:  # AssertionError: torch is built without it
+            return str(error)
+        return "the driver shows no device"
+
+    def device(self, kind: str, index: int) -> torch.device:
+        return torch.device(kind, index)
+
+    def name(self, device: torch.device) -> str:
+        return str(torch.get_device_module(device).get_device_name(device))
+
+    def capability(self, device: torch.device) -> tuple[int, int] | None:
+        if device.type != "cuda" or torch.version.hip is not None:
+            return None
+        return torch.cuda.get_device_capability(device)
+
+    def memory(self, device: torch.device) -> tuple[int, int]:
+        return torch.accelerator.get_memory_info(device)
+
+    def start_peak(self, device: torch.device) -> int:
+        torch.accelerator.reset_peak_memory_stats(device)
+        return torch.accelerator.memory_allocated(device)
+
+    def peak(self, device: torch.device) -> int:
+        return torch.accelerator.max_memory_allocated(device)
+
+    def free_caches(self) -> None:
+        torch.accelerator.empty_cache()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device of this process; tensors are made on `torch`."""
+
+    name: str  # as `--device` takes it, such as cuda:0
+    torch: torch.device
+    drivers: Drivers
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == CPU
+
+    def __str__(self) -> str:
+        if self.is_cpu:
+            return self.name
+        total = self.drivers.memory(self.torch)[1]
+        return f"{self.name} ({self.drivers.name(self.torch)}, {human_bytes(total)})"
+
+    def free_caches(self) -> None:
+        if not self.is_cpu:
+            self.drivers.free_caches()
+
+
+HOST = Device(CPU, torch.device(CPU), TorchDrivers())
+"""The CPU."""
+
+
+def find_device(wanted: str, drivers: Drivers) -> Device:
+    """Return the device that a flag names; DeviceError if this process does not see it.
+
+    `wanted`: auto, cpu, accelerator (of any kind), or a kind with or without a number, such as cuda:1.
+    """
+    kind, count = drivers.kind(), drivers.count()
+    if kind not in _KINDS:
+        kind, count = None, 0
+    cpu = Device(CPU, torch.device(CPU), drivers)
+    if wanted == CPU:
+        return cpu
+    if wanted == "auto" and (kind is None or not count):
+        reason = "" if kind is None else _first_sentence(drivers.fault(kind))
+        if reason and not reason.startswith(_NO_DRIVER):
+            log.warning("no accelerator is usable, so the CPU computes: %s", reason)
+        return cpu
+    asked, _, number = wanted.partition(":")
+    if asked in ("auto", ANY_KIND):
+        asked = kind or ANY_KIND
+    if kind != asked or not count:
+        raise DeviceError(
+            f"--device: {wanted} is not there: {_absence(asked, kind, drivers)}; {_ALLOWED}"
+        )
+    index = int(number or 0)
+    if index >= count:
+        seen = f"{kind}:0" if count == 1 else f"{kind}:0 to {kind}:{count - 1}"
+        raise DeviceError(f"--device: {wanted} does not exist; allowed: {seen}")
+    return Device(f"{kind}:{index}", drivers.device(kind, index), drivers)
+
+
+_ALLOWED = "allowed: auto or cpu, or a machine, driver and pod with that device"
+
+
+def _absence(asked: str, kind: str | None, drivers: Drivers) -> str:
+    if kind is None:
+        return f"this build of torch supports neither {' nor '.join(_KINDS)}"
+    if asked != kind:
+        return f"this build of torch computes on {kind} and on the CPU"
+    return _first_sentence(drivers.fault(kind))
+
+
+def _first_sentence(message: str) -> str:
+    """Return torch's first sentence, which has the cause and the driver's version; the rest are addresses."""
+    text = " ".join(message.split())
+    return re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip(".")
+
+
+def check_dtype(device: Device, dtype: torch.dtype) -> None:
+    """Raise DeviceError if the device cannot compute in this format, or only by emulation."""
+    name = str(dtype).removeprefix("torch.")
+    capability = None if device.is_cpu else device.drivers.capability(device.torch)
+    if dtype is torch.bfloat16 and capability is not None and capability < _BFLOAT16_CAPABILITY:
+        raise DeviceError(
+            f"--dtype: {device} cannot compute in bfloat16: its capability is {capability[0]}.{capability[1]}, needed "
+            "is 8.0; allowed: float16 or float32 (spec.model.dtype)"
+        )
+    try:
+        rows = torch.ones(1, 1, 4, 16, dtype=dtype, device=device.torch)
+        F.scaled_dot_product_attention(rows @ rows.mT @ rows, rows, rows)
+    except RuntimeError as error:
+        reason = _first_sentence(str(error))
+        raise DeviceError(f"--dtype: {device} cannot compute in {name}: {reason}") from error

@@ -1,0 +1,157 @@
+"""Number of KV pages on an accelerator: what its memory leaves after weights and one measured step.
+
+Used by `startup.py` where the device is not the CPU. The step is the largest of the scheduler, at the end of the
+longest context, so that no later step needs more. Knows no files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from modelswarm.errors import DeviceError
+from modelswarm.placement.memory import LOGIT_ROWS, MEMORY_FRACTION, PREFILL_ROWS
+from modelswarm.placement.quantity import human_bytes
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import (
+    BatchItem,
+    ModelShape,
+    OutOfDeviceMemory,
+    SampleRequest,
+    Task,
+)
+from modelswarm_serving.model.device import Device
+from modelswarm_serving.model.transformer.span import TransformerSpan
+
+_SAMPLING = Sampling(temperature=1.0, top_p=0.9)
+"""Parameters with the most work of the sampler: noise, and scores in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRoom:
+    """The memory of a device that holds the weights, in bytes."""
+
+    total: int
+    used: int  # by weights, the driver, and other processes
+    step: int  # of the largest step
+    fraction: float  # of the total that may be used
+
+    @property
+    def free(self) -> int:
+        """Bytes for KV; below 0 if even the step does not fit."""
+        return int(self.fraction * self.total) - self.used - self.step
+
+    def __str__(self) -> str:
+        return (
+            f"{human_bytes(max(self.free, 0))} of {human_bytes(self.total)} are left for KV (weights, driver and other "
+            f"processes {human_bytes(self.used)}, the largest step {human_bytes(self.step)}, unused by "
+            f"--memory-fraction {human_bytes(int((1 - self.fraction) * self.total))})"
+        )
+
+
+def check_weights_fit(
+    device: Device, shape: ModelShape, weights: int, fraction: float | None
+) -> None:
+    """Raise DeviceError before anything is read if the weights alone are too large for the device."""
+    free, total = device.drivers.memory(device.torch)
+    usable = min(free, int((fraction or MEMORY_FRACTION) * total))
+    if weights > usable:
+        raise DeviceError(
+            f"--device: {device} has too little memory for blocks {shape.first}:{shape.last}: their weights need "
+            f"{human_bytes(weights)}, and {human_bytes(usable)} are usable ({human_bytes(free)} are free); allowed: "
+            "fewer blocks, or a larger device"
+        )
+
+
+def probe_pages(shape: ModelShape, token_budget: int) -> int:
+    """Return the pages of the small cache with which the step is measured."""
+    return -(-min(token_budget + PREFILL_ROWS, shape.max_length) // shape.page_size)
+
+
+def measure_room(
+    span: TransformerSpan, device: Device, token_budget: int, fraction: float | None
+) -> DeviceRoom:
+    """Run the largest step of a span whose cache has `probe_pages`, and return the room beside that cache."""
+    drivers = device.drivers
+    shape = span.shape
+    cache = shape.total_pages * shape.page_size * (shape.last - shape.first) * shape.kv_bytes
+    before = drivers.start_peak(device.torch)
+    try:
+        results = span.step(largest_step(shape, token_budget))
+    except OutOfDeviceMemory as error:
+        raise DeviceError(
+            f"--device: {device} has too little memory for one step of {token_budget} rows of blocks "
+            f"{shape.first}:{shape.last} ({error}); allowed: fewer blocks, a smaller --token-budget or "
+            "--max-length, or a larger device"
+        ) from error
+    faults = {result.error for result in results} - {None}
+    assert not faults, faults
+    step = drivers.peak(device.torch) - before
+    drivers.free_caches()
+    free, total = drivers.memory(device.torch)
+    return DeviceRoom(total, total - free - cache, step, fraction or MEMORY_FRACTION)
+
+
+def largest_step(shape: ModelShape, token_budget: int) -> list[Task]:
+    """Return a step of all rows that the scheduler may plan: decode rows, then prefill at the end of the context.
+
+    The pages of the small cache repeat, so that every position has one. Its content does not matter.
+    """
+    rows = token_budget + PREFILL_ROWS
+    decode = min(LOGIT_ROWS, rows // 2)
+    counts = [1] * decode
+    while rest := rows - sum(counts):
+        counts.append(min(rest, shape.max_length))
+    return [_item(shape, count, samples=index < decode) for index, count in enumerate(counts)]
+
+
+def _item(shape: ModelShape, count: int, *, samples: bool) -> BatchItem:
+    end = shape.max_length
+    is_head, is_tail = shape.first == 0, shape.last == shape.n_blocks
+    pages = [page % shape.total_pages for page in range(-(-end // shape.page_size))]
+    log = [0] * end
+    return BatchItem(
+        pages=pages,
+        first=end - count,
+        count=count,
+        blocks=(shape.first, shape.last),
+        tokens=log[:count] if is_head else None,
+        rows=None if is_head else bytes(count * shape.row_bytes),
+        emit_from=end if is_tail else end - count,
+        sample=SampleRequest(_SAMPLING, end, log) if is_tail and samples else None,
+    )
+
+
+def choose_pages(
+    room: DeviceRoom, device: Device, shape: ModelShape, wanted: int | None, most: int | None
+) -> int:
+    """Return the wanted pages, or as many as fit; DeviceError with the numbers if they do not fit.
+
+    `most`: pages whose retained rows fit into the container; None: any number.
+    """
+    page = shape.page_size * (shape.last - shape.first) * shape.kv_bytes
+    fitting = room.free // page
+    filling = fitting if most is None else min(fitting, most)
+    pages = max(filling, 1) if wanted is None else wanted
+    if pages > fitting:
+        raise DeviceError(
+            f"--device: {device} has too little memory for blocks {shape.first}:{shape.last}: {pages} pages of KV "
+            f"need {human_bytes(pages * page)}, but {room}; allowed: fewer blocks, at most {max(fitting, 0)} pages "
+            "(fewer sessions), or a larger device"
+        )
+    return pages
+
+
+def with_pages(shape: ModelShape, pages: int) -> ModelShape:
+    return replace(shape, total_pages=pages)
+
+
+def out_of_memory_error(
+    device: Device, shape: ModelShape, error: torch.OutOfMemoryError
+) -> DeviceError:
+    """Return the error of a device that was full while blocks were loaded."""
+    return DeviceError(
+        f"--device: {device} has too little memory for blocks {shape.first}:{shape.last}: "
+        f"{str(error).splitlines()[0]}; allowed: fewer blocks, or a larger device"
+    )

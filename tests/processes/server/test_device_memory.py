@@ -1,0 +1,195 @@
+"""Pages of a span on an accelerator: as many as weights and the largest step leave, or one sentence with the numbers.
+
+The device library is a stand-in, and tensors are on the CPU. Everything else is the code that runs on a GPU.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.models.chain import Chain, Stream, load_chain
+from support.models.device_library import DeviceLibrary
+from support.models.tiny_models import make_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
+
+from modelswarm.checkpoint.facts import read_facts
+from modelswarm.errors import DeviceError, UserError
+from modelswarm.placement.memory import PREFILL_ROWS
+from modelswarm_serving.model.base import BatchItem, ModelShape, OutOfDeviceMemory
+from modelswarm_serving.model.transformer.device_pages import largest_step
+from modelswarm_serving.model.transformer.span import TransformerSpan
+from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
+from modelswarm_serving.runtime.engine import Engine, StepDone
+
+MIB = 1 << 20
+BLOCKS = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+def options_on(library: DeviceLibrary, **changes: Any) -> SpanOptions:
+    options = SpanOptions(threads=1, page_size=4, max_length=64, token_budget=32)
+    return replace(options, device=library.open(), **changes)
+
+
+def load(folder: Path, library: DeviceLibrary, **changes: Any) -> TransformerSpan:
+    return load_span(folder, 0, BLOCKS, options_on(library, **changes))
+
+
+def page_bytes(folder: Path) -> int:
+    return 4 * BLOCKS * read_facts(folder).kv_bytes("float32")
+
+
+def test_pages_fill_what_weights_and_step_leave(folder: Path) -> None:
+    library = DeviceLibrary(total=64 * MIB, others=8 * MIB, step=4 * MIB)
+    span = load(folder, library)
+
+    weights = read_facts(folder).weight_bytes(0, BLOCKS, "float32")
+    room = int(0.9 * library.total) - library.others - library.step - weights
+    assert 0.9 * room < span.shape.total_pages * page_bytes(folder) <= room
+    free, _ = library.memory(torch.device("cpu"))
+    assert free >= library.step + int(0.1 * library.total) - MIB, "the step still fits"
+    assert span.compute.device == "cuda:0"
+
+
+def test_smaller_fraction_gives_fewer_pages(folder: Path) -> None:
+    pages = [
+        load(folder, DeviceLibrary(total=32 * MIB), memory_fraction=fraction).shape.total_pages
+        for fraction in (0.5, 0.9, 1.0)
+    ]
+    assert pages == sorted(pages)
+    assert pages[1] - pages[0] == pytest.approx(0.4 * 32 * MIB / page_bytes(folder), abs=2)
+
+
+def test_asked_pages_are_used_if_they_fit(folder: Path) -> None:
+    assert load(folder, DeviceLibrary(), pages=7).shape.total_pages == 7
+
+
+def test_too_many_pages_are_refused_with_the_numbers(folder: Path) -> None:
+    with pytest.raises(DeviceError) as refused:
+        load(folder, DeviceLibrary(total=16 * MIB), pages=100_000)
+    text = str(refused.value)
+    assert text.startswith(
+        "--device: cuda:0 (Stand-in 1000, 16 MiB) has too little memory for blocks 0:4: 100000"
+    )
+    assert "the largest step 1 MiB" in text
+    assert "allowed: fewer blocks, at most " in text
+
+
+def test_step_that_leaves_no_room_is_refused(folder: Path) -> None:
+    with pytest.raises(DeviceError, match=r"1 pages of KV need .* but 0 B of 16 MiB are left"):
+        load(folder, DeviceLibrary(total=16 * MIB, step=16 * MIB))
+
+
+def test_weights_larger_than_the_device_are_not_read(folder: Path) -> None:
+    with pytest.raises(
+        DeviceError, match=r"their weights need .* and .* are usable \(.* are free\)"
+    ):
+        load(folder, DeviceLibrary(total=MIB, others=MIB - 1000))
+
+
+def test_container_limits_the_pages_by_their_rows(folder: Path) -> None:
+    """Retained rows are in the memory of the container."""
+    free = load(folder, DeviceLibrary()).shape.total_pages
+    limited = load(folder, DeviceLibrary(), host_limit=900 * MIB).shape.total_pages
+    assert 0 < limited < free
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "field"),
+    [
+        ("cuda", {"memory": 1 << 30}, "memory: sizes a server on the CPU"),
+        ("cpu", {"memory_fraction": 0.5}, "memory_fraction: is of an accelerator"),
+    ],
+)
+def test_size_of_the_other_kind_is_refused(
+    folder: Path, device: str, changes: dict[str, Any], field: str
+) -> None:
+    options = SpanOptions(device=DeviceLibrary().open(device), **changes)
+    with pytest.raises(UserError, match=field):
+        load_span(folder, 0, BLOCKS, options)
+
+
+def test_span_on_a_device_gives_the_same_tokens(folder: Path) -> None:
+    plain, measured = Stream([1, 2, 3, 4, 5]), Stream([1, 2, 3, 4, 5])
+    load_chain(folder, (0, BLOCKS)).generate([plain], 12)
+    Chain([load(folder, DeviceLibrary(total=32 * MIB))]).generate([measured], 12)
+    assert measured.log == plain.log
+
+
+@pytest.mark.parametrize("budget", [1, 32, 512])
+@pytest.mark.parametrize(("first", "last"), [(0, 2), (2, 4), (0, 4)])
+def test_largest_step_has_every_row_of_the_budget(first: int, last: int, budget: int) -> None:
+    shape = ModelShape(first, last, 4, 64, page_size=4, total_pages=16, max_length=64, vocab_size=9)
+    items = [item for item in largest_step(shape, budget) if isinstance(item, BatchItem)]
+    assert sum(item.count for item in items) == budget + PREFILL_ROWS
+    assert all(item.first + item.count == shape.max_length for item in items)
+    assert any(item.sample is not None for item in items) == (last == 4)
+
+
+class FullDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Memory that is enough for products of one row."""
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() == "aten::matmul" and args[0].shape[0] > 1:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee docs"
+            )
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def span_and_library(folder: Path) -> Iterator[tuple[TransformerSpan, DeviceLibrary]]:
+    library = DeviceLibrary(total=32 * MIB)
+    yield load(folder, library), library
+
+
+def item(count: int) -> BatchItem:
+    return BatchItem([0, 1], 0, count, (0, BLOCKS), [1] * count, None, count, None)
+
+
+def test_full_device_ends_the_step_and_frees_caches(
+    span_and_library: tuple[TransformerSpan, DeviceLibrary],
+) -> None:
+    span, library = span_and_library
+    before = library.freed
+    with FullDevice():  # type: ignore[no-untyped-call]
+        with pytest.raises(OutOfDeviceMemory, match=r"^CUDA out of memory\. Tried to allocate"):
+            span.step([item(5)])
+        assert library.freed == before + 1
+        assert span.step([item(1)])[0].error is None
+
+
+async def test_engine_reports_a_full_device(
+    span_and_library: tuple[TransformerSpan, DeviceLibrary],
+) -> None:
+    class FullSpan:
+        shape, compute = span_and_library[0].shape, span_and_library[0].compute
+
+        def prepare_thread(self) -> None:
+            span_and_library[0].prepare_thread()
+
+        def step(self, batch: Any) -> Any:
+            with FullDevice():  # type: ignore[no-untyped-call]
+                return span_and_library[0].step(batch)
+
+    done: asyncio.Queue[StepDone] = asyncio.Queue()
+    engine = Engine(FullSpan(), done.put_nowait)
+    engine.submit([item(5)])
+    failed = await asyncio.wait_for(done.get(), 60)
+    engine.submit([item(1)])
+    passed = await asyncio.wait_for(done.get(), 60)
+    assert failed.out_of_memory and "CUDA out of memory" in (failed.error or "")
+    assert passed.error is None and not passed.out_of_memory

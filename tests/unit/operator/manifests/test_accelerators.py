@@ -1,0 +1,192 @@
+"""Pools with accelerators: flags of their servers, memory of their plan, a server that finds no device."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from support.operator.model_cluster import ModelCluster, inspect_demo_model, make_spec
+
+from modelswarm.errors import DeviceError
+from modelswarm.resources.spec import Pool
+from modelswarm_operator.reconcile.model.node_memory import accelerator_memory
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.state.observed import ContainerView, NodeView
+
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}, "accelerator": {"memory": "1Gi"}}
+CLAIM = {
+    "accelerator": {"memory": "1Gi"},
+    "podTemplate": {
+        "spec": {
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
+            "containers": [{"name": "server", "resources": {"claims": [{"name": "gpu"}]}}],
+        }
+    },
+}
+LABEL = "nvidia.com/gpu.memory"
+
+
+def make_cluster(*pools: dict[str, Any], stored: str = "bfloat16", **spec: Any) -> ModelCluster:
+    """Return a cluster whose model is stored in a dtype."""
+    facts = json.dumps(json.loads(inspect_demo_model()) | {"dtype": stored})
+    named = [{"name": f"p{index}", **pool} for index, pool in enumerate(pools)]
+    model = {"source": "hf://org/name"}
+    return ModelCluster(
+        spec=make_spec(1, 1, model=model, pools=named, **spec),
+        inspection_result=lambda pod: (0, facts),
+    )
+
+
+def server_flags(cluster: ModelCluster) -> dict[str, str]:
+    """Return the flags of the newest server."""
+    newest = max(cluster.server_pods(), key=lambda pod: int(pod.view.labels[names.INCARNATION]))
+    arguments = newest.manifest["spec"]["containers"][0]["args"]
+    return dict(zip(arguments[::2], arguments[1::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("pool", "device"),
+    [
+        ({}, "cpu"),
+        ({"resources": {"limits": {"rdma/hca": 1}}}, "cpu"),
+        (GPU, "cuda"),
+        (GPU | {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}, "cuda"),
+        (GPU | {"resources": {"limits": {"amd.com/gpu": 1}}}, "cuda"),
+        (GPU | {"resources": {"limits": {"gpu.intel.com/xe": 1}}}, "xpu"),
+        (GPU | {"resources": {"limits": {"example.com/npu": 1}}}, "accelerator"),
+        (CLAIM, "accelerator"),
+    ],
+)
+def test_servers_must_find_the_device_of_their_pool(pool: dict[str, Any], device: str) -> None:
+    cluster = make_cluster(pool)
+    cluster.settle()
+    assert server_flags(cluster)["--device"] == device
+    assert server_flags(cluster)["--threads"] == "auto"
+
+
+def test_resource_claims_reach_the_pod() -> None:
+    cluster = make_cluster(CLAIM)
+    cluster.settle()
+    (pod,) = cluster.server_pods()
+    body = pod.manifest["spec"]
+    assert body["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    assert body["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+
+
+def test_server_fills_its_accelerator_unless_sessions_are_given() -> None:
+    filling, given = make_cluster(GPU), make_cluster(GPU, sessions={"concurrent": 2})
+    for cluster in (filling, given):
+        cluster.settle()
+    assert "--pages" not in server_flags(filling)
+    assert int(server_flags(given)["--pages"]) == given.status["plan"]["spans"][0]["pages"]
+    assert filling.status["plan"]["spans"][0]["host"]["process"] == "768Mi"
+
+
+def test_dtype_of_the_plan_is_in_status_and_flags() -> None:
+    cluster = make_cluster(GPU)
+    cluster.settle()
+    assert cluster.status["plan"]["dtype"] == server_flags(cluster)["--dtype"] == "bfloat16"
+    assert cluster.status["plan"]["dtypeReason"] == "as the checkpoint is stored"
+
+
+def test_pools_that_change_the_dtype_replace_every_server() -> None:
+    """Rows are in it, so a server of the other format joins no route."""
+    cluster = make_cluster(GPU)
+    cluster.settle()
+    before = {
+        pod.manifest["metadata"]["annotations"][names.MODEL_HASH] for pod in cluster.server_pods()
+    }
+    cluster.edit_spec(pools=[*cluster.spec["pools"], {"name": "cpu"}])
+    cluster.settle()
+    after = {
+        pod.manifest["metadata"]["annotations"][names.MODEL_HASH] for pod in cluster.server_pods()
+    }
+    assert server_flags(cluster)["--dtype"] == "float32"
+    assert len(before) == len(after) == 1 and before != after
+
+
+def test_gpu_without_memory_waits_for_field_or_label() -> None:
+    pool = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    cluster = make_cluster(pool)
+    cluster.settle()
+    assert cluster.condition("Degraded")["reason"] == "InvalidSpec"
+    assert "spec.pools[0].accelerator.memory: is needed" in cluster.condition("Degraded")["message"]
+    for node in cluster.nodes.values():
+        node.labels, node.allocatable = {LABEL: "1024"}, {"nvidia.com/gpu": "1"}
+    cluster.settle()
+    assert len(cluster.ready_pods()) == 1
+
+
+def test_stored_plan_does_not_follow_the_nodes() -> None:
+    pool = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    cluster = make_cluster(pool)
+    for node in cluster.nodes.values():
+        node.labels, node.allocatable = {LABEL: "1024"}, {"nvidia.com/gpu": "1"}
+    cluster.settle()
+    plan = cluster.status["plan"]
+    for node in cluster.nodes.values():
+        node.labels = {}
+    cluster.settle()
+    assert cluster.status["plan"] == plan
+    assert len(cluster.ready_pods()) == 1
+
+
+def test_server_without_its_device_degrades_the_swarm() -> None:
+    cluster = make_cluster(GPU)
+    sentence = (
+        "modelswarm-server: --device: cuda is not there: Found no NVIDIA driver; allowed: auto"
+    )
+    cluster.settle()
+    (name,) = cluster.pods
+    failed = ContainerView(
+        exit_code=DeviceError.exit_code, exit_reason="Error", exit_message=sentence
+    )
+    cluster.set_pod(name, ready=False, container=failed)
+    cluster.run_turn()
+    degraded = cluster.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "DeviceUnusable")
+    assert sentence in degraded["message"]
+
+
+def node(name: str, memory: str, gpus: str = "1", **labels: str) -> NodeView:
+    return NodeView(
+        name, True, labels={LABEL: memory, **labels}, allocatable={"nvidia.com/gpu": gpus}
+    )
+
+
+NODES = {
+    each.name: each
+    for each in (
+        node("large", "81920", kind="h100"),
+        node("small", "24576", kind="l4"),
+        node("none", "1024", gpus="0", kind="h100"),
+        node("odd", "many", kind="h100"),
+    )
+}
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ({}, 24 << 30),
+        ({"kind": "h100"}, 80 << 30),
+        ({"kind": "l4"}, 24 << 30),
+        ({"kind": "x"}, None),
+    ],
+)
+def test_smallest_gpu_of_matching_nodes_is_the_pools(
+    selector: dict[str, str], expected: int | None
+) -> None:
+    pool = Pool.model_validate(
+        {
+            "name": "a",
+            "resources": {"limits": {"nvidia.com/gpu": 1}},
+            "podTemplate": {"spec": {"nodeSelector": selector}},
+        }
+    )
+    assert accelerator_memory((pool,), NODES, {}).get("a") == expected
+    assert accelerator_memory((pool,), None, {}) == {}
+    everywhere = {"spec": {"nodeSelector": {"kind": "l4"}}}
+    both = accelerator_memory((pool,), NODES, everywhere)
+    assert both.get("a") == (24 << 30 if selector.get("kind", "l4") == "l4" else both.get("a"))

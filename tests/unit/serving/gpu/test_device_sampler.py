@@ -1,0 +1,65 @@
+"""The sampler of accelerators draws the tokens of the sampler of the CPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import SampleRequest
+from modelswarm_serving.model.sampling import sampler
+from modelswarm_serving.model.sampling.device_sampler import gumbel, sample_rows_on_device
+from modelswarm_serving.model.sampling.noise import draw_key
+from modelswarm_serving.model.sampling.noise import gumbel as gumbel_of_the_cpu
+from modelswarm_serving.model.sampling.sampler import sample
+
+VOCAB = 500
+LOG = [3, 7, 7, 41, 0, 499]
+SAMPLINGS = (
+    Sampling(),
+    Sampling(repetition_penalty=1.7),
+    Sampling(temperature=1.0, seed=5),
+    Sampling(temperature=0.7, top_k=5, seed=5),
+    Sampling(temperature=1.3, top_p=0.8, seed=6),
+    Sampling(temperature=0.9, top_k=40, top_p=0.5, seed=7),
+    Sampling(temperature=1.1, min_p=0.05, seed=8),
+    Sampling(temperature=1.5, top_k=300, top_p=0.95, min_p=0.01, seed=9, choice=2),
+    Sampling(temperature=0.8, top_k=50, repetition_penalty=1.3, seed=(1 << 64) - 1),
+    Sampling(temperature=3.0, top_p=0.999, seed=1),
+    Sampling(temperature=1.0, top_k=10_000, top_p=0.9, seed=1),
+    Sampling(temperature=1.0, top_p=0.0, seed=1),
+)
+
+
+def make_case(seed: int) -> tuple[torch.Tensor, list[SampleRequest]]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(SAMPLINGS), VOCAB, generator=generator) * 2
+    return logits, [SampleRequest(s, seed + i, LOG) for i, s in enumerate(SAMPLINGS)]
+
+
+@pytest.mark.parametrize("candidates", [2, 17, 256])
+def test_tokens_equal_those_of_the_cpu_sampler(
+    candidates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With few candidates most rows are undecided, and are drawn again from the whole vocabulary."""
+    monkeypatch.setattr(sampler, "_CANDIDATES", candidates)
+    monkeypatch.setattr(sampler, "_MAX_CANDIDATES", candidates)
+    for seed in range(20):
+        logits, picks = make_case(seed)
+        assert sample_rows_on_device(logits, lambda rows: rows, picks) == sample(logits, picks)
+
+
+def test_row_with_non_finite_logits_gives_no_token() -> None:
+    logits, picks = make_case(1)
+    logits[4, 17] = float("nan")
+    found = sample_rows_on_device(logits, lambda rows: rows, picks)
+    assert [i for i, picked in enumerate(found) if picked is None] == [4]
+
+
+def test_noise_equals_that_of_the_cpu() -> None:
+    keys = np.array([[draw_key(seed, 1, 5)] for seed in range(50)], dtype=np.uint64)
+    tokens = np.arange(VOCAB)
+    expected = gumbel_of_the_cpu(keys, tokens[None])
+    found = gumbel(torch.from_numpy(keys).view(torch.int64), torch.from_numpy(tokens))
+    assert found.numpy() == pytest.approx(expected, abs=1e-12)

@@ -1,0 +1,135 @@
+"""The device of a server: found by its flag, or refused with one sentence that names what is there."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+import pytest
+import torch
+from support.models.device_library import DeviceLibrary
+
+from modelswarm.errors import DeviceError
+from modelswarm_serving.model.device import HOST, TorchDrivers, check_dtype, find_device
+from modelswarm_serving.settings import parse
+
+SERVER = ["--name", "s0", "--model", "demo://counting", "--blocks", "0:4"]
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by "
+    "downloading and installing a new version from the URL: http://www.nvidia.com"
+)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("auto", "cuda:0"),
+        ("accelerator", "cuda:0"),
+        ("cuda", "cuda:0"),
+        ("cuda:1", "cuda:1"),
+        ("cpu", "cpu"),
+    ],
+)
+def test_device_flag_finds_the_device(wanted: str, found: str) -> None:
+    assert find_device(wanted, DeviceLibrary(devices=2)).name == found
+
+
+@pytest.mark.parametrize(
+    "library",
+    [DeviceLibrary(devices=0), DeviceLibrary(accelerator=None), DeviceLibrary(accelerator="mps")],
+)
+def test_auto_without_accelerator_is_the_cpu(library: DeviceLibrary) -> None:
+    assert find_device("auto", library).is_cpu
+
+
+@pytest.mark.parametrize(
+    ("wanted", "library", "reason"),
+    [
+        (
+            "cuda",
+            DeviceLibrary(devices=0),
+            "cuda is not there: Found no NVIDIA driver on your system",
+        ),
+        ("cuda:3", DeviceLibrary(devices=0), "cuda:3 is not there: Found no NVIDIA driver"),
+        (
+            "cuda",
+            DeviceLibrary(devices=0, reason=OLD_DRIVER),
+            "cuda is not there: The NVIDIA driver on your system is too old (found version 11040); allowed: ",
+        ),
+        (
+            "cuda",
+            DeviceLibrary(accelerator=None),
+            "cuda is not there: this build of torch supports neither cuda nor xpu; ",
+        ),
+        (
+            "accelerator",
+            DeviceLibrary(accelerator=None),
+            "accelerator is not there: this build of torch supports neither cuda nor xpu; ",
+        ),
+        ("xpu", DeviceLibrary(), "this build of torch computes on cuda and on the CPU; "),
+        ("cuda:1", DeviceLibrary(), "cuda:1 does not exist; allowed: cuda:0"),
+        ("cuda:7", DeviceLibrary(devices=4), "cuda:7 does not exist; allowed: cuda:0 to cuda:3"),
+    ],
+)
+def test_missing_device_is_one_sentence(wanted: str, library: DeviceLibrary, reason: str) -> None:
+    with pytest.raises(DeviceError) as refused:
+        find_device(wanted, library)
+    assert str(refused.value).startswith("--device: ")
+    assert reason in str(refused.value)
+    assert "http" not in str(refused.value)
+
+
+def test_auto_logs_a_driver_that_is_not_usable(caplog: pytest.LogCaptureFixture) -> None:
+    assert find_device("auto", DeviceLibrary(devices=0, reason=OLD_DRIVER)).is_cpu
+    assert "so the CPU computes: The NVIDIA driver on your system is too old" in caplog.text
+
+
+def test_auto_without_any_driver_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        find_device("auto", DeviceLibrary(devices=0))
+    assert not caplog.records
+
+
+def test_device_names_its_model_and_memory() -> None:
+    assert str(DeviceLibrary(total=80 << 30).open()) == "cuda:0 (Stand-in 1000, 80 GiB)"
+    assert str(HOST) == "cpu"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_cpu_computes_in_every_dtype(dtype: torch.dtype) -> None:
+    check_dtype(HOST, dtype)
+    assert HOST.is_cpu
+
+
+def test_bfloat16_needs_capability_8() -> None:
+    device = DeviceLibrary(compute_capability=(7, 5)).open()
+    check_dtype(device, torch.float16)
+    check_dtype(DeviceLibrary(compute_capability=(8, 0)).open(), torch.bfloat16)
+    with pytest.raises(DeviceError, match=r"bfloat16: its capability is 7\.5, needed is 8\.0"):
+        check_dtype(device, torch.bfloat16)
+
+
+def test_dtype_that_torch_cannot_multiply_is_refused() -> None:
+    with pytest.raises(DeviceError, match="--dtype: cpu cannot compute in float8_e4m3fn: "):
+        check_dtype(HOST, torch.float8_e4m3fn)
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
+def test_torch_without_device_tells_the_reason() -> None:
+    drivers = TorchDrivers()
+    assert drivers.count() == 0
+    assert drivers.fault("cuda")
+    assert find_device("auto", drivers).is_cpu
+    with pytest.raises(DeviceError, match="--device: cuda is not there: "):
+        find_device("cuda", drivers)
+
+
+@pytest.mark.parametrize("flag", ["auto", "cpu", "accelerator", "cuda", "cuda:1", "xpu"])
+def test_device_flag_takes_kinds_and_numbers(flag: str) -> None:
+    assert parse([*SERVER, "--device", flag]).device == flag
+
+
+@pytest.mark.parametrize("flag", ["gpu", "mps", "cuda:", "cuda:x", "cpu:0", "auto:1", ""])
+def test_unknown_device_flag_is_refused(flag: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a device; allowed: auto, cpu, accel"):
+        parse([*SERVER, "--device", flag])

@@ -1,0 +1,205 @@
+"""Checkpoints of families with experts or own names: inspection and server refuse them with the same sentence."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.models.chain import Stream, load_chain
+from support.models.tiny_models import make_model
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+from modelswarm.checkpoint.block_tensors import PACKED, SCALES
+from modelswarm.checkpoint.facts import read_facts
+from modelswarm.checkpoint.inspection import inspect_model
+from modelswarm.errors import ModelSourceError
+from modelswarm_serving.model.transformer.mxfp4 import unpack_mxfp4
+from modelswarm_serving.model.transformer.startup import load_span
+
+EXPERT = "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("mixtral"), "mixtral", blocks=2, shard_size="1GB")
+
+
+@pytest.fixture
+def copy(mixtral: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(mixtral, tmp_path / "copy"))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def refusal(folder: Path) -> str:
+    """Return the sentence of a server at its start, which is that of the inspection too."""
+    with pytest.raises(ModelSourceError) as server:
+        load_span(folder, 0, 2)
+    with pytest.raises(ModelSourceError) as inspection:
+        inspect_model(f"file://{folder}")
+    assert str(server.value) == str(inspection.value)
+    return str(server.value)
+
+
+def test_expert_missing_from_the_files_is_named(copy: Path) -> None:
+    tensors = load_file(copy / "model.safetensors")
+    del tensors[EXPERT.format(1, 2)]
+    save_file(tensors, copy / "model.safetensors", {"format": "pt"})
+    assert refusal(copy) == f"model: {copy} has no weights for {EXPERT.format(1, 2)}"
+
+
+def test_more_experts_than_the_files_hold_are_refused(copy: Path) -> None:
+    change_config(copy, num_local_experts=5)
+    assert refusal(copy) == (
+        f"model: {copy}: model.layers.0.block_sparse_moe.gate.weight in model.safetensors has shape "
+        "[4, 64], but config.json says [num_local_experts 5, hidden_size 64]"
+    )
+
+
+def test_fewer_experts_than_the_files_hold_are_refused(copy: Path) -> None:
+    change_config(copy, num_local_experts=3)
+    name = "model.layers.0.block_sparse_moe.experts.3.w1.weight"
+    assert refusal(copy) == (
+        f"model: {copy}: {name} in model.safetensors is no tensor of a mixtral model with this config.json"
+    )
+
+
+def test_more_picked_experts_than_experts_are_refused(copy: Path) -> None:
+    change_config(copy, num_experts_per_tok=5)
+    assert refusal(copy) == (
+        f"model: {copy}/config.json: num_experts_per_tok is 5; allowed are at most num_local_experts, 4"
+    )
+
+
+def test_linear_attention_among_experts_is_refused(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen3_moe", blocks=2)
+    change_config(tmp_path, layer_types=["full_attention", "linear_attention"])
+    assert refusal(tmp_path) == (
+        f"model: {tmp_path}/config.json: layer_types is 'linear_attention'; "
+        "allowed are full_attention, sliding_attention"
+    )
+
+
+def test_blocks_with_and_without_experts_differ(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen2_moe", blocks=2, shard_size="1GB")
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert "model.layers.0.mlp.up_proj.weight" in tensors
+    assert "model.layers.1.mlp.experts.0.up_proj.weight" in tensors
+    assert read_facts(tmp_path, (0, 1)).block_elements == read_facts(tmp_path).block_elements
+    change_config(tmp_path, decoder_sparse_step=1)
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert refusal(tmp_path) == (
+        f"model: {tmp_path}: {name} in model.safetensors is no tensor of a qwen2_moe model with this "
+        "config.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "sentence"),
+    [
+        ("falcon", {"alibi": True}, "alibi is True; allowed is false"),
+        (
+            "opt",
+            {"word_embed_proj_dim": 32},
+            "word_embed_proj_dim is 32; allowed is hidden_size, 64",
+        ),
+        ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before is False; allowed is true"),
+        ("gpt2", {"n_head": 5}, "n_head is 5; allowed are divisors of n_embd, 64"),
+        (
+            "phi3",
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+            "rope_scaling.rope_type is 'longrope'; allowed are default, linear, llama3, yarn",
+        ),
+        (
+            "deepseek_v3",
+            {"quantization_config": {"quant_method": "fp8"}},
+            (
+                "quantization_config.quant_method is 'fp8'; quantised checkpoints are not served, "
+                "allowed are weights in float32, bfloat16 or float16"
+            ),
+        ),
+    ],
+)
+def test_parts_of_families_that_are_not_served_are_named(
+    tmp_path: Path, family: str, changes: dict[str, Any], sentence: str
+) -> None:
+    make_model(tmp_path, family, blocks=2)
+    change_config(tmp_path, **changes)
+    assert refusal(tmp_path) == f"model: {tmp_path}/config.json: {sentence}"
+
+
+def tokens_of(folder: Path) -> list[int]:
+    stream = Stream([3, 14, 15, 92])
+    load_chain(folder, (0, 1, 2)).generate([stream], 8)
+    return stream.log
+
+
+@pytest.mark.parametrize(("family", "base"), [("gpt2", "transformer."), ("opt", "model.")])
+def test_names_without_the_base_model_are_served(tmp_path: Path, family: str, base: str) -> None:
+    """As the published files of GPT-2 and OPT have them, with masks that have no effect."""
+    make_model(tmp_path, family, blocks=2, shard_size="1GB")
+    expected = tokens_of(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {name.removeprefix(base): each for name, each in load_file(path).items()}
+    if family == "gpt2":
+        tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
+    save_file(tensors, path, {"format": "pt"})
+    assert tokens_of(tmp_path) == expected
+
+
+def test_block_for_several_tokens_is_left_out(tmp_path: Path) -> None:
+    """DeepSeek-V3 stores one more block than it has layers."""
+    make_model(tmp_path, "deepseek_v3", blocks=2, shard_size="1GB")
+    expected = tokens_of(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path) | {"model.layers.2.enorm.weight": torch.ones(64)}
+    save_file(tensors, path, {"format": "pt"})
+    assert tokens_of(tmp_path) == expected
+    tensors["model.layers.3.enorm.weight"] = torch.ones(64)
+    save_file(tensors, path, {"format": "pt"})
+    assert "num_hidden_layers is 2; allowed is 4" in refusal(tmp_path)
+
+
+def test_mxfp4_experts_equal_those_that_transformers_unpacks(tmp_path: Path) -> None:
+    make_model(tmp_path, "gpt_oss", blocks=2, shard_size="1GB")
+    path = tmp_path / "model.safetensors"
+    plain = load_file(path)
+    packed = dict(plain)
+    generator = torch.Generator().manual_seed(1)
+    for name in [each for each in plain if each.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = packed.pop(name).shape
+        shape = (experts, rows, columns // 32, 16)
+        blocks = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        scales = torch.randint(121, 125, shape[:3], dtype=torch.uint8, generator=generator)
+        packed |= {name + PACKED: blocks, name + SCALES: scales}
+        plain[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16).contiguous()
+        assert torch.equal(unpack_mxfp4(blocks, scales), plain[name])
+    save_file(plain, path, {"format": "pt"})
+    expected, facts = tokens_of(tmp_path), read_facts(tmp_path)
+    save_file(packed, path, {"format": "pt"})
+    change_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    assert tokens_of(tmp_path) == expected
+    assert read_facts(tmp_path).weight_bytes(0, 2, "bfloat16") >= facts.weight_bytes(
+        0, 2, "bfloat16"
+    )
+
+
+def test_published_code_that_transformers_has_is_accepted(tmp_path: Path) -> None:
+    """As the published Phi-3 has it; the classes of transformers run, not those of the checkpoint."""
+    make_model(tmp_path, "phi3", blocks=2)
+    own = {
+        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "org/name--modeling_phi3.Phi3ForCausalLM",
+    }
+    change_config(tmp_path, auto_map=own)
+    assert read_facts(tmp_path).config.family == "phi3"
+    change_config(tmp_path, auto_map={**own, "AutoModel": "modeling_phi3.OtherModel"})
+    assert "auto_map.AutoModel is 'modeling_phi3.OtherModel'" in refusal(tmp_path)
