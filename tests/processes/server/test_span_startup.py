@@ -123,6 +123,15 @@ def test_guard_two_blocks_that_bypass_pages_are_noticed(folder: Path) -> None:
         self_check.run_reference(loaded, generic(loaded), pool, folder)
 
 
+def test_rows_of_the_self_check_differ_after_a_norm(folder: Path) -> None:
+    """With rows that a norm makes equal, a fault of the attention would not change the output."""
+    loaded, pool = trial(folder)
+    rows = self_check.run_reference(loaded, generic(loaded), pool, folder).rows
+    normed = torch.nn.functional.layer_norm(rows, rows.shape[1:])
+    distances = torch.cdist(normed, normed) + torch.eye(len(rows)) * 100
+    assert float(distances.min()) > 1
+
+
 def test_guard_three_forward_beyond_its_blocks_is_noticed(folder: Path) -> None:
     """A final norm left in place changes rows outside the blocks, like Granite's embedding multiplier."""
     loaded, pool = trial(folder)

@@ -52,7 +52,7 @@ class BloomAttention(nn.Module):
         self.query_key_value, self.dense = module.query_key_value, module.dense
         self._heads, self._size, self._index = module.num_heads, module.head_dim, index
         mask = torch.ones(1, 2, device=self.dense.weight.device)
-        slopes = build_alibi_tensor(mask, self._heads, torch.float32)[:, 0, 1]
+        slopes = build_alibi_tensor(mask, self._heads, torch.float32)[:, 0, 1].contiguous()
         self.register_buffer("slopes", slopes, persistent=False)
 
     def forward(self, hidden_states: Tensor, residual: Tensor, **_: Any) -> tuple[Tensor, None]:
