@@ -78,6 +78,7 @@ def test_protected_swarm_is_not_deleted_and_creates_nothing() -> None:
         cluster.pass_time()
     assert len(cluster.ready_pods()) == 3 and cluster.exists
     assert cluster.condition("Degraded")["reason"] == "Protected"
+    assert cluster.condition("Progressing")["status"] == "False"
     assert (
         "kubectl annotate msw counting modelswarm.io/protect-"
         in cluster.condition("Degraded")["message"]
@@ -97,6 +98,8 @@ def test_paused_swarm_can_be_deleted() -> None:
     cluster.delete_swarm()
     cluster.run_turn()
     assert all(pod.view.deleting_since is not None for pod in cluster.pods.values())
+    kinds = ("Ready", "Progressing", "Degraded")
+    assert [cluster.condition(kind)["status"] for kind in kinds] == ["False", "True", "False"]
 
 
 def test_pods_on_a_dead_node_do_not_block_deletion() -> None:

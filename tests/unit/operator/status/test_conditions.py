@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.operator.model_cluster import ModelCluster, Node, make_spec
+from support.operator.model_cluster import POLICY, ModelCluster, Node, make_spec
 
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.resources.status import Status
@@ -259,6 +259,21 @@ def test_transition_time_changes_only_with_the_status() -> None:
     assert cluster.status["observedGeneration"] == cluster.generation
     progressing = cluster.condition("Progressing")
     assert progressing["status"] == "True" and progressing["lastTransitionTime"] != since
+
+
+def test_status_has_the_address_of_the_gateways() -> None:
+    url = "http://gateway.ms:8000/v1"
+    cluster = ModelCluster(spec=make_spec(), policy=replace(POLICY, gateway_url=url))
+    cluster.settle()
+    assert cluster.status["url"] == url
+
+
+def test_long_message_of_a_container_is_cut() -> None:
+    cluster = make_settled_cluster()
+    text = "pull failed: " + "x" * 2000
+    waiting = ContainerView(waiting="ImagePullBackOff", waiting_message=text)
+    message = degrade_first_server(cluster, container=waiting)["message"]
+    assert text[:499] + "…" in message and text[:500] not in message
 
 
 def test_event_is_recorded_once_per_transition() -> None:
