@@ -54,7 +54,6 @@ from modelswarm_gateway.core.sessions.epoch_counters import EpochCounters, witho
 from modelswarm_gateway.core.sessions.session import Session, SessionState
 from modelswarm_gateway.core.snapshots import server_view, session_view
 from modelswarm_gateway.core.takeover.session_search import SessionSearch
-from modelswarm_gateway.core.takeover.takeover import take_over
 
 
 class GatewayCore:
@@ -208,7 +207,7 @@ class GatewayCore:
         if log.turn is None or not log.tokens:
             raise CoreError(f"there is no log of {where.session}")
         self.open_session(where.session, model, now, above=where.epoch.counter)
-        take_over(self._sessions[where.session], where, log, self._registry, self._recovery)
+        self._recovery.take_over(self._sessions[where.session], where, log)
 
     def start_turn(self, session: str, request: TurnRequest, now: float) -> int:
         """Continue from the longest common prefix of the log and `request.tokens`; return the first new position."""
@@ -354,8 +353,9 @@ class GatewayCore:
             return
         if token.token >= 0:
             s.log.append(token.token)
-        s.newest_run_epoch = s.epoch
-        self._recovery.close_lost_hops(s)
+        s.newest_run_epoch, hop.log = s.epoch, s.length
+        if s.lost_hops:
+            self._recovery.close_lost_hops(s)
         since = s.record_progress()
         if since is not None:
             self._effects.append(Resumed(s.name, now - since))

@@ -101,22 +101,22 @@ class SessionLocator:
         deadline = started_at + WAIT_SECONDS
         while True:
             location = await self._query_servers(request, key, started_at)
+            if location.takeover_wait > 0:
+                await self._await_lease_end(location, deadline)
+                continue
             if not location.log_holders:
                 if location.unanswered and request.resume_after is not None:
                     raise _servers_unreached()
                 return location.epoch.counter
-            if location.takeover_wait <= 0:
-                if await self._backend.take_over(
-                    location, key[0], partial(_check_log, location, check)
-                ):
-                    self._named_sessions.add_idle(key, location.session)
-                    return location.epoch.counter
-                location = await self._await_no_owner(request, key, deadline)
-                if self._clock() >= deadline:
-                    return location.epoch.counter
-                await asyncio.sleep(POLL_SECONDS / 10)
-            else:
-                await self._await_lease_end(location, deadline)
+            if await self._backend.take_over(
+                location, key[0], partial(_check_log, location, check)
+            ):
+                self._named_sessions.add_idle(key, location.session)
+                return location.epoch.counter
+            location = await self._await_no_owner(request, key, deadline)
+            if self._clock() >= deadline:
+                return location.epoch.counter
+            await asyncio.sleep(POLL_SECONDS / 10)
 
     async def _query_servers(
         self, request: GenerationRequest, key: SessionKey, started_at: float

@@ -60,13 +60,14 @@ def test_tail_serves_during_kv_copy_and_is_then_replaced() -> None:
     script.copied("s", new, 23)
     assert script.names("s") == ["a", "c"]
     assert [fence.create for fence in script.sent_to(new, Fence)] == [None]
-    assert len(script.sent_to(old, Close)) == 1 and not script.sent_to(old, Fence)
+    assert not script.sent_to(old, Close) and not script.sent_to(old, Fence)
     [go] = script.sent_to(new, StartEpoch)
     assert not go.standby and go.start == 23 and go.length == 24
     assert outcomes(script) == ["migrated"] and not reroutes(script)
     before = script.length("s")
     script.token("s")
     assert script.length("s") == before + 1
+    assert len(script.sent_to(old, Close)) == 1, "the new hop has run"
 
 
 def test_undrained_session_gets_its_credit_back() -> None:

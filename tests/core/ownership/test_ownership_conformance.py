@@ -245,7 +245,7 @@ class Contention:
             logs = gateway.all(FetchedLog)
             if logs and logs[-1].tokens and core.find_view(SESSION) is None:
                 core.take_over(where, MODEL, logs[-1], self.network.now)
-        elif not where.log_holders and core.find_view(SESSION) is None:
+        elif not (where.log_holders or where.takeover_wait) and core.find_view(SESSION) is None:
             core.open_session(SESSION, MODEL, self.network.now, above=where.epoch.counter)
             gateway.opened.add(SESSION)
 

@@ -57,7 +57,12 @@ def test_small_worlds_keep_one_owner_and_its_log(world: World, floor: int) -> No
     ("world", "floor"),
     [
         pytest.param(replicas(5, CUT_AND_KILL), 90_000, id="replicas-cut-kill"),
-        pytest.param(replicas(4, STALL), 60_000, id="replicas-stall"),
+        pytest.param(
+            replace(replicas(4, STALL), slow_answers=True), 250_000, id="replicas-stall-slow"
+        ),
+        pytest.param(
+            replicas(4, Budget(cuts=0, expiries=3, kills=1, stalls=1)), 150_000, id="replicas-taken"
+        ),
         pytest.param(pipeline(5, CUT_AND_KILL), 150_000, id="pipeline-cut-kill"),
         pytest.param(pipeline(4, STALL), 150_000, id="pipeline-stall"),
     ],
@@ -124,19 +129,14 @@ def test_returning_gateway_needs_the_rule(
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    ("world", "fault"),
-    [
-        pytest.param(
-            replace(replicas(5, CUT_AND_KILL), rules=Rules(waits_for_lease=False)),
-            TWO_OWNERS,
-            id="name-without-log",
-        ),
-        pytest.param(replace(replicas(4, STALL), slow_answers=True), TWO_OWNERS, id="late-answer"),
-        pytest.param(replicas(4, Budget(cuts=2, expiries=0)), TWO_OWNERS, id="no-hops"),
-        pytest.param(replicas(4, Budget(cuts=0, expiries=3, kills=1, stalls=1)), LOST, id="taken"),
-    ],
-)
-def test_open_hole_is_found_by_the_model(world: World, fault: str) -> None:
-    """`test_ownership_holes.py` has each of them on the real cores. Its mend changes this expectation."""
-    assert fault in explore(world).fault
+def test_name_without_log_needs_the_lease() -> None:
+    """A gateway has started its first turn, and loses its link before the prompt arrives. Another one searches."""
+    rules = Rules(waits_for_lease=False)
+    assert TWO_OWNERS in explore(replace(replicas(5, CUT_AND_KILL), rules=rules)).fault
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_known_limit_is_found_by_the_model() -> None:
+    """A gateway that reaches no server that holds the session, but another one, runs a second session of that name."""
+    assert LOST in explore(replicas(4, Budget(cuts=2, expiries=0))).fault

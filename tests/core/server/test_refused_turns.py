@@ -66,3 +66,26 @@ def test_refused_turn_keeps_the_pages_of_its_kv_only() -> None:
     for server in servers:
         assert server.core.stats.free_pages == PAGES - 2 * kept
         assert [hop.kv for hop in server.core._fencing.hops] == [len(PROMPT) + FIRST - 1] * 2
+
+
+def test_two_hops_on_one_server_become_one_for_lack_of_room() -> None:
+    """The servers of both halves are replaced one after the other by a server of all blocks, which has two hops then.
+
+    A turn that fits once does not fit twice.
+    """
+    network = Network(options=Options(total_pages=PAGES, page_size=PAGE))
+    halves = [network.serve(0, 2), network.serve(2, 4)]
+    gateway = add_gateway(network)
+    gateway.start("a", PROMPT, 1)
+    whole = network.serve(0, 4)
+    log = [*PROMPT, *expected(PROMPT, 1)]
+    for half in halves:
+        network.kill(half.peer)
+        gateway.clear_and_start("a", log, 1)
+        log += gateway.tokens("a")
+    assert gateway.route("a") == [whole.peer] * 2
+    gateway.clear_and_start("a", log, SECOND)
+    assert isinstance(gateway.troubles("a")[-1], Refused)
+    gateway.clear_and_start("a", log, SECOND)
+    assert gateway.tokens("a") == expected(log, SECOND)
+    assert gateway.route("a") == [whole.peer]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from core.takeover.test_returning_gateway import OTHER, reconnect, swarm_of_pairs
+from core.takeover.test_returning_gateway import (
+    expect_other_log,
+    return_to_old_server,
+    swarm_of_pairs,
+)
 from core.takeover.test_takeover import (
     NEW,
     PROMPT,
     SESSION,
     WHOLE,
-    adopt,
     start_partial_turn,
     swarm,
 )
-from support.core.gateway import LEASE, add_gateway
+from support.core.gateway import LEASE, takeover_network
 from support.core.network import Network
 from support.core.server import Options
 
@@ -22,38 +25,18 @@ from modelswarm_gateway.core.interface.effects import Ejected, OwnershipLost
 
 def test_suspected_server_gets_no_create_before_it_answers() -> None:
     """The session has run there since, at a gateway that has ended. The server is stopped, and known to be silent."""
-    made = Network(None, Options(lease_seconds=LEASE))
-    made.serve(0, 4)
-    made.serve(0, 4)
-    first, second = start_partial_turn(made), add_gateway(made, 2)
-    [old] = first.route(SESSION)
-    [lost] = [peer for peer in made.servers if peer != old]
-    made.cut_link(first.peer, old)
-    made.wait(0.5)
-    first.read(SESSION, len(PROMPT) + 12)
-    assert first.route(SESSION) == [lost]
-    read = [*PROMPT, *first.tokens(SESSION)]
-    made.kill(lost)
-    first.core.cancel_turn(SESSION, made.now)
-    made.wait(LEASE + 0.2)
-    adopt(made, second)
-    second.start(SESSION, OTHER, NEW)
-    made.kill(second.peer)
-    made.wait(LEASE + 0.2)
-    reconnect(made, first, [old])
+    made = takeover_network()
+    first, server, read = return_to_old_server(made)
     first.start("unnamed", PROMPT, NEW, ahead=2)
-    server = made.servers[old]
     server.frozen = True
     made.wait(2.5)
-    assert [each.peer for each in first.all(Ejected)] == [old]
+    assert [each.peer for each in first.all(Ejected)] == [server.peer]
     first.begin(SESSION, read, len(WHOLE) - len(read))
     made.wait(0.6)
     server.frozen = False
     made.wait(1.0)
     assert first.all(OwnershipLost)
-    found = add_gateway(made, 9).find(SESSION)
-    assert found.log_holders, "the log that ran last was there, and its server lives"
-    assert len(add_gateway(made, 8).adopt(found)) == len(OTHER) + NEW
+    expect_other_log(made)
 
 
 def test_held_session_goes_on_as_soon_as_its_server_answers() -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from core.takeover.test_returning_gateway import OTHER, cut_off, reconnect, swarm_of_pairs
+from core.takeover.test_returning_gateway import (
+    expect_other_log,
+    leave_cut_off_turn,
+    reconnect,
+    return_to_old_server,
+    swarm_of_pairs,
+)
 from core.takeover.test_rival_takeovers import start_rivals
 from core.takeover.test_takeover import (
     NEW,
@@ -14,11 +20,11 @@ from core.takeover.test_takeover import (
     start_partial_turn,
     swarm,
 )
-from support.core.gateway import LEASE, Gateway, add_gateway
+from support.core.gateway import LEASE, Gateway, add_gateway, takeover_network
 from support.core.network import Network
-from support.core.server import MODEL, Options, expected
+from support.core.server import MODEL, Options
 
-from modelswarm.protocol.identity import NO_GATEWAY
+from modelswarm.protocol.identity import NO_GATEWAY, PeerId
 from modelswarm.protocol.messages import Lane, Sampling, StartEpoch
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
@@ -90,11 +96,13 @@ def test_late_refusal_of_a_closed_hop_ends_no_session() -> None:
     assert set(rivals.owners) == {high.peer, NO_GATEWAY}, "the lower one has left its tail"
 
 
-def test_hop_of_a_dead_gateway_ends_no_session() -> None:
-    """A tail server was cut off from everyone while its session moved on. Its hop there is of a gateway that has
-    resigned since. The new owner needs that server, and is refused until the lease of a dead gateway ends."""
-    made = swarm()
-    head, lost = list(made.servers)
+def take_over_beside_leftover(
+    made: Network, head: PeerId, lost: PeerId
+) -> tuple[Gateway, PeerId, list[int]]:
+    """A tail server is cut off from everyone while its session moves on. Its hop there is of a gateway that resigns.
+
+    Return the gateway that takes the session over, the tail that it uses, and the log that it found.
+    """
     first, second = start_partial_turn(made), add_gateway(made, 2)
     for peer in list(made.peers_of(lost)):
         made.cut_link(peer, lost)
@@ -109,10 +117,18 @@ def test_hop_of_a_dead_gateway_ends_no_session() -> None:
     log = adopt(made, second)
     second.start(SESSION, log, len(WHOLE) - len(log), ahead=4)
     assert second.route(SESSION) == [head, third.peer]
+    return second, third.peer, log
+
+
+def test_hop_of_a_dead_gateway_ends_no_session() -> None:
+    """The new owner needs the server that was cut off, and is refused until the lease of the dead gateway ends."""
+    made = swarm()
+    head, lost = list(made.servers)
+    second, third, log = take_over_beside_leftover(made, head, lost)
     for peer in (head, second.peer):
         made.link(peer, lost)
     made.run()
-    made.kill(third.peer)  # now it needs the server that was cut off
+    made.kill(third)  # now it needs the server that was cut off
     made.wait(2 * LEASE)
     assert not second.all(OwnershipLost), "no other gateway is alive"
     second.read(SESSION, len(WHOLE))
@@ -120,25 +136,14 @@ def test_hop_of_a_dead_gateway_ends_no_session() -> None:
 
 
 def test_refused_copy_ends_no_running_session() -> None:
-    """As above, but the third server is drained: the copy to the server that was cut off is refused twice."""
+    """The third server is drained: the copy to the server that was cut off is refused twice."""
     made = swarm()
     head, lost = list(made.servers)
-    first, second = start_partial_turn(made), add_gateway(made, 2)
-    for peer in list(made.peers_of(lost)):
-        made.cut_link(peer, lost)
-    third = made.serve(2, 4)
-    made.cut_link(third.peer, lost)
-    made.wait(0.5)
-    first.read(SESSION, len(PROMPT) + 8)
-    first.core.relinquish_sessions(made.now)  # SIGTERM
-    made.run()
-    made.kill(first.peer)
-    log = adopt(made, second)
-    second.start(SESSION, log, len(WHOLE) - len(log), ahead=4)
-    for peer in (head, second.peer, third.peer):
+    second, third, _ = take_over_beside_leftover(made, head, lost)
+    for peer in (head, second.peer, third):
         made.link(peer, lost)
     made.run()
-    second.core.migrations.drain(third.peer, "test", made.now)
+    second.core.migrations.drain(third, "test", made.now)
     made.wait(5.0)
     assert not second.all(OwnershipLost), "it runs, and no other gateway is alive"
 
@@ -163,16 +168,7 @@ def test_log_of_a_stalled_server_survives_a_returning_gateway() -> None:
     """The servers answer the question after 0.3 s, and the Fence that follows it on the same lane frees the hops."""
     made = swarm()
     first, second = start_partial_turn(made), add_gateway(made, 2)
-    read = [*PROMPT, *first.tokens(SESSION)]
-    cut_off(made, first)
-    made.wait(LEASE / 2)
-    first.core.cancel_turn(SESSION, made.now)
-    made.wait(LEASE / 2 + 0.2)
-    adopt(made, second)
-    second.start(SESSION, OTHER, NEW)
-    assert second.tokens(SESSION) == expected(OTHER, NEW)
-    made.kill(second.peer)
-    made.wait(LEASE + 0.2)
+    read = leave_cut_off_turn(made, first, second)
     reconnect(made, first, list(made.servers))
     for server in made.servers.values():
         server.frozen = True
@@ -182,10 +178,7 @@ def test_log_of_a_stalled_server_survives_a_returning_gateway() -> None:
         server.frozen = False
     made.wait(1.0)
     assert first.all(OwnershipLost)
-    third = add_gateway(made, 9)
-    found = third.find(SESSION)
-    assert found.log_holders, "the log that ran last was there, and all servers live"
-    assert len(third.adopt(found)) == len(OTHER) + NEW
+    expect_other_log(made)
 
 
 def test_log_is_found_when_the_new_route_has_no_input() -> None:
@@ -215,20 +208,10 @@ def test_newest_log_survives_a_create_of_a_returning_gateway() -> None:
     made = Network(None, Options(lease_seconds=LEASE))
     one, other = made.serve(0, 4), made.serve(0, 4)
     first, second = start_partial_turn(made), add_gateway(made, 2)
-    read = [*PROMPT, *first.tokens(SESSION)]
     [old] = first.route(SESSION)
     [spare] = [peer for peer in (one.peer, other.peer) if peer != old]
-    made.cut_link(first.peer, old)
-    made.cut_link(first.peer, spare)
-    made.wait(LEASE / 2)
-    first.core.cancel_turn(SESSION, made.now)
-    made.wait(LEASE / 2 + 0.2)
-    adopt(made, second)
-    second.start(SESSION, OTHER, NEW)
-    assert second.tokens(SESSION) == expected(OTHER, NEW)
-    made.kill(second.peer)
+    read = leave_cut_off_turn(made, first, second)
     made.kill(spare)
-    made.wait(LEASE + 0.2)
     reconnect(made, first, [old])
     server = made.servers[old]
     server.frozen = True
@@ -236,41 +219,20 @@ def test_newest_log_survives_a_create_of_a_returning_gateway() -> None:
     made.wait(0.6)
     server.frozen = False
     made.wait(1.0)
-    found = add_gateway(made, 9).find(SESSION)
-    assert found.log_holders, "the log that ran last was there, and its server lives"
-    assert len(add_gateway(made, 8).adopt(found)) == len(OTHER) + NEW
+    expect_other_log(made)
 
 
 def test_returning_gateway_creates_no_hop_before_the_answer() -> None:
     """It ran on another server last, so it has no hop on the server where the session has run since."""
-    made = Network(None, Options(lease_seconds=LEASE))
-    made.serve(0, 4)
-    made.serve(0, 4)
-    first, second = start_partial_turn(made), add_gateway(made, 2)
-    [old] = first.route(SESSION)
-    [lost] = [peer for peer in made.servers if peer != old]
-    made.cut_link(first.peer, old)
-    made.wait(0.5)
-    first.read(SESSION, len(PROMPT) + 12)
-    assert first.route(SESSION) == [lost]
-    read = [*PROMPT, *first.tokens(SESSION)]
-    made.kill(lost)
-    first.core.cancel_turn(SESSION, made.now)
-    made.wait(LEASE + 0.2)
-    adopt(made, second)
-    second.start(SESSION, OTHER, NEW)
-    made.kill(second.peer)
-    made.wait(LEASE + 0.2)
-    reconnect(made, first, [old])
-    server = made.servers[old]
+    made = takeover_network()
+    first, server, read = return_to_old_server(made)
     server.frozen = True
     first.begin(SESSION, read, len(WHOLE) - len(read))
     made.wait(0.6)
     server.frozen = False
     made.wait(1.0)
     assert first.all(OwnershipLost)
-    found = add_gateway(made, 9).find(SESSION)
-    assert len(add_gateway(made, 8).adopt(found)) == len(OTHER) + NEW
+    expect_other_log(made)
 
 
 @pytest.mark.parametrize("leaves", [True, False])

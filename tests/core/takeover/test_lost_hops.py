@@ -1,48 +1,56 @@
-"""Hops of servers without a link that were replaced in the route: used again, or closed (R20, ownership)."""
+"""Hops with the only log that were replaced in the route: used again, or closed (R20, ownership)."""
 
 from __future__ import annotations
 
-from core.takeover.test_returning_gateway import swarm_of_pairs
-from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners, start_partial_turn, swarm
-from support.core.gateway import add_gateway
+from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners, start_partial_turn
+from support.core.gateway import LEASE, add_gateway, takeover_network
+from support.core.network import Network
 
-from modelswarm.protocol.messages import Close
+from modelswarm.protocol.messages import Close, Lane
 from modelswarm_gateway.core.interface.effects import MigrationEnded
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+
+
+def two_servers() -> Network:
+    """Return a network in which every server holds all blocks: a route has one hop, and one log."""
+    made = takeover_network()
+    made.serve(0, 4)
+    made.serve(0, 4)
+    return made
 
 
 def test_lost_hop_that_becomes_a_copy_is_not_closed() -> None:
     """A lost server returns before the first token of the turn, and the server that replaced it is drained."""
-    made = swarm()
-    made.serve(2, 4)
+    made = two_servers()
     first = add_gateway(made, 1)
     first.start(SESSION, PROMPT, 4, above=0)
     read = [*PROMPT, *first.tokens(SESSION)]
-    head, lost = first.route(SESSION)
+    [lost] = first.route(SESSION)
     made.cut_link(first.peer, lost)
     for server in made.servers.values():
         server.lazy = True
     first.start(SESSION, read, NEW, ahead=2)
-    third = first.route(SESSION)[1]
-    assert third != lost
+    [other] = first.route(SESSION)
+    assert other != lost
     made.link(first.peer, lost)
     made.run()
-    first.core.migrations.drain(third, "test", made.now)
+    first.core.migrations.drain(other, "test", made.now)
     made.run()
     for server in made.servers.values():
         server.lazy = False
     made.wait(1.0)
     assert [each.outcome for each in first.all(MigrationEnded)] == ["migrated"]
-    assert first.route(SESSION) == [head, lost]
+    assert first.route(SESSION) == [lost]
     assert lost not in [send.to.peer for send in made.sent(Close, first.peer)]
 
 
 def test_lost_hop_of_parked_session_leaves_a_drained_server() -> None:
-    """The client has gone before the new route gave a token."""
-    made = swarm_of_pairs()
-    first = start_partial_turn(made)
-    lost = first.route(SESSION)[1]
-    for server in made.servers.values():
-        server.lazy = True
+    """The client has gone before the new route had the log."""
+    made = two_servers()
+    first = add_gateway(made, 1, GatewaySettings(lease_seconds=LEASE, max_live_input_tokens=0))
+    first.start(SESSION, PROMPT, NEW, ahead=8, above=0)
+    [lost] = first.route(SESSION)
+    made.held = {(first.peer, server, Lane.BULK) for server in made.servers if server != lost}
     made.cut_link(first.peer, lost)
     made.run()
     assert lost not in first.route(SESSION)
@@ -55,3 +63,32 @@ def test_lost_hop_of_parked_session_leaves_a_drained_server() -> None:
     made.wait(0.2)
     assert len(hops) == 0
     assert owners(made) == {first.peer}
+
+
+def test_replaced_hop_is_closed_when_the_new_route_has_run() -> None:
+    """A server answers too late, so the route goes over another one."""
+    made = two_servers()
+    first = start_partial_turn(made)
+    [old] = first.route(SESSION)
+    read = [*PROMPT, *first.tokens(SESSION)]
+    first.core.cancel_turn(SESSION, made.now)
+    made.run()
+    made.servers[old].frozen = True
+    first.begin(SESSION, read, NEW, ahead=2)
+    made.wait(0.6)
+    made.servers[old].frozen = False
+    made.wait(0.5)
+    first.read(SESSION, len(read) + 2)
+    assert first.route(SESSION) != [old]
+    assert not list(made.servers[old].core._fencing.hops)
+
+
+def test_replaced_hop_of_slow_reader_leaves_a_drained_server() -> None:
+    """The session has moved, but its client reads nothing: no token comes that would close the old hop."""
+    made = two_servers()
+    first = start_partial_turn(made)
+    [old] = first.route(SESSION)
+    first.core.migrations.drain(old, "test", made.now)
+    made.wait(5.0)
+    assert first.route(SESSION) != [old]
+    assert not list(made.servers[old].core._fencing.hops)

@@ -108,17 +108,23 @@ def test_late_answer_is_not_used_for_next_search() -> None:
     assert where.is_owner_alive or where.claimant, where
 
 
-def test_session_cancelled_before_start_epoch_finds_new_owner() -> None:
-    """The hops of the session are closed, and its gateway keeps the session."""
-    made = wide()
+def run_after_early_cancel(made: Network) -> tuple[Desk, Desk]:
+    """A gateway keeps a session whose client left before the FenceAck came. The other one has run it since."""
     x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
     x.turn(PROMPT, NEW)
-    x.gateway.core.cancel_turn(NAME, made.now)  # the client left before the FenceAck came
+    x.gateway.core.cancel_turn(NAME, made.now)
     x.book.release(KEY)
     made.run()
     made.wait(5.0)
     y.turn(PROMPT, NEW)
     made.run()
+    return x, y
+
+
+def test_session_cancelled_before_start_epoch_finds_new_owner() -> None:
+    """The hops of the session are closed, and its gateway keeps the session."""
+    made = wide()
+    x, y = run_after_early_cancel(made)
     assert owners(made) == {y.gateway.peer}
     with pytest.raises(OwnedElsewhere):
         x.turn(PROMPT, NEW)
@@ -129,14 +135,7 @@ def test_session_cancelled_before_start_epoch_finds_new_owner() -> None:
 def test_kept_session_that_ran_elsewhere_is_taken_over() -> None:
     """A gateway keeps a session without hops. Another one ran it since and has ended: its log is the newer one."""
     made = wide()
-    x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
-    x.turn(PROMPT, NEW)
-    x.gateway.core.cancel_turn(NAME, made.now)  # the client left before the FenceAck came
-    x.book.release(KEY)
-    made.run()
-    made.wait(5.0)
-    y.turn(PROMPT, NEW)
-    made.run()
+    x, y = run_after_early_cancel(made)
     log = (*PROMPT, *y.gateway.tokens(NAME))
     y.gateway.core.relinquish_sessions(made.now)
     made.run()

@@ -14,7 +14,7 @@ from core.takeover.test_takeover import (
 )
 from support.core.gateway import LEASE, TWICE, Gateway, add_gateway, takeover_network
 from support.core.network import Network
-from support.core.server import expected
+from support.core.server import Server, expected
 
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 
@@ -40,21 +40,64 @@ def reconnect(made: Network, gateway: Gateway, servers: list[str]) -> None:
         made.run()
 
 
-@pytest.mark.parametrize("number", range(3, 7))
-def test_parked_session_that_another_gateway_ran_is_released(number: int) -> None:
-    """The cut-off gateway holds its turn, and its client leaves. The other one runs another prompt, and is gone."""
-    made = swarm_of_pairs()
-    first, second = start_partial_turn(made, number), add_gateway(made, 2)
+def run_other_prompt(made: Network, gateway: Gateway) -> None:
+    """A gateway takes the session over, runs another prompt, and ends."""
+    adopt(made, gateway)
+    gateway.start(SESSION, OTHER, NEW)
+    assert gateway.tokens(SESSION) == expected(OTHER, NEW)
+    made.kill(gateway.peer)
+    made.wait(LEASE + 0.2)
+
+
+def leave_cut_off_turn(made: Network, first: Gateway, second: Gateway) -> list[int]:
+    """A gateway is cut off in a turn, and its client leaves. The other one runs another prompt, and is gone.
+
+    Return what was read of that turn.
+    """
     read = [*PROMPT, *first.tokens(SESSION)]
     cut_off(made, first)
     made.wait(LEASE / 2)
     first.core.cancel_turn(SESSION, made.now)
     made.wait(LEASE / 2 + 0.2)
-    adopt(made, second)
-    second.start(SESSION, OTHER, NEW)
-    assert second.tokens(SESSION) == expected(OTHER, NEW)
-    made.kill(second.peer)
+    run_other_prompt(made, second)
+    return read
+
+
+def return_to_old_server(made: Network) -> tuple[Gateway, Server, list[int]]:
+    """A gateway ran on another server last, which dies. Another one has run on the first server since, and is gone.
+
+    Return the gateway, which has its link again, that server, and what was read before.
+    """
+    made.serve(0, 4)
+    made.serve(0, 4)
+    first, second = start_partial_turn(made), add_gateway(made, 2)
+    [old] = first.route(SESSION)
+    [lost] = [peer for peer in made.servers if peer != old]
+    made.cut_link(first.peer, old)
+    made.wait(0.5)
+    first.read(SESSION, len(PROMPT) + 12)
+    assert first.route(SESSION) == [lost]
+    read = [*PROMPT, *first.tokens(SESSION)]
+    made.kill(lost)
+    first.core.cancel_turn(SESSION, made.now)
     made.wait(LEASE + 0.2)
+    run_other_prompt(made, second)
+    reconnect(made, first, [old])
+    return first, made.servers[old], read
+
+
+def expect_other_log(made: Network) -> None:
+    """The log that ran last is found."""
+    found = add_gateway(made, 9).find(SESSION)
+    assert found.log_holders, "the log that ran last was there, and its server lives"
+    assert len(add_gateway(made, 8).adopt(found)) == len(OTHER) + NEW
+
+
+@pytest.mark.parametrize("number", range(3, 7))
+def test_parked_session_that_another_gateway_ran_is_released(number: int) -> None:
+    made = swarm_of_pairs()
+    first, second = start_partial_turn(made, number), add_gateway(made, 2)
+    read = leave_cut_off_turn(made, first, second)
     reconnect(made, first, list(made.servers))
     before = len(first.tokens(SESSION))
     first.start(SESSION, read, len(WHOLE) - len(read))

@@ -6,11 +6,13 @@ Used by tests of session ownership and of claims of names, on the in-memory netw
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from support.core.gateway import FOREVER, Gateway
 from support.core.server import MODEL
+from typing_extensions import override
 
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.turn import ParkedTurn
@@ -24,6 +26,32 @@ from modelswarm_gateway.runtime.session_queries import SessionQueries
 
 KEY = (MODEL, "talk")
 NAME = wire_name(KEY)
+
+
+class _VirtualSelector(selectors.SelectSelector):
+    """Calls `advance` where an event loop would sleep."""
+
+    def __init__(self, advance: Callable[[], None]) -> None:
+        super().__init__()
+        self._advance = advance
+
+    @override
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None or timeout > 0:
+            self._advance()
+        return super().select(0)
+
+
+class _VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop on the clock of the network: the order of events depends on no real time."""
+
+    def __init__(self, desk: Desk) -> None:
+        super().__init__(_VirtualSelector(desk.advance))
+        self._network = desk.gateway.network
+
+    @override
+    def time(self) -> float:
+        return self._network.now
 
 
 @dataclass
@@ -74,21 +102,27 @@ class Desk:
     def session(self, name: str) -> SessionView | None:
         return self.gateway.core.find_view(name)
 
-    def bring(self, prompt: Sequence[int]) -> int:
-        """Acquire the session. Raises OwnedElsewhere if another gateway owns it."""
+    def advance(self) -> None:
+        self.gateway.network.wait(0.1)
+        self._flush()
+
+    def bring(
+        self, prompt: Sequence[int], after: float = 0.0, event: Callable[[], None] = lambda: None
+    ) -> int:
+        """Acquire the session. Raises OwnedElsewhere if another gateway owns it.
+
+        `event` happens meanwhile, `after` that many virtual seconds.
+        """
         request = GenerationRequest(
             MODEL, TokenPrompt(tuple(prompt)), "prompt", SamplingOptions(), session_id=KEY[1]
         )
 
         async def run() -> int:
-            task = asyncio.ensure_future(self.finder.acquire(request, KEY, lambda _: None))
-            while not task.done():
-                await asyncio.sleep(0.01)
-                self.gateway.network.wait(0.1)
-                self._flush()
-            return await task
+            asyncio.get_running_loop().call_later(after, event)
+            return await self.finder.acquire(request, KEY, lambda _: None)
 
-        return asyncio.run(run())
+        with asyncio.Runner(loop_factory=lambda: _VirtualLoop(self)) as runner:
+            return runner.run(run())
 
     def turn(self, prompt: Sequence[int], new: int, ahead: int = FOREVER) -> None:
         """Begin a turn of a request that names the session."""

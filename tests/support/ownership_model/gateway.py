@@ -92,7 +92,7 @@ def routes(g: Gateway, at: Context, excluded: Flags = ()) -> list[tuple[int, ...
         return [tuple(servers)] if len(usable) == at.world.n_servers else [None]
     avoided = _unanswered(g)
     better = [s for s in usable if not (avoided and avoided[s])] or usable
-    kept = [s for s in better if (view := g.views[s]) is not None and not view.lost]
+    kept = [s for s in usable if (view := g.views[s]) is not None and not view.lost]
     chosen: list[tuple[int, ...] | None] = [(s,) for s in kept or better]
     return chosen or [None]
 
@@ -156,7 +156,8 @@ def _no_route(g: Gateway, at: Context) -> Outcome:
 def _hold(g: Gateway, at: Context) -> Gateway:
     """Hold the session. Only the first hold since the last token counts the half lease until the question is due."""
     if not g.held:
-        g = require(g, at, LATER, has_route=True)
+        is_leased = any(view is not None and view.handle is not None for view in g.views)
+        g = require(g, at, LATER if is_leased else NOW, has_route=True)
     return g._replace(state=HELD, held=True)
 
 
@@ -327,7 +328,10 @@ def wake(g: Gateway, at: Context) -> Outcomes:
 def on_ack(g: Gateway, at: Context, s: int, ack: Message) -> Outcomes:
     view = g.views[s]
     if view is None or view.lost:
-        yield _on_closing_ack(g, s, ack)
+        g, sends = _on_closing_ack(g, s, ack)
+        if ack.answer == UNKNOWN:
+            g, sends = _ask_again(g, at.linked)
+        yield g, sends
         return
     if ack.epoch < view.seen:
         yield g, ()
@@ -388,7 +392,9 @@ def _on_stale(g: Gateway, at: Context, s: int, ack: Message) -> Outcomes:
 
 
 def _forget_hop(g: Gateway, s: int) -> Gateway:
-    return g._replace(views=put(g.views, s, View(seen=g.epoch)))
+    view = g.views[s]
+    assert view is not None
+    return g._replace(views=put(g.views, s, View(cut=view.cut, seen=g.epoch)))
 
 
 def _on_granted(g: Gateway, at: Context, s: int, ack: Message) -> Outcome:

@@ -41,7 +41,7 @@ TERMS = {  # all modules of the product whose docstring has the term in its firs
         f"{GATEWAY}/core/migration/migration.py",
         f"{GATEWAY}/core/migration/migrations.py",
     ],
-    "session takeover": [f"{GATEWAY}/core/takeover/takeover.py"],
+    "session takeover": [f"{GATEWAY}/core/takeover/session_search.py"],
     "failover of a stream": [
         f"{GATEWAY}/api/failover.py",
         f"{GATEWAY}/core/recovery/recovery.py",

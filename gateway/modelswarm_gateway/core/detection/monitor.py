@@ -168,7 +168,8 @@ class HealthMonitor:
     def _check_fence_acks(self, session: Session, now: float) -> None:
         waited = now - session.fenced_at
         if waited >= self._hold_limits.fence_timeout_seconds(session.model):
-            self._recovery.on_fence_timeout(session, now)
+            silent = {hop.peer for hop in session.hops if not hop.is_fenced}
+            self._recovery.replan_without(session, silent, now, is_last=True)
             return
         missing = {
             h.peer

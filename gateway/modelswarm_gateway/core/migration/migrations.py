@@ -128,12 +128,13 @@ class Migrations:
         self._capped &= self._sessions.keys()
 
     def _close_lost_hops(self) -> None:
-        """Close hops that a parked session may not use again soon: a drained server would never be empty."""
+        """Close replaced hops of sessions without a next token soon: a drained server would never be empty."""
         for session in self._sessions.values():
-            if session.state is SessionState.PARKED and any(
-                hop.peer in self._registry.drains.peers for hop in session.lost_hops
-            ):
-                self._recovery.close_lost_hops(session)
+            is_idle = session.state is SessionState.PARKED or session.waits_for_reader
+            for hop in list(session.lost_hops if is_idle else ()):
+                if hop.peer in self._registry.drains.peers:
+                    session.lost_hops.remove(hop)
+                    self._recovery.hops.close(hop)
 
     def _check(self, migration: Migration, now: float) -> None:
         if not self._is_current(migration):

@@ -8,83 +8,64 @@ acknowledge are handled elsewhere: both name the fault themselves.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 
 from modelswarm.protocol.identity import Epoch, PeerId
 from modelswarm.protocol.messages import Counters
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
-from modelswarm_gateway.core.sessions.session import Session
+from modelswarm_gateway.core.sessions.session import Hop, Session
 
 # Faults that sessions report within this time in seconds are one failure of a link.
 SAME_FAILURE_SECONDS = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class HopEvidence:
-    """The counters of one hop for the epoch without a token."""
+def attribute(
+    hops: Sequence[Hop], idle: Collection[PeerId], epoch: Epoch, due_position: int
+) -> tuple[PeerId, ...]:
+    """Return the faulty server, or both ends of the faulty link; () if the hops were merely slow.
 
-    peer: PeerId
-    counters: Counters | None
-    is_idle: bool  # its server has made no step for a long time
-
-
-@dataclass(frozen=True, slots=True)
-class Culprit:
-    """The faulty part: one server, or the link between two."""
-
-    peers: tuple[PeerId, ...]
-
-
-def attribute(hops: Sequence[HopEvidence], epoch: Epoch, due_position: int) -> Culprit | None:
-    """Return the faulty part; None if the counters show no fault, as when the hops were merely slow.
-
-    Hops are in route order; `due_position` is the position of the token that did not come.
+    Hops are in route order; `due_position` is the position of the token that did not come. Servers that are `idle`
+    have made no step for a long time.
     """
     seen = [hop.counters for hop in hops]
     if any(counters is None or counters.epoch != epoch for counters in seen):
-        return None
+        return ()
     tuples = [counters for counters in seen if counters is not None]
     return (
         _faulty_link(hops, tuples)
         or _faulty_ring_link(hops, tuples)
-        or _idle_server(hops, tuples, due_position)
+        or _idle_server(hops, tuples, idle, due_position)
     )
 
 
-def _faulty_link(hops: Sequence[HopEvidence], seen: Sequence[Counters]) -> Culprit | None:
+def _faulty_link(hops: Sequence[Hop], seen: Sequence[Counters]) -> tuple[PeerId, ...]:
     for index, (here, there) in enumerate(pairwise(seen)):
         lost_rows = here.sent > there.received
         lost_window = there.granted > here.window and here.sent >= here.window
         if (lost_rows or lost_window) and hops[index].peer != hops[index + 1].peer:
-            return Culprit((hops[index].peer, hops[index + 1].peer))
-    return None
+            return (hops[index].peer, hops[index + 1].peer)
+    return ()
 
 
-def _faulty_ring_link(hops: Sequence[HopEvidence], seen: Sequence[Counters]) -> Culprit | None:
+def _faulty_ring_link(hops: Sequence[Hop], seen: Sequence[Counters]) -> tuple[PeerId, ...]:
     head, tail = hops[0].peer, hops[-1].peer
     if head != tail and seen[-1].tokens_sent > seen[0].tokens_received:
-        return Culprit((tail, head))
-    return None
+        return (tail, head)
+    return ()
 
 
 def _idle_server(
-    hops: Sequence[HopEvidence], seen: Sequence[Counters], due_position: int
-) -> Culprit | None:
+    hops: Sequence[Hop], seen: Sequence[Counters], idle: Collection[PeerId], due_position: int
+) -> tuple[PeerId, ...]:
     """Return the first server that has rows it may run and makes no step."""
     for hop, counters in zip(hops, seen, strict=True):
         last = hop is hops[-1]
-        waits = (
-            due_position <= counters.received if last else counters.sent < _max_sendable(counters)
-        )
-        if waits and hop.is_idle:
-            return Culprit((hop.peer,))
-    return None
-
-
-def _max_sendable(counters: Counters) -> int:
-    return min(counters.received, counters.window)
+        sendable = min(counters.received, counters.window)
+        waits = due_position <= counters.received if last else counters.sent < sendable
+        if waits and hop.peer in idle:
+            return (hop.peer,)
+    return ()
 
 
 def attribute_overdue(session: Session, registry: ServerRegistry, now: float) -> set[PeerId]:
@@ -92,22 +73,14 @@ def attribute_overdue(session: Session, registry: ServerRegistry, now: float) ->
     epoch, session.overdue_epoch = session.overdue_epoch, None
     if epoch is None:
         return set()
-    found = attribute(
-        [
-            HopEvidence(
-                hop.peer, hop.counters, not registry.health.step_times(hop.peer).is_progressing(now)
-            )
-            for hop in session.hops
-        ],
-        epoch,
-        session.length,
-    )
-    if found is None:
-        return set()
-    if len(found.peers) == 2:
+    step_times = registry.health.step_times
+    idle = {hop.peer for hop in session.hops if not step_times(hop.peer).is_progressing(now)}
+    found = attribute(session.hops, idle, epoch, session.length)
+    if len(found) == 2:
         # The pair is sorted: a lost token and then a lost window are failures of the same link.
-        one, other = sorted(found.peers)
+        one, other = sorted(found)
         registry.on_link_failed(one, other, -1 - int(now / SAME_FAILURE_SECONDS), now)
         return set()
-    registry.eject(found.peers[0], "overdue", now)
-    return set(found.peers)
+    for peer in found:
+        registry.eject(peer, "overdue", now)
+    return set(found)

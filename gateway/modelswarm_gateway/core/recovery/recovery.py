@@ -9,7 +9,8 @@ changes or its pause ends. Does not know how faults are detected or how routes a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
 from modelswarm.protocol.messages import FenceAck, Refusal
@@ -20,20 +21,27 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
     SessionLost,
 )
+from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_gateway.core.recovery.fault_attribution import attribute_overdue
 from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
-from modelswarm_gateway.core.recovery.refusals import explain_refusal, reason_for
-from modelswarm_gateway.core.recovery.route_planner import Plan, RoutePlanner
+from modelswarm_gateway.core.recovery.refusals import REASONS, explain_refusal
+from modelswarm_gateway.core.recovery.route_planner import RoutePlanner
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
 from modelswarm_gateway.core.sessions.hop_messages import HopMessages
 from modelswarm_gateway.core.sessions.hop_table import HopTable
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
-from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Hop, Session, SessionState
+from modelswarm_gateway.core.sessions.session import (
+    NO_TRUNCATION,
+    Hop,
+    Session,
+    SessionState,
+    longest_chain,
+)
 
 
 class Recovery:
@@ -96,10 +104,8 @@ class Recovery:
     def cut_over(self, session: Session, old: Hop, new: list[Hop], now: float) -> None:
         """Replace a hop by the new hops of its migration (R13, migration) and enter the loop with them."""
         at = session.hops.index(old)
-        session.hops[at : at + 1] = new
-        session.copy_targets = [hop for hop in session.copy_targets if hop not in new]
+        self._set_route(session, [*session.hops[:at], *new, *session.hops[at + 1 :]])
         session.has_migrated = True
-        self.hops.detach(old)
         self.enter_loop(session, now)
 
     def open_copy_target(self, session: Session, hop: Hop) -> None:
@@ -115,7 +121,7 @@ class Recovery:
         session.credit_cap = None
         session.state = SessionState.PARKED
         session.truncate_hops(session.length)
-        for hop in session.hops:
+        for hop in [*session.hops, *session.lost_hops]:
             hop.is_fenced = False
             if self._registry.is_connected(hop.peer) and hop.server_handle != NO_HANDLE:
                 self.hop_messages.send_fence(session, hop, parked=True, released=refused)
@@ -124,18 +130,14 @@ class Recovery:
 
     def _complete_route(self, session: Session, now: float) -> bool:
         """Replace lost hops so that the route covers all blocks. Return False if the session was held or refused."""
-        plan = self._plan_route(session, self._registry.suspected, now)
+        plan = self._planner.plan_route(session, self._registry.suspected, now)
         if plan is None and self._registry.suspected:  # last resort: they may answer after all
-            plan = self._plan_route(session, frozenset(), now)
+            plan = self._planner.plan_route(session, frozenset(), now)
         if plan is None:
             self._no_route(session, now)
             return False
         self._set_route(session, [self._hop_for(session, each) for each in plan])
         return True
-
-    def _plan_route(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
-        variant = session.variant
-        return None if variant is None else self._planner.plan_route(session, variant, without, now)
 
     def _hop_for(self, session: Session, planned: Hop | RouteHop) -> Hop:
         if isinstance(planned, Hop):
@@ -145,13 +147,13 @@ class Recovery:
         return hop
 
     def _set_route(self, session: Session, route: list[Hop]) -> None:
-        """Set the route; detach all hops that it does not use, copy targets included."""
-        kept = {hop.gateway_handle for hop in route}
+        """Set the route. Hops that it replaces stay open until another one is known to have their log (R20)."""
         for hop in [*session.hops, *session.copy_targets]:
-            if hop.gateway_handle not in kept:
+            may_have_log = session.has_run and hop.server_handle != NO_HANDLE
+            if hop not in route and hop in session.hops and may_have_log:
+                self.hops.replace(session, hop)
+            elif hop not in route:
                 self.hops.detach(hop)
-                if hop.server_handle != NO_HANDLE and not self._registry.is_connected(hop.peer):
-                    session.lost_hops.append(hop)
         for hop in route:
             self.hops.attach(session, hop)
         session.hops, session.copy_targets = route, []
@@ -160,15 +162,17 @@ class Recovery:
         """Close every hop, so that all connected servers free its pages."""
         for hop in [*session.hops, *session.copy_targets]:
             self.hops.detach(hop)
-        session.hops, session.copy_targets = [], []
-        self.close_lost_hops(session)
+        for hop in session.lost_hops:
+            self.hops.close(hop)
+        session.hops, session.copy_targets, session.lost_hops = [], [], []
 
     def close_lost_hops(self, session: Session) -> None:
-        """Close the hops of servers that were lost and have a link again."""
-        for hop in session.lost_hops:
-            if self._registry.is_connected(hop.peer):
-                self.hops.send_close(hop)
-        session.lost_hops = []
+        """Close replaced hops whose log a hop of the route has. A late answer to a Fence may name another owner."""
+        log = max((hop.log for hop in session.hops if hop.is_fenced), default=0)
+        for hop in list(session.lost_hops):
+            if hop.log_limit <= log and hop.fence_epoch <= hop.handle_epoch:
+                session.lost_hops.remove(hop)
+                self.hops.close(hop)
 
     # ---- fences and answers
 
@@ -177,35 +181,45 @@ class Recovery:
         if found is None or found[1].peer != peer:
             return
         session, hop = found
-        was_closing = hop.gateway_handle in self.hops.closing
-        if not self.hops.record_fence_ack(hop, answer):
-            is_open = session.hops or session.is_in_turn
-            if was_closing and is_open and answer.refusal is Refusal.STALE_EPOCH:
-                self._relinquish_to_higher(session, answer)
+        is_recorded = self.hops.record_fence_ack(hop, answer)
+        if hop not in session.hops and hop not in session.copy_targets:
+            self._on_late_ack(session, hop, answer)
+        elif not is_recorded or answer.epoch != session.epoch or hop.is_fenced:
             return
-        if answer.epoch != session.epoch or hop.is_fenced:
-            return
-        if answer.unknown:
+        elif answer.unknown:
             self._on_unknown_hop(session, hop, now)
         elif answer.refusal is Refusal.STALE_EPOCH:
             self._on_stale_epoch(session, hop, answer, now)
         elif answer.refusal is not None:
             self._on_refusal(session, hop, answer.refusal, now)
         else:
-            hop.is_fenced = True
-            hop.kv, hop.log, hop.retained = answer.kv, answer.log, answer.retained
-            hop.counters = answer.counters
-            if hop.counters is not None:
-                session.newest_run_epoch = max(session.newest_run_epoch, hop.counters.epoch)
-            hop.kv_limit = hop.log_limit = NO_TRUNCATION
-            if session.state is SessionState.FENCING:
-                if hop.is_round_trip_timed:
-                    self._registry.record_round_trip(peer, now - session.fenced_at)
-                hop.accepted_turn = session.turn_number
-                if session.overdue_epoch is not None and all(h.is_fenced for h in session.hops):
-                    self._attribute_overdue(session, now)
-                else:
-                    self._start_if_fenced(session)
+            self._on_fenced(session, hop, answer, now)
+
+    def _on_fenced(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
+        hop.is_fenced = True
+        hop.kv, hop.log, hop.retained = answer.kv, answer.log, answer.retained
+        hop.counters = answer.counters
+        if hop.counters is not None:
+            session.newest_run_epoch = max(session.newest_run_epoch, hop.counters.epoch)
+        hop.kv_limit = hop.log_limit = NO_TRUNCATION
+        self.close_lost_hops(session)
+        if session.state is SessionState.FENCING:
+            if hop.is_round_trip_timed:
+                self._registry.record_round_trip(hop.peer, now - session.fenced_at)
+            hop.accepted_turn = session.turn_number
+            if session.overdue_epoch is not None and all(h.is_fenced for h in session.hops):
+                self._attribute_overdue(session, now)
+            else:
+                self._start_if_fenced(session)
+
+    def _on_late_ack(self, session: Session, hop: Hop, answer: FenceAck) -> None:
+        """Take the answer of a hop that was replaced or closed. It may name another owner."""
+        if answer.refusal is Refusal.STALE_EPOCH and (session.hops or session.is_in_turn):
+            self._relinquish_to_higher(session, answer)
+        elif hop in session.lost_hops and hop.handle_epoch < answer.epoch:  # unknown there
+            session.lost_hops.remove(hop)
+            self.hops.close(hop)
+        self.close_lost_hops(session)
 
     def _on_unknown_hop(self, session: Session, hop: Hop, now: float) -> None:
         hop.forget(session.epoch)
@@ -228,10 +242,10 @@ class Recovery:
         if session.state is not SessionState.FENCING:
             return
         session.excluded.add(hop.peer)
-        session.refusal = reason_for(refusal)
+        session.refusal = REASONS[refusal]
         if hop.server_handle == NO_HANDLE:
             session.hops.remove(hop)
-            self.hops.discard(hop)
+            self.hops.detach(hop)
         self._replan(session, now)
 
     def _on_stale_epoch(self, session: Session, hop: Hop, answer: FenceAck, now: float) -> None:
@@ -262,12 +276,18 @@ class Recovery:
         if not (faulty and self.replan_without(session, faulty, now)):
             self._replan(session, now)
 
-    def replan_without(self, session: Session, silent: set[PeerId], now: float) -> bool:
-        """Plan without `silent` servers, in the same epoch (R5, one loop). Return False if no route avoids them."""
+    def replan_without(
+        self, session: Session, silent: set[PeerId], now: float, *, is_last: bool = False
+    ) -> bool:
+        """Plan without `silent` servers, in the same epoch (R5, one loop). Return False if no route avoids them.
+
+        `is_last`: they had all the time there is, so the session does not wait for them even without another route.
+        """
         without = self._registry.suspected | silent
-        if self._plan_route(session, without, now) is None:
+        if not is_last and self._planner.plan_route(session, without, now) is None:
             return False
         session.excluded |= silent
+        session.refusal = RefusalReason.NO_SERVERS if is_last else session.refusal
         if session.fault_at is None and session.has_run:
             session.fault_at = now
         self._replan(session, now)
@@ -316,12 +336,18 @@ class Recovery:
             self.hold(session, now)
 
     def _refuse_turn(self, session: Session, reason: RefusalReason) -> None:
-        """Refuse a turn, all or nothing (R12, admission): a first turn frees its hops, a later one keeps its KV."""
+        """Refuse a turn, all or nothing (R12, admission): a first turn frees its hops, a later one keeps its KV.
+
+        Two hops on one server reserve the turn twice. They are freed for lack of room, and one hop replaces them.
+        """
         session.excluded.clear()
         if session.has_run:
-            for hop in [hop for hop in session.hops if hop.server_handle == NO_HANDLE]:
-                session.hops.remove(hop)
-                self.hops.detach(hop)
+            hops = Counter(hop.peer for hop in session.hops)
+            most = 1 if reason is RefusalReason.NO_ROOM else len(session.hops)
+            for hop in list(session.hops):
+                if hop.server_handle == NO_HANDLE or hops[hop.peer] > most:
+                    session.hops.remove(hop)
+                    self.hops.detach(hop)
             self.park(session, refused=True)
         else:
             session.state = SessionState.PARKED
@@ -375,20 +401,28 @@ class Recovery:
         self._forget(session)
         self._emit(reason)
 
-    def adopt_hops(self, session: Session, hops: Sequence[Hop]) -> None:
-        """Fence the hops that another gateway left, up to the log that was found, without StartEpoch (R8, parked)."""
-        self._set_route(session, list(hops))
-        session.raise_epoch()
-        session.truncate_hops(session.length)
-        for hop in hops:
-            self.hop_messages.send_fence(session, hop)
+    # ---- takeover
 
-    def on_fence_timeout(self, session: Session, now: float) -> None:
-        """Enter the loop without the hops that have not acknowledged their Fence in time."""
-        for hop in session.hops:
-            if not hop.is_fenced:
-                session.excluded.add(hop.peer)
-        session.refusal = RefusalReason.NO_SERVERS
-        if session.fault_at is None and session.has_run:
-            session.fault_at = now
-        self.enter_loop(session, now)
+    def take_over(self, session: Session, where: SessionLocation, log: FetchedLog) -> None:
+        """Fill a new session with the log and hops that another gateway left, and fence the hops (R20, takeover).
+
+        The hops hold prefixes of what the last epoch ran, and the log is one of them. They change owner by that Fence
+        or not at all. All others expire with their lease. If the route uses one again, it is found by its blocks and
+        created anew, like every new hop.
+        """
+        assert log.turn is not None
+        session.variant = self._registry.active_variant(session.model)
+        session.log, session.turn, session.turn_number = list(log.tokens), log.turn, 1
+        session.has_run, session.newest_run_epoch = True, where.last_started
+        servers = self._registry.servers_of(session.model, session.variant)
+        compatible = {server.hello.peer for server in servers}
+        found = [
+            self.hops.create_hop(peer, hop.first, hop.last, kv=hop.kv)
+            for peer, hop in where.hops
+            if peer in compatible
+        ]
+        self._set_route(session, longest_chain(found))
+        session.raise_epoch()
+        for hop in session.hops:  # they may have run on since they were found
+            hop.kv_limit, hop.log_limit = session.length - 1, session.length
+            self.hop_messages.send_fence(session, hop)

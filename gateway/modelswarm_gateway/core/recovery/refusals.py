@@ -12,18 +12,13 @@ from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
 from modelswarm_gateway.core.sessions.session import Session
 
-_REASONS = {
+REASONS = {  # of a session that a server refused
     Refusal.NO_PAGES: RefusalReason.NO_ROOM,
     Refusal.TOO_LONG: RefusalReason.TOO_LONG,
     # More room would not help: the session's KV on other servers is worth keeping.
     Refusal.DRAINING: RefusalReason.NO_SERVERS,
     Refusal.WRONG_BLOCKS: RefusalReason.NO_SERVERS,
 }
-
-
-def reason_for(refusal: Refusal) -> RefusalReason:
-    """Return the reason of a session that a server refused."""
-    return _REASONS[refusal]
 
 
 def explain_refusal(registry: ServerRegistry, session: Session, reason: RefusalReason) -> str:

@@ -34,11 +34,12 @@ class RoutePlanner:
         self._settings = settings
         self._registry = registry
 
-    def plan_route(
-        self, session: Session, variant: ModelVariant, without: frozenset[PeerId], now: float
-    ) -> Plan | None:
+    def plan_route(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
         """Plan without `without` and the session's excluded servers; None if some block has no other server."""
         without |= session.excluded
+        variant = session.variant
+        if variant is None:
+            return None
         if session.state is SessionState.PARKED:
             overloaded = self._overloaded_servers(session, now) - without
             if overloaded:
@@ -171,9 +172,7 @@ def hop_needs(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] 
         max_length=session.turn.end,
         kv_positions=session.turn.reserved_positions,
         for_recovery=for_recovery,
-        lost_domains=frozenset(hop.zone for hop in lost if hop.zone)
-        if for_recovery
-        else frozenset(),
+        lost_domains=frozenset(hop.zone for hop in lost if hop.zone and for_recovery),
         excluded=without,
     )
 
@@ -183,10 +182,7 @@ def unreliable_neighbours(
 ) -> frozenset[PeerId]:
     """Return servers with an unreliable link to any of `peers`."""
     return frozenset(
-        other
-        for link in bad_links
-        for other in link
-        if any(p in link and p != other for p in peers)
+        other for link in bad_links for peer in link.intersection(peers) for other in link - {peer}
     )
 
 

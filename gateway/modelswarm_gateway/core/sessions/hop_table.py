@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from modelswarm.protocol.identity import NO_HANDLE, Handle, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Handle, PeerId
 from modelswarm.protocol.messages import Close, FenceAck, Lane, Send
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
@@ -55,12 +55,17 @@ class HopTable:
             self._registry.add_hop(hop.peer, session.turn.reserved_positions, session.length)
         if hop in session.lost_hops:
             session.lost_hops.remove(hop)
+            hop.fence_epoch = NO_EPOCH
         self.closing.pop(hop.gateway_handle, None)
         self.by_handle[hop.gateway_handle] = (session, hop)
 
     def detach(self, hop: Hop) -> None:
-        """Remove the hop from its session and close it on its server as soon as its server handle is known."""
+        """Remove the hop from its session and close it."""
         self._registry.remove_hop(hop.peer)
+        self.close(hop)
+
+    def close(self, hop: Hop) -> None:
+        """Close a hop that is not counted any more on its server as soon as its server handle is known."""
         if not self._registry.is_connected(hop.peer):
             self.by_handle.pop(
                 hop.gateway_handle, None
@@ -75,10 +80,11 @@ class HopTable:
             hop.kv_limit = hop.log_limit = 0
             self.closing[hop.gateway_handle] = hop
 
-    def discard(self, hop: Hop) -> None:
-        """Drop a hop that its server did not open: there is nothing to close."""
+    def replace(self, session: Session, hop: Hop) -> None:
+        """Remove the hop from the session's route. It stays open: it may have the only copy of the log."""
         self._registry.remove_hop(hop.peer)
-        self.by_handle.pop(hop.gateway_handle, None)
+        hop.truncate(session.length - 1, session.length)
+        session.lost_hops.append(hop)
 
     def record_fence_ack(self, hop: Hop, answer: FenceAck) -> bool:
         """Record the server handle. Return False if the ack is about an earlier creation or a detached hop."""
@@ -102,7 +108,7 @@ class HopTable:
         """Forget the pending answers of a server whose link broke: none will come."""
         for _, hop in self.by_handle.values():
             if hop.peer == peer:
-                hop.create_epoch = None
+                hop.create_epoch, hop.fence_epoch = None, NO_EPOCH
         for reply, hop in list(self.closing.items()):
             if hop.peer == peer:
                 del self.closing[reply]

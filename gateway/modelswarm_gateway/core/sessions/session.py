@@ -101,7 +101,7 @@ class Session:
     hops: list[Hop] = field(default_factory=list)
     # New hops of a migration, beside the route.
     copy_targets: list[Hop] = field(default_factory=list)
-    # Hops of servers without a link, replaced in the route since. No newer epoch has run yet.
+    # Hops that were replaced in the route. No hop of the route is known to have their log yet.
     lost_hops: list[Hop] = field(default_factory=list)
 
     turn: Turn = field(default_factory=lambda: Turn(reserved_positions=1, end=1))

@@ -1,7 +1,7 @@
-"""Searches for sessions that are not on this gateway: owner, and what the servers still hold (R20, takeover).
+"""Session takeover (R20): searches for sessions that are not on this gateway, their owner, and what servers hold.
 
 Used by `gateway.py`. A search asks all servers of a model and emits a SessionLocation; a fetch brings one log copy.
-Decides neither whether nor when to take a session over.
+Decides neither whether nor when to take a session over. The recovery loop fences the hops that were found.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def locate_session(session: str, me: PeerId, answers: dict[PeerId, SessionInfo])
         logs = [(hop.log, hop.epoch, peer) for peer, hop in parts if hop.log]
         if logs:  # an epoch whose log has not arrived anywhere has generated nothing
             break
-    if ran == NO_EPOCH:  # it never ran
-        return SessionLocation(session, highest)
+    if ran == NO_EPOCH:  # it never ran; its owner may still start it
+        return SessionLocation(session, highest, takeover_wait=max(0.0, wait))
     logs.sort(key=lambda log: log[:2], reverse=True)
     return SessionLocation(
         session,

@@ -54,10 +54,12 @@ class EjectsWholeRoutes(Recovery):
     """R21 (failure detection): if one hop does not answer a Fence, all servers of its route are ejected."""
 
     @override
-    def replan_without(self, session: Session, silent: set[PeerId], now: float) -> bool:
+    def replan_without(
+        self, session: Session, silent: set[PeerId], now: float, *, is_last: bool = False
+    ) -> bool:
         route = {hop.peer for hop in session.hops}
-        done = super().replan_without(session, silent, now)
-        for peer in sorted(route if done else ()):
+        done = super().replan_without(session, silent, now, is_last=is_last)
+        for peer in sorted(route if done and not is_last else ()):
             self._registry.eject(peer, "silent", now)
         return done
 

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
 from modelswarm.protocol.messages import StartEpoch
-from modelswarm_gateway.core.recovery.fault_attribution import HopEvidence, attribute
+from modelswarm_gateway.core.recovery.fault_attribution import attribute
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.route_planner import Plan, RoutePlanner
@@ -46,21 +46,15 @@ class CountsEachDirection(Recovery):
 
     @override
     def _attribute_overdue(self, session: Session, now: float) -> None:
-        evidence = [
-            HopEvidence(
-                hop.peer,
-                hop.counters,
-                not self._registry.health.step_times(hop.peer).is_progressing(now),
-            )
-            for hop in session.hops
-        ]
-        epoch = session.overdue_epoch
-        found = None if epoch is None else attribute(evidence, epoch, session.length)
-        if found is None or len(found.peers) != 2:
+        step_times = self._registry.health.step_times
+        idle = {hop.peer for hop in session.hops if not step_times(hop.peer).is_progressing(now)}
+        epoch, length = session.overdue_epoch, session.length
+        found = () if epoch is None else attribute(session.hops, idle, epoch, length)
+        if len(found) != 2:
             super()._attribute_overdue(session, now)
             return
         session.overdue_epoch = None
-        sender, receiver = found.peers
+        sender, receiver = found
         self._registry.on_link_failed(sender, receiver, -1 - int(now / 0.5), now)
         self._replan(session, now)
 

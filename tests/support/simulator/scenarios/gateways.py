@@ -9,7 +9,7 @@ import random
 from dataclasses import replace
 
 from support.simulator.ring_coverage import Span
-from support.simulator.scenario import Layout, Scenario
+from support.simulator.scenario import Conditions, Layout, Scenario
 
 # Sizes of `handover`: positions of the longest turn, positions that any session holds at rest, sessions of a world.
 MOST_POSITIONS = 200
@@ -62,7 +62,7 @@ def successors(scenario: Scenario, rng: random.Random) -> Scenario:
 def doomed(scenario: Scenario, rng: random.Random) -> Scenario:
     """Gateways are killed while they send Fences: all that clients have read must still be found."""
     scenario = adoptions(scenario, rng)
-    conditions = replace(scenario.conditions, spike_chance=0.0, slow_step_chance=0.0)
+    conditions = _without_spikes(scenario)
     weights = {"kill_fencing_gateway": 1.0, "kill_gateway": 0.2}
     faults = replace(scenario.faults, weights=weights, mean_gap=0.1, max_count=12, until=3.0)
     return replace(scenario, faults=faults, conditions=conditions, max_wait_seconds=30.0)
@@ -77,7 +77,7 @@ def asleep(scenario: Scenario, rng: random.Random) -> Scenario:
     weights = {"stall_gateway": 1.0}
     others = rng.choice(("none", "drains", "all"))
     if others != "all":
-        conditions = replace(conditions, spike_chance=0.0, slow_step_chance=0.0)
+        conditions = _without_spikes(scenario)
     if others != "none":
         weights["drain_taken_over"] = 3.0
     if others == "all":
@@ -107,12 +107,10 @@ def rivals(scenario: Scenario, rng: random.Random) -> Scenario:
         scenario.layout, gateways=3, lease_seconds=0.4, max_live_input_tokens=rng.choice((0, 256))
     )
     conditions = replace(
-        scenario.conditions,
+        _without_spikes(scenario),
         latency=rng.choice((0.002, 0.01)),
         bulk_factor=rng.choice((0.1, 1.0, 5.0)),
         step_seconds=rng.choice((0.001, 0.01, 0.05)),
-        spike_chance=0.0,
-        slow_step_chance=0.0,
         duplicate_chance=0.0,
     )
     faults = replace(
@@ -155,10 +153,8 @@ def handover(scenario: Scenario, rng: random.Random) -> Scenario:
         layout = replace(layout, spans=_one_route(layout), total_pages=pages * 10 // 9 + 1)
         weights["kill"] = rng.choice((0.0, 1.0))
     conditions = replace(
-        scenario.conditions,
+        _without_spikes(scenario),
         latency=rng.choice((0.002, 0.02)),
-        spike_chance=0.0,
-        slow_step_chance=0.0,
         duplicate_chance=0.0,
     )
     faults = replace(
@@ -207,7 +203,7 @@ def islands(scenario: Scenario, rng: random.Random) -> Scenario:
     scenario = _small(adoptions(scenario, rng), rng)
     spans = tuple(dict.fromkeys(scenario.layout.spans)) * rng.choice((1, 2))
     layout = replace(scenario.layout, spans=spans, lease_seconds=0.5)
-    conditions = replace(scenario.conditions, spike_chance=0.0, slow_step_chance=0.0)
+    conditions = _without_spikes(scenario)
     weights = {"isolate_gateway": 1.0, "kill_gateway": rng.choice((0.0, 0.5))}
     faults = replace(
         scenario.faults, weights=weights, mean_gap=0.3, burst_chance=0.0, max_count=8, until=5.0
@@ -222,6 +218,11 @@ def islands(scenario: Scenario, rng: random.Random) -> Scenario:
         return_seconds=1.0,
         max_wait_seconds=30.0,
     )
+
+
+def _without_spikes(scenario: Scenario) -> Conditions:
+    """Return the conditions without slow messages and slow steps: no server is late but by a fault."""
+    return replace(scenario.conditions, spike_chance=0.0, slow_step_chance=0.0)
 
 
 def _small(scenario: Scenario, rng: random.Random) -> Scenario:
