@@ -83,12 +83,14 @@ def test_replaced_hop_is_closed_when_the_new_route_has_run() -> None:
     assert not list(made.servers[old].core._fencing.hops)
 
 
-def test_replaced_hop_of_slow_reader_leaves_a_drained_server() -> None:
-    """The session has moved, but its client reads nothing: no token comes that would close the old hop."""
+def test_hop_replaced_after_its_answer_is_closed_by_a_token() -> None:
+    """A server makes no steps, but answers: it is found at fault when its hop has acknowledged the Fence."""
     made = two_servers()
     first = start_partial_turn(made)
     [old] = first.route(SESSION)
-    first.core.migrations.drain(old, "test", made.now)
-    made.wait(5.0)
+    made.servers[old].lazy = True
+    first.read(SESSION, len(PROMPT) + 12)
+    made.wait(8.0)
     assert first.route(SESSION) != [old]
+    assert len(first.tokens(SESSION)) > 12
     assert not list(made.servers[old].core._fencing.hops)

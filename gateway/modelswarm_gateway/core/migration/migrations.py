@@ -128,10 +128,9 @@ class Migrations:
         self._capped &= self._sessions.keys()
 
     def _close_lost_hops(self) -> None:
-        """Close replaced hops of sessions without a next token soon: a drained server would never be empty."""
+        """Close replaced hops of parked sessions: no token comes soon, and a drained server would never be empty."""
         for session in self._sessions.values():
-            is_idle = session.state is SessionState.PARKED or session.waits_for_reader
-            for hop in list(session.lost_hops if is_idle else ()):
+            for hop in list(session.lost_hops if session.state is SessionState.PARKED else ()):
                 if hop.peer in self._registry.drains.peers:
                     session.lost_hops.remove(hop)
                     self._recovery.hops.close(hop)

@@ -184,7 +184,7 @@ PLANTS: dict[str, Plant] = {
     "R1 accepts any epoch": in_server(AcceptsAnyEpoch, "late"),
     "R1 accepts rows twice": in_server(AcceptsRowsTwice, "duplicates"),
     "R1 and R9 mixes lanes, ignores gaps": in_server(MixesLanesAndIgnoresGaps, "slow_bulk"),
-    "R2 starts twice": in_server(StartsTwice, "slow_readers"),
+    "R2 starts twice": in_server(StartsTwice, "duplicates"),
     "R2 truncates twice": in_server(TruncatesTwice, "duplicates", 200),
     "R2 obeys old fences": in_server(ObeysOldFences, "duplicates", 200),
     "R2 truncates during a step": in_server(TruncatesDuringStep, "rewinds"),
