@@ -22,6 +22,7 @@ from modelswarm_gateway.models.chat_template import ChatTemplate, TemplateError
 CPU_SECONDS = 2.0  # processor time of one request; usual ones take less than 0.01 s
 MEMORY_BYTES = 512 << 20  # address space of the process
 MAX_TEXT_CHARACTERS = 16 << 20  # of a prompt; the longest context has fewer
+MAX_REASON_CHARACTERS = 1000  # of a refusal, whose words a template may choose
 OUT_OF_MEMORY = 3  # exit code
 _LENGTH_BYTES = 4
 _MAX_MESSAGE_BYTES = 128 << 20  # of JSON; a prompt's characters may take six bytes each
@@ -61,7 +62,7 @@ def answer_request(content: bytes) -> dict[str, Any]:
             return {"text": ""}
         text = template.render(request["variables"])
     except TemplateError as error:
-        return {"refused": str(error)}
+        return {"refused": str(error)[:MAX_REASON_CHARACTERS]}
     except RecursionError:
         return {"refused": "the messages are nested too deeply"}
     if len(text) > MAX_TEXT_CHARACTERS:

@@ -20,6 +20,7 @@ from modelswarm_gateway.models.template_process import (
     TemplateProcessError,
     child_environment,
 )
+from modelswarm_gateway.models.template_worker import MAX_REASON_CHARACTERS
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 HI = [{"role": "user", "content": "hi"}]
@@ -103,6 +104,17 @@ async def test_second_bomb_ends_the_chats_of_its_model_only(impatient: TemplateP
     assert await hostile.encode("hi", special=False) == encode_bytes("hi")
     assert await other.encode_chat(HI)
     assert other.chat_fault == ""
+
+
+async def test_reason_of_a_refusal_is_bounded() -> None:
+    """A template may refuse with any text, which would become an error message, and its compiler may quote it."""
+    long = "{{ raise_exception('a' * 100000) }}"
+    with pytest.raises(TemplateError) as refused:
+        await template_process().render(long, template_variables(HI, {}, {}))
+    assert len(str(refused.value)) <= MAX_REASON_CHARACTERS
+    with pytest.raises(TemplateError) as broken:
+        template_process().check("{% " + "a" * 100_000 + " %}")
+    assert len(str(broken.value)) <= MAX_REASON_CHARACTERS
 
 
 async def test_large_request_does_not_end_the_chats(impatient: TemplateProcess) -> None:
