@@ -1,7 +1,8 @@
 """Compiles and renders templates in a child process, so that no template can stop or exhaust the gateway.
 
 Used by `tokenizer.py`; one for each gateway. The child (`template_worker.py`) starts at the first use, and again after
-it ended: it ends when a template exceeds its processor time or memory. Requests wait for each other in a thread.
+it ended: it ends when a template exceeds its processor time or memory. A memory fault counts if the child has served no
+other template. Requests wait for each other in a thread.
 """
 
 from __future__ import annotations
@@ -75,9 +76,11 @@ class _Child:
             raise
         own.settimeout(ANSWER_SECONDS)
         self._connection = own
+        self.templates: set[int] = set()  # hashes of those that it has compiled
 
     def ask(self, request: dict[str, Any]) -> tuple[dict[str, Any] | None, int]:
         """Return the answer, None if the child has ended, and the request's bytes. TimeoutError if it is stopped."""
+        self.templates.add(hash(request["template"]))
         size = send_message(self._connection, request)
         try:
             content = receive_message(self._connection)
@@ -143,7 +146,10 @@ class TemplateProcess:
             self._end_child()
             raise TemplateProcessError(f"the template process failed: {error}") from error
         if answer is None:
-            reason = self._budget_sentence(self._end_child())
+            is_shared, code = len(self._child.templates) > 1, self._end_child()
+            if is_shared and code != -signal.SIGPROF:
+                return self._ask(request)  # others may have filled its memory
+            reason = self._budget_sentence(code)
             log.warning("the template process ended: %s", reason)
             raise TemplateBudgetError(f"the model's chat template {reason}", size)
         if "refused" in answer:

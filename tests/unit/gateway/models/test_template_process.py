@@ -106,6 +106,17 @@ async def test_second_bomb_ends_the_chats_of_its_model_only(impatient: TemplateP
     assert other.chat_fault == ""
 
 
+async def test_memory_of_other_templates_blames_no_model() -> None:
+    """A constant in an output stays in the compiled template, which the child keeps for the next request."""
+    templates = TemplateProcess()
+    half = "{{ ('b' * (messages|length * 250000000))|length }}"
+    assert await templates.render(half, {"messages": HI}) == "250000000"
+    for place in range(14):
+        templates.check(f"{{{{ 'a' * {20_000_000 + place} }}}}")
+    assert await templates.render(half, {"messages": HI}) == "250000000"
+    templates.close()
+
+
 async def test_reason_of_a_refusal_is_bounded() -> None:
     """A template may refuse with any text, which would become an error message, and its compiler may quote it."""
     long = "{{ raise_exception('a' * 100000) }}"
