@@ -21,8 +21,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
 from modelswarm.protocol import messages
+from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS
 from modelswarm.protocol.identity import MAX_NUMBER, NO_HANDLE
-from modelswarm.protocol.messages import Fence, Message
+from modelswarm.protocol.messages import Fence, Message, SessionInfo
 from modelswarm.protocol.wire import swarm_pb2
 
 
@@ -63,6 +64,8 @@ def decode(data: bytes | memoryview) -> Message:
     message: Message = _READERS[name](getattr(envelope, name))
     if isinstance(message, Fence):
         _check_fence(message)
+    if isinstance(message, SessionInfo):
+        _check_session_info(message)
     return message
 
 
@@ -71,6 +74,14 @@ def _check_fence(fence: Fence) -> None:
         raise FrameError("a Fence must have either a handle or a create part")
     if fence.create is not None and fence.turn is None:
         raise FrameError("a Fence that creates must have a turn")
+
+
+def _check_session_info(found: SessionInfo) -> None:
+    """Refuse times that no server counts: a gateway waits for the rest of the lease. NaN fails both comparisons."""
+    if not 0 <= found.lease_ms <= 1000 * MAX_LEASE_SECONDS:
+        raise FrameError(f"SessionInfo: lease_ms is {found.lease_ms}, not 0 to a day")
+    if not found.owner_silent_ms >= 0:
+        raise FrameError(f"SessionInfo: owner_silent_ms is {found.owner_silent_ms}, not at least 0")
 
 
 def _snake_case(name: str) -> str:

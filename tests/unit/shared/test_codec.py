@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 import typing
 
@@ -104,6 +105,7 @@ MESSAGES: list[Message] = [
         Epoch(2, 1),
     ),
     SessionInfo("s", Epoch(0, 0), claimant="g2/1/a", search_id=7),
+    SessionInfo("s", EPOCH, "g1/1/a", owner_silent_ms=math.inf, lease_ms=86_400_000.0),
     LogRequest("s"),
     LogRequest("s", EPOCH),
     LogChunk("s", EPOCH, 0, 300, tuple(range(300)), Turn(99, 100, SAMPLING)),
@@ -176,6 +178,13 @@ INVALID = {
     "token above the maximum": encode(Input(1, EPOCH, 0, (1, HUGE, 2))),
     "nested epoch above the maximum": encode(
         SessionInfo("s", EPOCH, hops=(HopInfo(0, 4, 9, 10, Epoch(HUGE, 1)),))
+    ),
+    **{
+        f"session with a lease of {lease} ms": encode(SessionInfo("s", EPOCH, lease_ms=lease))
+        for lease in (-1.0, 1e15, math.inf, math.nan)
+    },
+    "session of a silence that is no number": encode(
+        SessionInfo("s", EPOCH, owner_silent_ms=math.nan)
     ),
     "empty fence": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0)),
     "fence that creates and truncates": encode(Fence(5, 4, EPOCH, 0, 0, Create("s", 0, 1), Turn(1, 2))),
