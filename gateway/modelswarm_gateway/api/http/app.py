@@ -211,13 +211,14 @@ def _model_readiness(card: ModelCard) -> dict[str, Any]:
 
 
 def _unready_reason(backend: SessionBackend) -> str | None:
-    """Return why no model is ready; None when one is."""
+    """Return why no model is ready; None when one is. Failed links are named; their causes have addresses of servers,
+    which `Swarm.List` tells on the admin port."""
     cards = backend.model_cards()
     if any(card.ready for card in cards):
         return None
     reasons = [f"{card.name}: {card.reason}" for card in cards] or ["no server is linked"]
-    failed = backend.unlinked_servers().items()
-    reasons += [f"cannot link to {name_of(peer)}: {why}" for peer, why in failed if why]
+    failed = sorted(name_of(peer) for peer, why in backend.unlinked_servers().items() if why)
+    reasons += [f"cannot link to {', '.join(failed)}"] if failed else []
     return "; ".join(reasons)
 
 

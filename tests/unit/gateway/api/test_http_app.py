@@ -6,6 +6,7 @@ import gzip
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from modelswarm import __version__
 from modelswarm_gateway.api.http.app import ROUTES, build_http_app
 from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt, TokenPrompt
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
-from tools.dashboard.metric_registries import BLOCKS, MODEL
+from tools.dashboard.metric_registries import BLOCKS, MODEL, make_hello
 
 NOT_COMPILED = "tokenizer_config.json: the chat template does not compile"
 ORIGIN = "https://chat.example.com"
@@ -71,6 +72,20 @@ async def test_version_names_protocol_and_grpc_ports() -> None:
         "grpc_port": 8123,
         "admin_port": 8125,
     }
+
+
+async def test_ready_shows_no_identity_and_no_address() -> None:
+    """The boot nonce and the link port of a server are what its links ask for."""
+    service, node = make_service_with_model()
+    node.on_link_down("s0/1/x", "gone")
+    hello = make_hello("s1", 0, BLOCKS)
+    node.on_link_up("s1/1/0a1b2c3d", replace(hello, last=0, target="10.0.0.7:7000"))
+    app = build_http_app(service, None, ())
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
+    answer = await client.get("/ready")
+    assert "cannot link to s1" in answer.json()["reason"]
+    assert "0a1b2c3d" not in answer.text
+    assert "10.0.0.7" not in answer.text
 
 
 async def test_ready_says_what_a_model_waits_for() -> None:
