@@ -40,7 +40,6 @@ class Code(enum.Enum):
     SESSION_BUSY = "session_busy"
     SESSION_ELSEWHERE = "session_elsewhere"
     SESSION_LOST = "session_lost"
-    SESSION_CLOSED = "session_closed"
     STREAM_REPLACED = "stream_replaced"
     NO_CAPACITY = "no_capacity"
     NO_SERVERS = "no_servers"
@@ -51,7 +50,7 @@ class Code(enum.Enum):
 
 
 # Ends of a turn at the request of a client: nothing failed.
-CLIENT_ENDED = (Code.CANCELLED, Code.SESSION_CLOSED, Code.STREAM_REPLACED)
+CLIENT_ENDED = (Code.CANCELLED, Code.STREAM_REPLACED)
 
 
 def parse_code(name: str) -> Code:
@@ -85,7 +84,6 @@ TABLE: dict[Code, ErrorMapping] = {
     Code.SESSION_BUSY: ErrorMapping(409, grpc.StatusCode.ABORTED, _USER, True),
     Code.SESSION_ELSEWHERE: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
     Code.SESSION_LOST: ErrorMapping(410, grpc.StatusCode.DATA_LOSS, _USER, False),
-    Code.SESSION_CLOSED: ErrorMapping(410, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),
     Code.STREAM_REPLACED: ErrorMapping(410, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),
     Code.NO_CAPACITY: ErrorMapping(429, grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY, True),
     Code.NO_SERVERS: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
@@ -159,11 +157,6 @@ def model_not_found(name: str) -> ApiError:
 def session_taken_over() -> ApiError:
     detail = "another gateway has taken this session over; resume there with Last-Event-ID"
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
-
-
-def session_closed() -> ApiError:
-    detail = "a client closed this session while it was answering"
-    return ApiError(Code.SESSION_CLOSED, detail, param="session_id")
 
 
 def stream_replaced() -> ApiError:

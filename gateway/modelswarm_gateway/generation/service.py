@@ -30,7 +30,7 @@ from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 from modelswarm_gateway.settings import cap_keepalive
 
-# Longest wait for a generation that a resuming client replaces, in seconds.
+# Longest wait for a generation that is replaced, or whose client has left, in seconds.
 RELEASE_SECONDS = 2.0
 
 
@@ -111,7 +111,7 @@ class GenerationService:
             check = partial(_resume, request, tokens)
             if request.resume_after is not None and self.named_sessions.is_busy(key):
                 check(self._kept_turn(key))  # only a client that has the log may end its stream
-                await self.abort_running(key, stream_replaced())
+                await self._replace_stream(key)
             epoch_floor = await self._locator.acquire(request, key, check)
             if request.resume_after is not None and self.named_sessions.is_busy(key):
                 raise self.named_sessions.busy_error(key)
@@ -139,11 +139,15 @@ class GenerationService:
             else None
         )
 
-    async def abort_running(self, key: SessionKey, error: ApiError) -> None:
-        """Abort a generation of this session with `error`, which its client receives, and wait for its end."""
+    async def _replace_stream(self, key: SessionKey) -> None:
+        """Abort a generation of this session with an error, which its client receives, and wait for its end."""
         for generation in tuple(self._running):
             if generation.session_key == key:
-                generation.abort(error)
+                generation.abort(stream_replaced())
+        await self.await_turn_end(key)
+
+    async def await_turn_end(self, key: SessionKey) -> None:
+        """Wait for the end of the session's turn, for RELEASE_SECONDS at most."""
         until = self.clock() + RELEASE_SECONDS
         while self.named_sessions.is_busy(key) and self.clock() < until:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
