@@ -50,9 +50,11 @@ def gate() -> Iterator[Gate]:
     made.open()
 
 
-async def start_running(pool: EncodePool, gate: Gate) -> list[asyncio.Task[int]]:
-    """Occupy all places of the pool."""
-    tasks = [asyncio.create_task(pool.run(gate.work, 1)) for _ in range(MAX_LONG_ENCODES)]
+async def start_running(
+    pool: EncodePool, gate: Gate, characters: int = 1
+) -> list[asyncio.Task[int]]:
+    """Occupy all places of the pool with texts of `characters` characters."""
+    tasks = [asyncio.create_task(pool.run(gate.work, characters)) for _ in range(MAX_LONG_ENCODES)]
     async with asyncio.timeout(SECONDS):
         while gate.running < MAX_LONG_ENCODES:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -71,6 +73,18 @@ async def test_place_is_held_until_the_thread_has_ended(gate: Gate) -> None:
     gate.open()
     async with asyncio.timeout(SECONDS):
         assert await waiting == MAX_LONG_ENCODES
+
+
+async def test_characters_count_until_the_thread_has_ended(gate: Gate) -> None:
+    """Its client has left, but the thread still needs memory for each of them."""
+    pool = EncodePool()
+    for task in await start_running(pool, gate, MAX_CHARACTERS // MAX_LONG_ENCODES):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    with pytest.raises(TooManyTexts):
+        await pool.run(gate.work, 1)
+    gate.open()
 
 
 async def test_only_so_many_texts_wait(gate: Gate) -> None:
