@@ -42,6 +42,8 @@ SPECIAL_TOKENS = (
 LONG_TEXT = 8_000
 # Most characters of a text: so many for each token of the context, and `MORE_CHARACTERS`. Usual are 3 to 5.
 CHARACTERS_PER_TOKEN, MORE_CHARACTERS = 16, 64 << 10
+# Most characters of a text for any context: a server may state one of any length, and a text needs 230 bytes for each.
+MAX_TEXT_CHARACTERS = 2 << 20
 # Characters for each token of the context; above, tokens are counted in pieces first.
 USUAL_CHARACTERS_PER_TOKEN = 8
 # Characters of a piece: it needs about 15 MiB.
@@ -101,6 +103,9 @@ class ModelTokenizer:
         if len(text) <= LONG_TEXT:
             return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
         limit = limit or UNKNOWN_LIMIT
+        if len(text) > MAX_TEXT_CHARACTERS:
+            detail = f"{len(text)} characters are more than {MAX_TEXT_CHARACTERS}"
+            raise _too_long(f"{detail}; a longer prompt may be given as token ids")
         usual = CHARACTERS_PER_TOKEN * limit + MORE_CHARACTERS
         if min(limit * self._longest_token, usual) < len(text):
             raise _too_long(f"{len(text)} characters are more than {limit} tokens can hold")

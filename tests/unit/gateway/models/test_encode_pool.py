@@ -139,6 +139,13 @@ async def test_long_tokens_do_not_lift_the_bound_on_characters() -> None:
         await tokenizer.encode("a " * (limit * BLANKS // 4), special=False, limit=limit)
 
 
+@pytest.mark.parametrize("limit", [1 << 22, 1 << 62])
+async def test_long_context_does_not_lift_the_bound_on_characters(limit: int) -> None:
+    """A server states the length of its contexts, and memory is needed for each character."""
+    with pytest.raises(TextTooLong, match="characters are more than 2097152"):
+        await make_tokenizer().encode("a" * ((2 << 20) + 1), special=False, limit=limit)
+
+
 async def test_dense_text_is_refused_by_its_tokens_in_pieces() -> None:
     tokenizer, limit = make_tokenizer(with_blanks()), 10_000
     with pytest.raises(TextTooLong, match="more than 10000 tokens"):
