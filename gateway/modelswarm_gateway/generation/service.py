@@ -68,6 +68,7 @@ class GenerationService:
         self.shutting_down = False  # clients are sent elsewhere; new requests are still served
         self._last_request_at = clock()
         self._running: set[Generation] = set()
+        self._starting = 0  # requests whose prompt is tokenized, or whose session is searched for
         self._ended = asyncio.Event()
 
     def keepalive_seconds(self, model: str) -> float:
@@ -94,9 +95,18 @@ class GenerationService:
         )
         if not self.accepting and not here:  # only this gateway can answer for a session kept here
             raise gateway_stopping()
-        if len(self._running) >= self.settings.max_generations:
+        if len(self._running) + self._starting >= self.settings.max_generations:
             detail = f"{self.settings.max_generations} requests are running already; retry in 1 s"
             raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
+        self._starting += 1
+        try:
+            generation = await self._start(request, requested_at)
+        finally:
+            self._starting -= 1
+        self._running.add(generation)
+        return generation
+
+    async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
         card, tokenizer = self._find_model(request.model)
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         turn = TurnRequest(
@@ -117,9 +127,7 @@ class GenerationService:
                 raise self.named_sessions.busy_error(key)
             resumed = check(self._kept_turn(key))
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed)
-        generation = Generation(self._context, request, begin)
-        self._running.add(generation)
-        return generation
+        return Generation(self._context, request, begin)
 
     async def is_owned_by(self, request: GenerationRequest, target: str) -> bool | None:
         """Return whether the gateway at `target` still owns the session of a named request; None if the servers know

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.eventually import SECONDS
+from support.gateway_service import make_service_with_files
 from support.models.tokenizers import make_tokenizer, model_files
 from unit.gateway.models.test_model_registry import HELLO, RegistryHarness
 
@@ -23,12 +24,15 @@ from modelswarm_gateway.discovery.dialer import Dialer
 from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt, encode_prompt
+from modelswarm_gateway.generation.service import GenerationService, ServiceSettings
+from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.registry import ModelRegistry
 from modelswarm_gateway.models.sampling_defaults import (
     SamplingDefaults,
     SamplingOptions,
     read_defaults,
 )
+from tools.dashboard.metric_registries import MODEL
 
 MANY = 300_000  # entries: a body of about 1 MiB
 
@@ -156,3 +160,23 @@ async def test_text_beyond_any_context_is_refused_before_tokenizing() -> None:
     assert time.process_time() - began < 0.2
     ids = await encode_prompt(replace(request, prompt=TextPrompt("a " * 5000)), text, 1 << 20)
     assert len(ids) > 0
+
+
+async def test_requests_that_are_starting_count_as_running() -> None:
+    """Each waits with its prompt; here for a server that is asked for the session, and says nothing."""
+    _, node = await make_service_with_files(model_files())
+    limited = ServiceSettings(max_generations=2)
+    service = GenerationService(node, Metrics(node), asyncio.get_running_loop().time, limited)
+    request = GenerationRequest(MODEL, TextPrompt("a"), "prompt", SamplingOptions())
+    waiting = [
+        asyncio.create_task(service.start_generation(replace(request, session_id=name)))
+        for name in "ab"
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError) as refused:
+        await service.start_generation(request)
+    assert (refused.value.code, refused.value.retry_after) == (Code.NO_CAPACITY, 1.0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    (await service.start_generation(request)).close()
