@@ -26,6 +26,8 @@ from modelswarm.protocol.identity import MAX_NUMBER, NO_HANDLE
 from modelswarm.protocol.messages import Fence, Message, SessionInfo
 from modelswarm.protocol.wire import swarm_pb2
 
+MAX_TEXT = 1024  # characters of a name, an address or a detail
+
 
 class FrameError(ValueError):
     """Received bytes violate the protocol; the link to the peer is closed."""
@@ -92,6 +94,30 @@ def _scalar_field(name: str) -> _Field:
     return _Field(
         lambda proto, value: setattr(proto, name, value), lambda proto: getattr(proto, name)
     )
+
+
+def _text_field(name: str) -> _Field:
+    """A text without line breaks and control characters: peers log it, and show it to people and clients.
+
+    The words of an error (`detail`) may have any. So their sender replaces them by blanks; a receiver refuses them.
+    """
+
+    def take(proto: Any) -> str:
+        value: str = getattr(proto, name)
+        if len(value) > MAX_TEXT or not value.isprintable():
+            raise FrameError(
+                f"{proto.DESCRIPTOR.name}: {name} is not a printable text of {MAX_TEXT} characters at most"
+            )
+        return value
+
+    clean = _printable if name == "detail" else str
+    return _Field(lambda proto, value: setattr(proto, name, clean(value)), take)
+
+
+def _printable(text: str) -> str:
+    if len(text) <= MAX_TEXT and text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " for each in text[:MAX_TEXT])
 
 
 def _number_field(name: str) -> _Field:
@@ -188,7 +214,9 @@ def _compile_field(name: str, annotation: Any, wire_type: int) -> _Field:
         return _enum_field(name, kind, optional)
     if kind is int and wire_type == FieldDescriptor.TYPE_UINT64:
         return _number_field(name)
-    if kind in (int, str, float, bool, bytes) and not optional:
+    if kind is str:
+        return _text_field(name)
+    if kind in (int, float, bool, bytes) and not optional:
         return _scalar_field(name)
     raise TypeError(f"{name}: no rule for {annotation}")
 
@@ -226,4 +254,4 @@ _READERS = {_snake_case(kind.__name__): _compile_record(kind)[1] for kind in _WR
 if set(_READERS) != {f.name for f in swarm_pb2.Envelope.DESCRIPTOR.fields}:
     raise TypeError("messages.Message and the Envelope of swarm.proto differ in their kinds")
 
-__all__ = ["FrameError", "decode", "encode"]
+__all__ = ["MAX_TEXT", "FrameError", "decode", "encode"]

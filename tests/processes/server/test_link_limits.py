@@ -79,9 +79,9 @@ async def ending_of(call: Any) -> str:
 async def test_hello_with_a_forged_text_is_refused(changes: dict[str, Any]) -> None:
     async with nodes("a") as (a,):
         async with raw_peer(a, replace(hello("b/1/x"), **changes)) as forged:
-            with pytest.raises(
-                ConnectionError, match=f"a {next(iter(changes))} that is not allowed"
-            ):
+            name = next(iter(changes))
+            refused = f"a {name} that is not allowed|{name} is not a printable text"
+            with pytest.raises(ConnectionError, match=refused):
                 async with asyncio.timeout(DEADLINE):
                     await forged.greet(Lane.LIVE)
         assert not a.received.up

@@ -44,7 +44,7 @@ from modelswarm.protocol.messages import (
     Window,
 )
 from modelswarm.protocol.wire import swarm_pb2
-from modelswarm.protocol.wire.codec import FrameError, decode, encode
+from modelswarm.protocol.wire.codec import MAX_TEXT, FrameError, decode, encode
 
 HANDLE = (1 << 64) - 3
 EPOCH = Epoch(7, 1 << 40)
@@ -135,6 +135,13 @@ def test_fault_kind_round_trips(fault: FaultKind) -> None:
     assert decode(encode(message)) == message
 
 
+def test_detail_of_an_error_becomes_one_printable_line() -> None:
+    report = FaultReport(1, EPOCH, FaultKind.FAILED, detail="CUDA error:\n\tbad\x00" + "é" * 2000)
+    found = decode(encode(report))
+    assert isinstance(found, FaultReport)
+    assert found.detail == ("CUDA error:  bad " + "é" * 2000)[:MAX_TEXT]
+
+
 @pytest.mark.parametrize("kind", [Lane, Role, Refusal, FaultKind])
 def test_wire_enum_has_the_values_of_the_message_enum(kind: type[enum.Enum]) -> None:
     values = getattr(swarm_pb2, kind.__name__).keys()
@@ -185,6 +192,20 @@ INVALID = {
     },
     "session of a silence that is no number": encode(
         SessionInfo("s", EPOCH, owner_silent_ms=math.nan)
+    ),
+    **{
+        f"detail with {text[:3]!r}": make_envelope(
+            fault_report=swarm_pb2.FaultReport(
+                handle=1,
+                epoch=swarm_pb2.Epoch(counter=1),
+                kind=swarm_pb2.FAULT_KIND_GAP,
+                detail=text,
+            )
+        )
+        for text in ("a\nERROR forged", "a\x1b[2J", "a\u2028b", "x" * 1025)
+    },
+    "owner with a line break": make_envelope(
+        session_info=swarm_pb2.SessionInfo(session="s", epoch=swarm_pb2.Epoch(), owner="g\n1/1/a")
     ),
     "empty fence": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0)),
     "fence that creates and truncates": encode(Fence(5, 4, EPOCH, 0, 0, Create("s", 0, 1), Turn(1, 2))),
