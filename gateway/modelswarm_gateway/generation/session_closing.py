@@ -11,7 +11,7 @@ from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 async def close_session(service: GenerationService, model: str, session_id: str) -> bool:
     """Close the session, which frees its KV. Return False if no running gateway holds it.
 
-    Raise OwnedElsewhere if another gateway holds it; ApiError for an unknown model, or while a turn runs: the name of a
+    Raise OwnedElsewhere if another gateway holds it; ApiError for an unknown model, or while a turn runs. The name of a
     session is no right to end the stream of its client. A turn whose client has just left gets time to end.
     """
     sessions, key = service.named_sessions, (model, session_id)

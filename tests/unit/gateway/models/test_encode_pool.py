@@ -76,7 +76,7 @@ async def test_place_is_held_until_the_thread_has_ended(gate: Gate) -> None:
 
 
 async def test_characters_count_until_the_thread_has_ended(gate: Gate) -> None:
-    """Its client has left, but the thread still needs memory for each of them."""
+    """A client has left, but the thread still needs memory for each of them."""
     pool = EncodePool()
     for task in await start_running(pool, gate, MAX_CHARACTERS // MAX_LONG_ENCODES):
         task.cancel()
