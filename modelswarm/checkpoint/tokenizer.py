@@ -14,7 +14,18 @@ from modelswarm.errors import ModelSourceError
 TOKENIZER_FILE = "tokenizer.json"
 # Largest tokenizer.json and largest other file that a gateway takes from a server, in bytes.
 MAX_TOKENIZER_BYTES, MAX_SETTINGS_BYTES = 64 << 20, 4 << 20
+# Most commas in tokenizer.json; every token and merge has one, for which a gateway needs up to 270 bytes. The largest
+# known model, Gemma 3, has 1.4 million.
+MAX_TOKENIZER_COMMAS = 2 << 20
 SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+
+
+def entries_fault(tokenizer: bytes) -> str:
+    """Return why a gateway refuses this tokenizer.json; empty if it has no more entries than its memory allows."""
+    commas = tokenizer.count(b",")
+    if commas <= MAX_TOKENIZER_COMMAS:
+        return ""
+    return f"{commas} commas between tokens and merges; allowed: {MAX_TOKENIZER_COMMAS}"
 
 
 def check_tokenizer(folder: Path, vocab: int) -> None:
@@ -27,6 +38,8 @@ def check_tokenizer(folder: Path, vocab: int) -> None:
             "model", f"{folder} has no {TOKENIZER_FILE}; a fast tokenizer is needed"
         )
     _check_size(path, MAX_TOKENIZER_BYTES)
+    if fault := entries_fault(path.read_bytes()):
+        raise ModelSourceError("model", f"{path} has {fault}")
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for every fault of the file

@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template
+from modelswarm.checkpoint.tokenizer import entries_fault
 from modelswarm.process.start_progress import StartPhase
 from modelswarm_gateway.models.chat_prompts import ChatPrompts
 from modelswarm_gateway.models.detokenizer import Detokenizer
@@ -87,7 +88,6 @@ class ModelTokenizer:
             _json(files, "generation_config.json"), config, eos
         )
         self.vocabulary = _vocabulary(config, self._tokenizer)
-        self._longest_token = max(map(len, self._tokenizer.get_vocab()), default=1)
         self._pool = pool or EncodePool()
 
     @property
@@ -106,8 +106,7 @@ class ModelTokenizer:
         if len(text) > MAX_TEXT_CHARACTERS:
             detail = f"{len(text)} characters are more than {MAX_TEXT_CHARACTERS}"
             raise _too_long(f"{detail}; a longer prompt may be given as token ids")
-        usual = CHARACTERS_PER_TOKEN * limit + MORE_CHARACTERS
-        if min(limit * self._longest_token, usual) < len(text):
+        if CHARACTERS_PER_TOKEN * limit + MORE_CHARACTERS < len(text):
             raise _too_long(f"{len(text)} characters are more than {limit} tokens can hold")
         return await self._pool.run(partial(self._encode_long, text, special, limit), len(text))
 
@@ -160,6 +159,8 @@ def _too_long(detail: str) -> TextTooLong:
 def _tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
     if "tokenizer.json" not in files:
         raise ModelFilesError("tokenizer.json: the model has no such file")
+    if fault := entries_fault(files["tokenizer.json"]):
+        raise ModelFilesError(f"tokenizer.json: {fault}")
     try:
         tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
     except Exception as error:  # the Rust library raises bare Exception

@@ -20,6 +20,7 @@ from modelswarm.checkpoint.tensor_names import block_of
 from modelswarm.checkpoint.tokenizer import (
     MAX_SETTINGS_BYTES,
     MAX_TOKENIZER_BYTES,
+    MAX_TOKENIZER_COMMAS,
     check_tokenizer,
 )
 from modelswarm.errors import ModelSourceError, UserError
@@ -164,6 +165,12 @@ def test_tokenizer_file_no_gateway_takes_is_refused(copy: Path, name: str, most:
     with pytest.raises(
         ModelSourceError, match=rf"{name} has {most + 1} bytes; allowed: at most {most}"
     ):
+        check_tokenizer(copy, VOCAB)
+
+
+def test_tokenizer_of_too_many_entries_is_refused(copy: Path) -> None:
+    (copy / "tokenizer.json").write_bytes(b"," * (MAX_TOKENIZER_COMMAS + 1))
+    with pytest.raises(ModelSourceError, match=r"2097153 commas .* allowed: 2097152"):
         check_tokenizer(copy, VOCAB)
 
 

@@ -17,6 +17,7 @@ from support.models.tokenizers import (
     model_files,
 )
 
+from modelswarm.checkpoint.tokenizer import MAX_TOKENIZER_COMMAS
 from modelswarm_gateway.models.chat_template import (
     ChatTemplate,
     TemplateError,
@@ -201,3 +202,10 @@ def test_vocabulary_size_comes_from_the_model_config() -> None:
     assert make_tokenizer().vocabulary == BYTES_FROM + 256
     nested = {"vocab_size": None, "text_config": {"vocab_size": 1000}}
     assert make_tokenizer(config=nested).vocabulary == 1000
+
+
+def test_tokenizer_of_too_many_entries_is_refused_before_it_is_built() -> None:
+    """In 64 MiB of JSON there is room for four million tokens, which need more than a gigabyte."""
+    files = model_files() | {"tokenizer.json": b"[" + b"1," * (MAX_TOKENIZER_COMMAS + 1)}
+    with pytest.raises(ModelFilesError, match=r"tokenizer\.json: 2097153 commas"):
+        make_tokenizer(files)
