@@ -27,7 +27,7 @@ from modelswarm_gateway.api.http.generation_response import (
     ResponseFormat,
     error_response,
 )
-from modelswarm_gateway.api.http.json_body import read_json
+from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import (
     ChatRequest,
     CompletionRequest,
@@ -83,42 +83,40 @@ def build_http_app(
 
 
 def _generation_routes(app: FastAPI, service: GenerationService, forwarder: Forwarder) -> None:
+    budget = BodyBudget()
+
+    async def respond(
+        request: Request,
+        parse: Callable[[object], ChatRequest | CompletionRequest],
+        builder: type[ResponseBuilder],
+    ) -> Response:
+        try:
+            body = await read_json(request, budget)
+            parsed = parse(body)
+            generation_request = _apply_headers(
+                request, parsed.to_generation_request(), bool(parsed.stream)
+            )
+        except ApiError as error:
+            service.metrics.count_request(OTHER_MODEL, error.code)
+            raise
+        original = OriginalRequest(request.url.path, request.headers, body)
+        return GenerationResponse(
+            service,
+            generation_request,
+            builder,
+            forward=ForwardContext(forwarder, original),
+            response_format=ResponseFormat(
+                bool(parsed.stream), parsed.usage_in_stream, bool(parsed.return_token_ids)
+            ),
+        )
+
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _respond(request, service, forwarder, parse_chat, ChatResponseBuilder)
+        return await respond(request, parse_chat, ChatResponseBuilder)
 
     @app.post("/v1/completions")
     async def complete(request: Request) -> Response:
-        return await _respond(
-            request, service, forwarder, parse_completion, CompletionResponseBuilder
-        )
-
-
-async def _respond(
-    request: Request,
-    service: GenerationService,
-    forwarder: Forwarder,
-    parse: Callable[[object], ChatRequest | CompletionRequest],
-    builder: type[ResponseBuilder],
-) -> Response:
-    try:
-        body = await read_json(request)
-        parsed = parse(body)
-        generation_request = _apply_headers(
-            request, parsed.to_generation_request(), bool(parsed.stream)
-        )
-    except ApiError as error:
-        service.metrics.count_request(OTHER_MODEL, error.code)
-        raise
-    return GenerationResponse(
-        service,
-        generation_request,
-        builder,
-        forward=ForwardContext(forwarder, OriginalRequest(request.url.path, request.headers, body)),
-        response_format=ResponseFormat(
-            bool(parsed.stream), parsed.usage_in_stream, bool(parsed.return_token_ids)
-        ),
-    )
+        return await respond(request, parse_completion, CompletionResponseBuilder)
 
 
 def _apply_headers(

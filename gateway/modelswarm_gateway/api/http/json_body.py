@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
+from collections.abc import Callable, Iterator
 
 from starlette.requests import ClientDisconnect, Request
 
@@ -12,21 +14,54 @@ from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
 
 MAX_BODY_BYTES = 16 << 20  # bytes
 BODY_SECONDS = 60.0
+# Bytes of a body that are always taken.
+SMALL_BODY_BYTES = 64 << 10
+# Bytes beyond those of all bodies that are read and parsed at a time.
+MAX_LARGE_BYTES = 128 << 20
 
 
-async def read_json(request: Request) -> object:
+class BodyBudget:
+    """Bytes of large bodies at a time, as they arrive: clients may send for a minute, and any number of them may."""
+
+    def __init__(self, most: int = MAX_LARGE_BYTES) -> None:
+        self._most, self._taken = most, 0
+
+    @contextlib.contextmanager
+    def open_account(self) -> Iterator[Callable[[int], None]]:
+        """Yield a function that sets the size of one body. It raises ApiError if there is no room."""
+        own = 0
+
+        def resize(size: int) -> None:
+            nonlocal own
+            more = max(0, size - SMALL_BODY_BYTES) - own
+            if self._taken + more > self._most:
+                detail = "too many large bodies are being read; retry in 1 s"
+                raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
+            own, self._taken = own + more, self._taken + more
+
+        try:
+            yield resize
+        finally:
+            self._taken -= own
+
+
+async def read_json(request: Request, budget: BodyBudget) -> object:
     """Read and parse the body. Raise ApiError."""
     _check_encoding(request.headers.get("content-encoding", "identity"))
+    with budget.open_account() as resize:
+        return parse_json(await _read_in_time(request, resize))
+
+
+async def _read_in_time(request: Request, resize: Callable[[int], None]) -> bytes:
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            raw = await _read(request)
+            return await _read(request, resize)
     except TimeoutError as error:
         raise invalid_request(
             None, f"the body did not arrive within {BODY_SECONDS:.0f} seconds"
         ) from error
     except ClientDisconnect as error:
         raise ApiError(Code.CANCELLED, "the client left") from error
-    return parse_json(raw)
 
 
 def _check_encoding(encoding: str) -> None:
@@ -37,7 +72,7 @@ def _check_encoding(encoding: str) -> None:
         raise ApiError(Code.UNSUPPORTED_MEDIA_TYPE, detail)
 
 
-async def _read(request: Request) -> bytes:
+async def _read(request: Request, resize: Callable[[int], None]) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
@@ -46,6 +81,7 @@ async def _read(request: Request) -> bytes:
         body += chunk
         if len(body) > MAX_BODY_BYTES:
             raise _too_large()
+        resize(len(body))
     return bytes(body)
 
 

@@ -1,0 +1,54 @@
+"""Bodies that are read at a time: large ones share a budget, small ones are always taken."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from starlette.requests import Request
+from starlette.types import Message
+
+from modelswarm_gateway.api.http.json_body import SMALL_BODY_BYTES, BodyBudget, read_json
+from modelswarm_gateway.errors import ApiError, Code
+
+MOST = 1 << 20
+
+
+def make_request(first: bytes, rest: asyncio.Future[bytes] | None = None) -> Request:
+    """Return a request whose body is `first`, and `rest` once it is there."""
+    parts = iter((first, rest))
+
+    async def receive() -> Message:
+        part = next(parts)
+        body = part if isinstance(part, bytes) else await part if part is not None else b""
+        return {
+            "type": "http.request",
+            "body": body,
+            "more_body": body is first and rest is not None,
+        }
+
+    return Request({"type": "http", "method": "POST", "headers": []}, receive)
+
+
+async def test_large_bodies_that_arrive_share_a_budget() -> None:
+    budget = BodyBudget(MOST)
+    rest: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    slow = make_request(b'"' + b"a" * (MOST + SMALL_BODY_BYTES - 2), rest)
+    reading = asyncio.create_task(read_json(slow, budget))
+    await asyncio.sleep(0)
+    large = b'"' + b"b" * SMALL_BODY_BYTES + b'"'
+    with pytest.raises(ApiError) as refused:
+        await read_json(make_request(large), budget)
+    assert (refused.value.code, refused.value.retry_after) == (Code.NO_CAPACITY, 1.0)
+    assert await read_json(make_request(b'"small"'), budget) == "small"
+    rest.set_result(b'"')
+    assert len(str(await reading)) == MOST + SMALL_BODY_BYTES - 2
+    assert await read_json(make_request(large), budget) == "b" * SMALL_BODY_BYTES
+
+
+async def test_body_that_is_refused_gives_back_its_bytes() -> None:
+    budget = BodyBudget(MOST)
+    for _ in range(3):
+        with pytest.raises(ApiError) as refused:
+            await read_json(make_request(b"a" * MOST), budget)
+        assert refused.value.code is Code.INVALID_REQUEST
