@@ -140,6 +140,7 @@ class GatewayApp:
             _run_every(0.05, node.tick),
             _run_every(0.2, node.discover_servers),
             _run_every(1.0, service.named_sessions.evict_expired),
+            _run_every(1.0, service.end_unread),
         ]
         if cluster is not None:
             cluster.on_change = node.discover_servers

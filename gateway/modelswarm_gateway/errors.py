@@ -41,6 +41,7 @@ class Code(enum.Enum):
     SESSION_ELSEWHERE = "session_elsewhere"
     SESSION_LOST = "session_lost"
     STREAM_REPLACED = "stream_replaced"
+    STREAM_UNREAD = "stream_unread"
     NO_CAPACITY = "no_capacity"
     NO_SERVERS = "no_servers"
     STOPPING = "gateway_stopping"
@@ -50,7 +51,7 @@ class Code(enum.Enum):
 
 
 # Ends of a turn at the request of a client: nothing failed.
-CLIENT_ENDED = (Code.CANCELLED, Code.STREAM_REPLACED)
+CLIENT_ENDED = (Code.CANCELLED, Code.STREAM_REPLACED, Code.STREAM_UNREAD)
 
 
 def parse_code(name: str) -> Code:
@@ -85,6 +86,7 @@ TABLE: dict[Code, ErrorMapping] = {
     Code.SESSION_ELSEWHERE: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
     Code.SESSION_LOST: ErrorMapping(410, grpc.StatusCode.DATA_LOSS, _USER, False),
     Code.STREAM_REPLACED: ErrorMapping(410, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),
+    Code.STREAM_UNREAD: ErrorMapping(408, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),
     Code.NO_CAPACITY: ErrorMapping(429, grpc.StatusCode.RESOURCE_EXHAUSTED, _BUSY, True),
     Code.NO_SERVERS: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
     Code.STOPPING: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
@@ -162,6 +164,14 @@ def session_taken_over() -> ApiError:
 def stream_replaced() -> ApiError:
     detail = "another connection has resumed this stream; its text continues there"
     return ApiError(Code.STREAM_REPLACED, detail, param="session_id")
+
+
+def stream_unread(seconds: float) -> ApiError:
+    detail = (
+        f"the client took nothing of the answer for {seconds:g} s; a stream with a session_id can be resumed "
+        "with Last-Event-ID"
+    )
+    return ApiError(Code.STREAM_UNREAD, detail)
 
 
 def gateway_stopping() -> ApiError:

@@ -82,6 +82,8 @@ class Generation:
             (request.model, request.session_id) if request.session_id else None
         )
         self._log_mark = LogMark(turn.tokens) if self.session_key else None
+        # Time since which the client has not taken the last chunk; None while the next one is awaited.
+        self._unread_since: float | None = context.clock()
         # Generated before the turn was resumed, and not seen by the client.
         self._unseen_chunk: OutputChunk | None = None
         if start.resumed is None:
@@ -158,6 +160,13 @@ class Generation:
 
     async def next_chunk(self, timeout: float) -> OutputChunk | None:
         """Wait for the next chunk; None after `timeout` seconds. Raise the ApiError that ended the turn."""
+        self._unread_since = None
+        try:
+            return await self._next_chunk(timeout)
+        finally:
+            self._unread_since = self._context.clock()
+
+    async def _next_chunk(self, timeout: float) -> OutputChunk | None:
         if self._unseen_chunk is not None and not self._aborted:
             chunk, self._unseen_chunk = self._unseen_chunk, None
             if chunk.tokens or chunk.finish is not None:
@@ -248,6 +257,15 @@ class Generation:
         if self._finish is None and not self._closed:
             self._aborted = True
             self._stream.abort(error)
+
+    def is_unread_since(self, time: float) -> bool:
+        """Return whether the client has not taken a chunk since then."""
+        return self._unread_since is not None and self._unread_since <= time
+
+    def end(self, error: ApiError) -> None:
+        """End the turn at once, even while its API waits for the client. The API gets `error` if it goes on."""
+        self.abort(error)
+        self.close()
 
     def close(self) -> None:
         """Release the turn.

@@ -20,6 +20,7 @@ from modelswarm_gateway.errors import (
     gateway_stopping,
     model_not_found,
     stream_replaced,
+    stream_unread,
 )
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
@@ -30,7 +31,7 @@ from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 from modelswarm_gateway.settings import cap_keepalive
 
-# Longest wait for a generation that is replaced, or whose client has left, in seconds.
+# Longest wait for a generation whose client has left, in seconds.
 RELEASE_SECONDS = 2.0
 
 
@@ -41,6 +42,7 @@ class ServiceSettings:
     idle_seconds: float = 600.0  # after which an unused named session is dropped
     keepalive_seconds: float = 5.0  # silence after which a client is sent a keepalive
     max_generations: int = 4096  # at a time
+    unread_seconds: float = 120.0  # after which a turn ends whose client takes nothing
 
 
 class GenerationService:
@@ -121,7 +123,7 @@ class GenerationService:
             check = partial(_resume, request, tokens)
             if request.resume_after is not None and self.named_sessions.is_busy(key):
                 check(self._kept_turn(key))  # only a client that has the log may end its stream
-                await self._replace_stream(key)
+                self._replace_stream(key)
             epoch_floor = await self._locator.acquire(request, key, check)
             if request.resume_after is not None and self.named_sessions.is_busy(key):
                 raise self.named_sessions.busy_error(key)
@@ -147,12 +149,18 @@ class GenerationService:
             else None
         )
 
-    async def _replace_stream(self, key: SessionKey) -> None:
-        """Abort a generation of this session with an error, which its client receives, and wait for its end."""
+    def _replace_stream(self, key: SessionKey) -> None:
+        """End a generation of this session with an error, which its client receives if it still reads."""
         for generation in tuple(self._running):
             if generation.session_key == key:
-                generation.abort(stream_replaced())
-        await self.await_turn_end(key)
+                generation.end(stream_replaced())
+
+    def end_unread(self) -> None:
+        """End the turns whose clients take nothing, because they hold KV. Call it periodically."""
+        since = self.clock() - self.settings.unread_seconds
+        for generation in tuple(self._running):
+            if generation.is_unread_since(since):
+                generation.end(stream_unread(self.settings.unread_seconds))
 
     async def await_turn_end(self, key: SessionKey) -> None:
         """Wait for the end of the session's turn, for RELEASE_SECONDS at most."""

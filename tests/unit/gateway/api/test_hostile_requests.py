@@ -180,3 +180,27 @@ async def test_requests_that_are_starting_count_as_running() -> None:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     (await service.start_generation(request)).close()
+
+
+async def test_turn_of_a_client_that_takes_nothing_is_ended() -> None:
+    _, node = await make_service_with_files(model_files())
+    now = 0.0
+    service = GenerationService(node, Metrics(node), lambda: now)
+    request = GenerationRequest(MODEL, TextPrompt("a"), "prompt", SamplingOptions())
+    unread = await service.start_generation(request)
+    served = await service.start_generation(request)
+    waiting = asyncio.create_task(served.next_chunk(SECONDS))
+    await asyncio.sleep(0)
+    now = 119.0
+    service.end_unread()
+    assert service.running_count == 2
+    now = 120.0
+    service.end_unread()
+    assert service.running_count == 1, "the other one waits for its next token"
+    assert len(node.sessions()) == 1
+    with pytest.raises(ApiError) as ended:
+        await unread.next_chunk(0)
+    assert ended.value.code is Code.STREAM_UNREAD
+    served.end(ended.value)
+    with pytest.raises(ApiError):
+        await waiting
