@@ -20,7 +20,6 @@ from modelswarm.protocol.identity import Address, PeerId, name_of, pod_of
 from modelswarm.protocol.messages import Heartbeat, Hello, Item, Lane, Rows, Send
 
 _UNLIMITED = 1 << 60
-DIAL_SECONDS = 1.0  # until a dial without an answer fails
 LATE_SECONDS = 0.02  # in a scenario with spikes, a message that takes longer is a disturbance
 _NEVER_REPEATED = (Hello, Heartbeat)
 
@@ -292,7 +291,9 @@ class Network:
         if self._postpone(acceptor, self._arrive, port, to):
             return
         if not self._can_link(port.endpoint.name, acceptor.endpoint.name):
-            self.clock.after(self._rng.uniform(0, DIAL_SECONDS), self._refused, port, to.peer)
+            self.clock.after(
+                self._rng.uniform(0, self.conditions.dial_seconds), self._refused, port, to.peer
+            )
             return
         answered = self.clock.now + self._latency(Lane.LIVE)
         link = Link(port, acceptor, self.clock.now, answered)

@@ -59,6 +59,7 @@ class Conditions:
     max_lane_bytes: float = NEVER  # of rows in flight on a lane: a real lane ends beyond it
     slow_link_down_chance: float = 0.2  # of one side learning it `slow_link_down_delay` later
     slow_link_down_delay: float = 0.3
+    dial_seconds: float = 1.0  # at most, until a dial without an answer fails
 
 
 @dataclass(frozen=True, slots=True)

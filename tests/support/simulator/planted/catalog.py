@@ -217,7 +217,7 @@ PLANTS: dict[str, Plant] = {
     "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies"),
     "R13 rebalances stale sessions": slow(in_migrations(RebalancesStaleSessions, "rebalances", 40)),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
-    "R19 goes on after holds": slow(in_ownership_check(GoesOnAfterHolds, "islands")),
+    "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
     "R20 shares handles": slow(in_server(SharesHandles, "rivals")),
     "R20 shares handles, asks no one": slow(
         in_both(

@@ -385,6 +385,7 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "successors": gateways.successors,
     "rivals": gateways.rivals,
     "islands": gateways.islands,
+    "detours": gateways.detours,
     "handover": gateways.handover,
     "long": _long,
     "reshaped": _reshaped,

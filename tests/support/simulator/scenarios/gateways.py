@@ -220,6 +220,24 @@ def islands(scenario: Scenario, rng: random.Random) -> Scenario:
     )
 
 
+def detours(scenario: Scenario, rng: random.Random) -> Scenario:
+    """A gateway loses all links once, in long turns. Servers beside its routes may be the first ones back.
+
+    All links are back within the 0.3 s for which the ownership check waits (R19, leases).
+    """
+    scenario = islands(scenario, rng)
+    layout = scenario.layout
+    cut = rng.randrange(layout.n_blocks)
+    route = ((0, cut), (cut, layout.n_blocks)) if cut else ((0, layout.n_blocks),)
+    layout = replace(layout, spans=route * 2)
+    conditions = replace(scenario.conditions, dial_seconds=0.1, slow_link_down_chance=0.0)
+    load = replace(
+        scenario.load, sessions=4, max_tokens=(30, 60), slow_reader_chance=1.0, read_seconds=0.05
+    )
+    faults = replace(scenario.faults, weights={"isolate_gateway": 1.0}, mean_gap=1.0, max_count=1)
+    return replace(scenario, layout=layout, conditions=conditions, load=load, faults=faults)
+
+
 def _without_spikes(scenario: Scenario) -> Conditions:
     """Return the conditions without slow messages and slow steps: no server is late but by a fault."""
     return replace(scenario.conditions, spike_chance=0.0, slow_step_chance=0.0)
