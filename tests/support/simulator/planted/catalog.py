@@ -167,10 +167,6 @@ def in_peers(bug: type, scenario: str) -> Plant:
     return in_server(server_with(lambda core: core._peers, bug), scenario)
 
 
-def in_both(server: MakeServer, gateway: MakeGateway, scenario: str, budget: int) -> Plant:
-    return Plant(Cores(server=server, gateway=gateway), scenario, budget)
-
-
 def slow(plant: Plant) -> Plant:
     return replace(plant, is_slow=True)
 
@@ -219,14 +215,6 @@ PLANTS: dict[str, Plant] = {
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
     "R20 shares handles": slow(in_server(SharesHandles, "rivals")),
-    "R20 shares handles, asks no one": slow(
-        in_both(
-            SharesHandles,
-            gateway_with(lambda core: core._ownership_check, GoesOnAfterHolds),
-            "islands",
-            100,
-        )
-    ),
     "R20 silent about pending Fences": slow(in_fencing(SilentAboutPendingFences, "rivals", 150)),
     "R20 renews lapsed leases": slow(in_fencing(RenewsLapsedLeases, "asleep", 80)),
     "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),
