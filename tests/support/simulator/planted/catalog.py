@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from support.simulator.actors.server_process import Cores, MakeGateway, MakeServer
 from support.simulator.planted.gateways import (
     KeepsSessionsAfterStall,
-    RebalancesStaleSessions,
     RenewsLapsedLeases,
     TrustsNewestEpochOnly,
 )
@@ -211,7 +210,6 @@ PLANTS: dict[str, Plant] = {
     "R11 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
     "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies"),
-    "R13 rebalances stale sessions": slow(in_migrations(RebalancesStaleSessions, "rebalances", 40)),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
     "R20 shares handles": slow(in_server(SharesHandles, "rivals")),

@@ -1,4 +1,4 @@
-"""Planted bugs in takeover between gateways (R19: leases, R20: takeover) and in rebalancing (R13, migration).
+"""Planted bugs in takeover between gateways (R19: leases, R20: takeover).
 
 As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """
@@ -14,8 +14,6 @@ from modelswarm.protocol.messages import SessionInfo
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.interface.session_search import SessionLocation
-from modelswarm_gateway.core.migration.migration import REBALANCE_CAUSE, Migration
-from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_serving.core.fencing import Fencing
@@ -53,11 +51,3 @@ class TrustsNewestEpochOnly(GatewayCore):
             return effect
         holders = tuple(holder for holder in effect.log_holders if holder.epoch == effect.epoch)
         return replace(effect, log_holders=holders)
-
-
-class RebalancesStaleSessions(Migrations):
-    """R13 (migration): a rebalanced session cuts over whatever has changed since its copy began."""
-
-    @override
-    def _is_current(self, migration: Migration) -> bool:
-        return migration.cause == REBALANCE_CAUSE or super()._is_current(migration)
