@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from support.simulator.actors.server_process import Cores, MakeGateway, MakeServer
 from support.simulator.planted.gateways import (
     KeepsSessionsAfterStall,
-    RenewsLapsedLeases,
     TrustsNewestEpochOnly,
 )
 from support.simulator.planted.isolation import FailsAllHops, GrantsFullWindows
@@ -214,7 +213,6 @@ PLANTS: dict[str, Plant] = {
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
     "R20 shares handles": slow(in_server(SharesHandles, "rivals")),
     "R20 silent about pending Fences": slow(in_fencing(SilentAboutPendingFences, "rivals", 150)),
-    "R20 renews lapsed leases": slow(in_fencing(RenewsLapsedLeases, "asleep", 80)),
     "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),
     "R20 ignores goodbyes": in_peers(IgnoresGoodbyes, "handover"),
     "R20 keeps claims": in_server(

@@ -16,7 +16,6 @@ from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.sessions.session import Session
-from modelswarm_serving.core.fencing import Fencing
 
 
 class KeepsSessionsAfterStall(OwnershipCheck):
@@ -26,17 +25,6 @@ class KeepsSessionsAfterStall(OwnershipCheck):
     def is_lost(self, session: Session, peer: PeerId, found: SessionInfo) -> bool:
         super().is_lost(session, peer, found)
         return False
-
-
-class RenewsLapsedLeases(Fencing):
-    """R20 (takeover): a lease that had expired is valid again when its gateway sends the next message.
-
-    So that gateway keeps the hops that its successor has not fenced yet, although it has lost the others.
-    """
-
-    @override
-    def on_lease_lapsed(self, gateway: PeerId) -> None:
-        return
 
 
 class TrustsNewestEpochOnly(GatewayCore):
