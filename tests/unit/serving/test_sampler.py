@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.models.margins import margin
+from support.models.sampling_cases import LOG, SAMPLINGS, VOCAB
 from torch import Tensor
 from transformers import (
     LogitsProcessorList,
@@ -24,23 +25,6 @@ from modelswarm_serving.model.base import SampledToken, SampleRequest
 from modelswarm_serving.model.sampling import sampler
 from modelswarm_serving.model.sampling.noise import draw_key, gumbel
 from modelswarm_serving.model.sampling.sampler import sample
-
-VOCAB = 500
-LOG = [3, 7, 7, 41, 0, 499]
-SAMPLINGS = (
-    Sampling(),
-    Sampling(repetition_penalty=1.7),
-    Sampling(temperature=1.0, seed=5),
-    Sampling(temperature=0.7, top_k=5, seed=5),
-    Sampling(temperature=1.3, top_p=0.8, seed=6),
-    Sampling(temperature=0.9, top_k=40, top_p=0.5, seed=7),
-    Sampling(temperature=1.1, min_p=0.05, seed=8),
-    Sampling(temperature=1.5, top_k=300, top_p=0.95, min_p=0.01, seed=9, choice=2),
-    Sampling(temperature=0.8, top_k=50, repetition_penalty=1.3, seed=(1 << 64) - 1),
-    Sampling(temperature=3.0, top_p=0.999, seed=1),
-    Sampling(temperature=1.0, top_k=10_000, top_p=0.9, seed=1),
-    Sampling(temperature=1.0, top_p=0.0, seed=1),
-)
 
 
 def make_logits(seed: int, rows: int = 1, spread: float = 2.0) -> Tensor:
