@@ -65,6 +65,11 @@ class KvCache:
         for index, store in enumerate(stores):
             store.index_copy_(0, slots, whole[:, index])
 
+    def clear(self, slots: int) -> None:
+        """Write zeros into the first slots of all blocks."""
+        for store in self.blocks:
+            store[:slots] = 0
+
     def _slots(self, pages: Sequence[int], first: int, count: int) -> torch.Tensor:
         size = self.shape.page_size
         slots = [pages[p // size] * size + p % size for p in range(first, first + count)]

@@ -57,8 +57,7 @@ def run_reference(
     with attention_context(layout, cache, calls):
         output = blocks.run(rows[:count], layout, 0, shape.blocks)
         unchanged = blocks.run(rows[:count], layout, 0, 0)
-    for store in cache.blocks:
-        store[: layout.rows] = 0
+    cache.clear(layout.rows)
     check_calls(calls, shape.blocks, folder)
     check_windows(calls, getattr(loaded.config, "layer_types", None), folder)
     check_identity(rows[:count], unchanged, folder)
@@ -77,8 +76,7 @@ def check_blocks(
     calls: list[AttentionCall] = []
     with attention_context(check.layout, cache, calls, backend):
         output = blocks.run(check.rows, check.layout, 0, cache.shape.blocks)
-    for store in cache.blocks:
-        store[: check.layout.rows] = 0
+    cache.clear(check.layout.rows)
     check_outputs(output, check.output, folder)
     if calls != check.calls:
         raise ModelSourceError("model", f"{folder} asks for attention that is not supported")
@@ -94,8 +92,7 @@ def check_decode(
         item = BatchItem(range(shape.pages), row, 1, (0, shape.blocks), None, b"", 0, None)
         layout = StepLayout([item], cache)
         outputs.append(graphs.run(rows[row : row + 1], layout).clone())
-    for store in cache.blocks:
-        store[: len(rows)] = 0
+    cache.clear(len(rows))
     check_outputs(torch.cat(outputs), expected[: len(outputs)], folder)
 
 
