@@ -28,6 +28,7 @@ class Code(enum.Enum):
 
     INVALID_REQUEST = "invalid_request"
     UNSUPPORTED = "unsupported_parameter"
+    UNKNOWN_PARAMETER = "unknown_parameter"
     CONTEXT_LENGTH = "context_length_exceeded"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
@@ -73,6 +74,7 @@ _BUSY = "rate_limit_error"
 TABLE: dict[Code, ErrorMapping] = {
     Code.INVALID_REQUEST: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.UNSUPPORTED: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
+    Code.UNKNOWN_PARAMETER: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.CONTEXT_LENGTH: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.MODEL_NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
     Code.NOT_FOUND: ErrorMapping(404, grpc.StatusCode.UNIMPLEMENTED, _USER, False),

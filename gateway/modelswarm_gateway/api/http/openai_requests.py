@@ -1,17 +1,23 @@
-"""OpenAI's requests: their fields, and the errors for fields that are not supported.
+"""OpenAI's requests: the fields that are obeyed, and the generation request that they make.
 
-Used by the HTTP API. Fields of the models below are obeyed. Fields of `unsupported_fields.py` would change the answer
-and are not built: they give 400 unless their value has no effect. Every other field (`user`, `metadata`, `store` ...)
-is ignored. Null means unset for all of them.
+Used by the HTTP API. The models have the fields that are obeyed. `api/fields` has all others, which are refused or have
+no effect; a field that is in no table is refused. Null means unset for all of them.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from modelswarm_gateway.api.http.unsupported_fields import reject_unsupported_fields
+from modelswarm_gateway.api.fields.openai import (
+    CHAT,
+    COMPLETIONS,
+    CONTENT_PART,
+    MESSAGE,
+    STREAM_OPTIONS,
+)
+from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.validation_messages import first_problem, missing_field
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.request import (
@@ -30,11 +36,8 @@ from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class TextPart(_Strict):
+class TextPart(RequestModel):
+    table = CONTENT_PART
     type: Literal["text", "refusal"]
     text: str | None = None
     refusal: str | None = None
@@ -46,7 +49,8 @@ ListOf = Annotated[list[Item], Field(fail_fast=True)]
 Content: TypeAlias = str | ListOf[TextPart]
 
 
-class ChatMessage(_Strict):
+class ChatMessage(RequestModel):
+    table = MESSAGE
     role: Literal["developer", "system", "user", "assistant", "tool"]
     content: Content | None = None
     refusal: str | None = None
@@ -55,7 +59,8 @@ class ChatMessage(_Strict):
     tool_call_id: str | None = None
 
 
-class StreamOptions(_Strict):
+class StreamOptions(RequestModel):
+    table = STREAM_OPTIONS
     include_usage: bool | None = None
 
 
@@ -68,7 +73,7 @@ def _in_range(name: str) -> Any:
     return Field(None, **RANGES[name].pydantic_limits())
 
 
-class _Request(_Strict):
+class _Request(RequestModel):
     model: str = Field(min_length=1)
     max_tokens: int | None = _in_range("max_tokens")
     temperature: float | None = _in_range("temperature")
@@ -116,6 +121,7 @@ class _Request(_Strict):
 
 
 class ChatRequest(_Request):
+    table = CHAT
     messages: ListOf[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = _in_range("max_tokens")
     reasoning_effort: str | None = None
@@ -139,6 +145,7 @@ class ChatRequest(_Request):
 
 
 class CompletionRequest(_Request):
+    table = COMPLETIONS
     prompt: str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]]
     default_max_tokens = COMPLETION_MAX_TOKENS
 
@@ -194,26 +201,24 @@ def _part_text(path: str, part: TextPart) -> str:
     return text
 
 
-def parse_chat(body: object) -> ChatRequest:
-    """Validate the body of a chat completion. Raise ApiError."""
+Parsed = TypeVar("Parsed", bound=RequestModel)
+
+
+def parse_body(model: type[Parsed], body: object) -> Parsed:
+    """Validate the body of a request. Raise ApiError."""
+    if not isinstance(body, dict):
+        raise invalid_request(None, "the body must be a JSON object")
     try:
-        return ChatRequest.model_validate(_reject_unsupported(body))
+        return model.model_validate(body)
     except ValidationError as error:
         raise first_problem(error) from error
+
+
+def parse_chat(body: object) -> ChatRequest:
+    """Validate the body of a chat completion. Raise ApiError."""
+    return parse_body(ChatRequest, body)
 
 
 def parse_completion(body: object) -> CompletionRequest:
     """Validate the body of a text completion. Raise ApiError."""
-    try:
-        return CompletionRequest.model_validate(_reject_unsupported(body))
-    except ValidationError as error:
-        raise first_problem(error) from error
-
-
-def _reject_unsupported(body: object) -> dict[str, Any]:
-    """Return the fields that are set. Raise ApiError for one that is not supported."""
-    if not isinstance(body, dict):
-        raise invalid_request(None, "the body must be a JSON object")
-    fields = {name: value for name, value in body.items() if value is not None}
-    reject_unsupported_fields(fields)
-    return fields
+    return parse_body(CompletionRequest, body)

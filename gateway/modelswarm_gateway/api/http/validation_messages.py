@@ -9,6 +9,8 @@ import json
 
 from pydantic import ValidationError
 
+from modelswarm_gateway.api.fields.request_model import FIELD_ERROR
+from modelswarm_gateway.api.fields.states import FieldError
 from modelswarm_gateway.errors import MAX_QUOTED, ApiError, invalid_request, shorten
 from modelswarm_gateway.generation.request import (
     MAX_SESSION_ID_LENGTH,
@@ -61,10 +63,10 @@ def describe(value: object) -> str:
 
 def first_problem(error: ValidationError) -> ApiError:
     """Return the first problem, with its path as the client would write it."""
-    found = error.errors(include_url=False, include_context=False)
-    place = found[0]["loc"][0]
+    found = error.errors(include_url=False)
+    place = found[0]["loc"][:1]
     # In a field of several types, the deepest finding is about the type that was meant.
-    problem = max((p for p in found if p["loc"][0] == place), key=lambda p: len(p["loc"]))
+    problem = max((p for p in found if p["loc"][:1] == place), key=lambda p: len(p["loc"]))
     path = field_path = field = ""
     for part in problem["loc"]:
         if isinstance(part, int):
@@ -72,6 +74,10 @@ def first_problem(error: ValidationError) -> ApiError:
         elif part in ALLOWED:
             path += f".{part}" if path else part
             field_path, field = path, part
+    if problem["type"] == FIELD_ERROR:
+        refused: FieldError = problem["ctx"]["error"]
+        path += f".{refused.field}" if path else refused.field
+        return ApiError(refused.code, f"{path}: {refused.problem}", param=path)
     if problem["type"] == "missing":
         return missing_field(path)
     sent = describe(problem["input"])
