@@ -123,7 +123,9 @@ def decode_items(span: TransformerSpan, batch: int) -> list[list[BatchItem]]:
     blocks = (span.shape.first, span.shape.last)
     return [
         [
-            BatchItem(held, at, 1, blocks, [7], None, at + 1, SampleRequest(Sampling(), at + 1, ()))
+            BatchItem(
+                held, at, 1, blocks, [7], None, at + 1, SampleRequest(Sampling(), at + 1, (), 0)
+            )
             for held in pages
         ]
         for at in range(CONTEXT, CONTEXT + WARM_UP + STEPS)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, PeerId
+from modelswarm.protocol.sampling import Grammar, PromptLogprob, Sampling, TopLogprob
 
 PROTOCOL_VERSION = (1, 0)
 """(major, minor). Peers one minor version apart work together; any other pair is refused, naming both versions."""
@@ -55,21 +56,6 @@ class Hello:
     lease_ms: int = 0  # session lease of this server (R19, leases); 0: not given
     heartbeat_ms: int = 0  # interval of a busy server (R21, failure detection); 0: not given
     replaces: tuple[PeerId, ...] = ()  # gateways whose processes have ended (R19, leases)
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """Parameters of the tail. Equal (logits, params, log, position) give an equal token (I4; R17, sampling)."""
-
-    temperature: float = 0.0  # 0: greedy
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0  # unsigned 64 bit
-    choice: int = 0
-    eos: tuple[int, ...] = ()  # token ids that end the sequence; may be empty
-    logprobs: int = 0  # reserved: number of top alternatives to report
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,6 +457,7 @@ __all__ = [
     "FenceAck",
     "FindSession",
     "Finish",
+    "Grammar",
     "Heartbeat",
     "Hello",
     "HopInfo",
@@ -485,6 +472,7 @@ __all__ = [
     "Neighbour",
     "OwnedSession",
     "OwnedSessions",
+    "PromptLogprob",
     "Refusal",
     "RetainedRows",
     "Role",
@@ -494,6 +482,7 @@ __all__ = [
     "SessionInfo",
     "StartEpoch",
     "Token",
+    "TopLogprob",
     "Turn",
     "Window",
     "reply_address",

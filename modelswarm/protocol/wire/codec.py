@@ -23,7 +23,8 @@ from google.protobuf.message import Message as Proto
 from modelswarm.protocol import messages
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS
 from modelswarm.protocol.identity import MAX_NUMBER, NO_HANDLE
-from modelswarm.protocol.messages import Fence, Message, SessionInfo
+from modelswarm.protocol.messages import Fence, Message, Sampling, SessionInfo
+from modelswarm.protocol.sampling import find_problem
 from modelswarm.protocol.wire import swarm_pb2
 
 MAX_TEXT = 1024  # characters of a name, an address or a detail
@@ -176,6 +177,8 @@ def _nested_field(name: str, kind: type, optional: bool) -> _Field:
 
 def _sequence_field(name: str, arguments: tuple[Any, ...]) -> _Field:
     kind = arguments[0]
+    if typing.get_origin(kind) is tuple:
+        return _tuples_field(name, typing.get_args(kind))
     if _is_record(kind):
         fill, read = _compile_record(kind)
 
@@ -191,11 +194,44 @@ def _sequence_field(name: str, arguments: tuple[Any, ...]) -> _Field:
         values = tuple(getattr(proto, name))
         if length is not None and len(values) != length:
             raise FrameError(f"{proto.DESCRIPTOR.name}: {name} must have {length} values")
-        if kind is int and max(values, default=0) > MAX_NUMBER:
-            raise FrameError(f"{proto.DESCRIPTOR.name}: {name} has a value above {MAX_NUMBER}")
+        if kind is int:
+            _check_numbers(proto, name, values)
         return values
 
     return _Field(lambda proto, values: getattr(proto, name).extend(values), take)
+
+
+def _tuples_field(name: str, arguments: tuple[Any, ...]) -> _Field:
+    """A tuple of int sequences (`TokenSequence`), or of pairs of an int and a float (`TokenBias`)."""
+
+    def put_sequences(proto: Any, values: Any) -> None:
+        for tokens in values:
+            getattr(proto, name).add(tokens=tokens)
+
+    def take_sequences(proto: Any) -> tuple[tuple[int, ...], ...]:
+        found = tuple(tuple(entry.tokens) for entry in getattr(proto, name))
+        _check_numbers(proto, name, tuple(token for tokens in found for token in tokens))
+        return found
+
+    def put_pairs(proto: Any, values: Any) -> None:
+        for token, bias in values:
+            getattr(proto, name).add(token=token, bias=bias)
+
+    def take_pairs(proto: Any) -> tuple[tuple[int, float], ...]:
+        found = tuple((entry.token, entry.bias) for entry in getattr(proto, name))
+        _check_numbers(proto, name, tuple(token for token, _ in found))
+        return found
+
+    if arguments == (int, ...):
+        return _Field(put_sequences, take_sequences)
+    if arguments == (int, float):
+        return _Field(put_pairs, take_pairs)
+    raise TypeError(f"{name}: no rule for a tuple of tuples of {arguments}")
+
+
+def _check_numbers(proto: Any, name: str, values: tuple[int, ...]) -> None:
+    if max(values, default=0) > MAX_NUMBER:
+        raise FrameError(f"{proto.DESCRIPTOR.name}: {name} has a value above {MAX_NUMBER}")
 
 
 def _is_record(kind: Any) -> bool:
@@ -214,6 +250,8 @@ def _compile_field(name: str, annotation: Any, wire_type: int) -> _Field:
         return _enum_field(name, kind, optional)
     if kind is int and wire_type == FieldDescriptor.TYPE_UINT64:
         return _number_field(name)
+    if kind is str and name == "text":
+        return _scalar_field(name)  # a grammar: any lines, as many bytes as `find_problem` allows
     if kind is str:
         return _text_field(name)
     if kind in (int, float, bool, bytes) and not optional:
@@ -239,7 +277,10 @@ def _compile_record(kind: type) -> _Record:
             put(proto, getattr(value, name))
 
     def read(proto: Proto) -> Any:
-        return kind(*[take(proto) for take in takes])
+        value = kind(*[take(proto) for take in takes])
+        if isinstance(value, Sampling) and (problem := find_problem(value)) is not None:
+            raise FrameError(f"Sampling: {problem}")
+        return value
 
     _records[kind] = fill, read
     return fill, read

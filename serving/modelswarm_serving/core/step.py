@@ -86,7 +86,7 @@ class Steps:
         hop.in_step = True
         sample = None
         if hop.is_tail and end >= started.length and end == len(hop.log):
-            sample = SampleRequest(hop.turn.sampling, end, hop.log)
+            sample = SampleRequest(hop.turn.sampling, end, hop.log, hop.turn.begin)
         return BatchItem(
             pages=hop.pages,
             first=first,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.messages import Sampling, TopLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class SampleRequest:
     sampling: Sampling
     position: int
     log: Sequence[int]  # entries [0, position); borrowed until the step retires, never changed
+    begin: int  # log length at the turn's begin: log[begin:] has been generated in this turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ Task: TypeAlias = BatchItem | KvRead | KvWrite
 class SampledToken:
     token: int
     logprob: float  # natural log, of the unmodified distribution
+    top: tuple[TopLogprob, ...] = ()  # `Sampling.logprobs` most probable tokens of it, falling
 
 
 @dataclass(frozen=True, slots=True)

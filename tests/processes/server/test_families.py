@@ -93,7 +93,7 @@ def test_copied_kv_gives_the_same_next_token(folder: Path) -> None:
     (read,) = old.step([KvRead(there, 0, n, (0, 4))])
     assert read.rows is not None and len(read.rows) == n * 4 * old.shape.kv_bytes
     new.step([KvWrite(pages, 0, n, (0, 4), read.rows)])
-    pick = SampleRequest(Sampling(), n + 1, tokens)
+    pick = SampleRequest(Sampling(), n + 1, tokens, begin=0)
     last = BatchItem(there, n, 1, (0, 4), tokens[n:], None, n + 1, pick)
     assert new.step([replace(last, pages=pages)]) == old.step([last])
 
@@ -103,7 +103,7 @@ def test_blocks_behind_the_entrance_take_rows(folder: Path, expected: list[list[
     span = load_span(folder, 0, 4, OPTIONS)
     tokens = prompts()[0]
     (first,) = span.step([BatchItem(range(8), 0, len(tokens), (0, 2), tokens, None, 0, None)])
-    pick = SampleRequest(Sampling(), len(tokens), tokens)
+    pick = SampleRequest(Sampling(), len(tokens), tokens, begin=0)
     tail = BatchItem(range(8), 0, len(tokens), (2, 4), None, first.rows, len(tokens), pick)
     (second,) = span.step([tail])
     assert second.sampled is not None

@@ -133,7 +133,8 @@ def equal_until_near_tie(model: PreTrainedModel, one: Stream, other: Stream) -> 
     start = len(one.log) - NEW
     logits = model(torch.tensor([one.log])).logits[0].detach()
     for position in range(start, len(one.log)):
-        room = margin(logits[position - 1], one.sampling, one.log[:position], position)
+        pick = SampleRequest(one.sampling, position, one.log[:position], one.begin)
+        room = margin(logits[position - 1], pick)
         if room <= TAU:
             return position - start
         assert one.log[position] == other.log[position], (position, room)
@@ -151,11 +152,11 @@ def test_every_sampled_token_is_the_whole_models_pick(folder: Path) -> None:
     for stream in streams:
         logits = model(torch.tensor([stream.log])).logits[0].detach()
         for position in range(len(stream.log) - NEW, len(stream.log)):
-            log = stream.log[:position]
             row = logits[position - 1]
-            (picked,) = sample(row[None], [SampleRequest(stream.sampling, position, log)])
+            pick = SampleRequest(stream.sampling, position, stream.log[:position], stream.begin)
+            (picked,) = sample(row[None], [pick])
             right = picked is not None and picked.token == stream.log[position]
-            assert right or margin(row, stream.sampling, log, position) <= TAU
+            assert right or margin(row, pick) <= TAU
 
 
 def test_a_part_of_a_span_computes_that_part(folder: Path) -> None:
@@ -165,7 +166,7 @@ def test_a_part_of_a_span_computes_that_part(folder: Path) -> None:
     head = BatchItem(range(8), 0, len(tokens), (0, 2), tokens, None, 0, None)
     (first,) = span.step([head])
     assert first.rows is not None
-    pick = SampleRequest(Sampling(), len(tokens), tokens)
+    pick = SampleRequest(Sampling(), len(tokens), tokens, begin=0)
     tail = BatchItem(range(8), 0, len(tokens), (2, 4), None, first.rows, len(tokens), pick)
     other = BatchItem(range(8, 16), 0, len(tokens), (0, 4), tokens, None, len(tokens), pick)
     second, third = span.step([tail, other])
@@ -182,7 +183,7 @@ def test_copied_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
     tokens = prompts()[0]
     there, n = range(8), len(tokens) - 1
     old.step([BatchItem(there, 0, n, (0, 4), tokens[:n], None, n, None)])
-    pages, pick = [9, 3, 11, 5, 2, 7, 1, 12], SampleRequest(Sampling(), n + 1, tokens)
+    pages, pick = [9, 3, 11, 5, 2, 7, 1, 12], SampleRequest(Sampling(), n + 1, tokens, begin=0)
     for first, count in ((0, 5), (5, n - 5)):
         (read,) = old.step([KvRead(there, first, count, (0, 4))])
         assert read.rows is not None
@@ -227,7 +228,7 @@ def test_only_the_wanted_rows_come_back(folder: Path) -> None:
 def test_a_work_that_cannot_run_fails_alone(folder: Path) -> None:
     span: TransformerSpan = load_span(folder, 0, 4, replace(OPTIONS, max_length=64))
     good = BatchItem(
-        (0, 1), 0, 3, (0, 4), (1, 2, 3), None, 3, SampleRequest(Sampling(), 3, (1, 2, 3))
+        (0, 1), 0, 3, (0, 4), (1, 2, 3), None, 3, SampleRequest(Sampling(), 3, (1, 2, 3), 0)
     )
     bad = {
         "tokens must be within 0:320": replace(good, tokens=(1, 2, VOCAB)),

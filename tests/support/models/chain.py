@@ -29,6 +29,11 @@ class Stream:
     done: int = 0  # positions with KV
     sent: dict[int, bytearray] = field(default_factory=dict)
     """Number of a span -> the rows that it sent, as its replay log retains them."""
+    begin: int = field(init=False)
+    """Length of the log before the first generated token."""
+
+    def __post_init__(self) -> None:
+        self.begin = len(self.log)
 
 
 class Chain:
@@ -110,7 +115,7 @@ class Chain:
             tokens=stream.log[stream.done : end] if shape.is_head else None,
             rows=None if shape.is_head else rows,
             emit_from=end if shape.is_tail else stream.done,
-            sample=SampleRequest(stream.sampling, end, stream.log)
+            sample=SampleRequest(stream.sampling, end, stream.log, stream.begin)
             if shape.is_tail and last
             else None,
         )

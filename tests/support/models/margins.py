@@ -6,8 +6,6 @@ size. Used by tests and benchmarks, never while serving. Its rules are those of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,7 +22,7 @@ from modelswarm_serving.model.sampling.noise import Floats, gumbel
 from modelswarm_serving.model.sampling.sampler import apply_penalty, apply_temperature, noise_keys
 
 
-def margin(logits: Tensor, sampling: Sampling, log: Sequence[int], position: int) -> float:
+def margin(logits: Tensor, pick: SampleRequest) -> float:
     """Return the margin in units of logits [vocab]: moving any two logits by less than this picks the same token.
 
     Greedy: the gap between the best two. Sampling: the least of three distances.
@@ -35,7 +33,7 @@ def margin(logits: Tensor, sampling: Sampling, log: Sequence[int], position: int
 
     (Top-p is a bound on probability mass; a change of mass is at most half the change of a scaled score.)
     """
-    pick = SampleRequest(sampling, position, log)
+    sampling = pick.sampling
     scores = apply_penalty(logits.float()[None], [pick])
     if sampling.temperature == 0.0:
         first, second = torch.topk(scores[0], 2).values.tolist()

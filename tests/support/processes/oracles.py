@@ -103,11 +103,9 @@ def _teacher_forced(model: PreTrainedModel, answer: Answer) -> tuple[list[float]
     first = len(answer.request.prompt)
     rows = logits_of(model, log[:-1])[first - 1 :]
     picks = [
-        SampleRequest(sampling, position, log[:position]) for position in range(first, len(log))
+        SampleRequest(sampling, position, log[:position], first)
+        for position in range(first, len(log))
     ]
     picked = [found.token for found in sample(rows, picks) if found is not None]
-    margins = [
-        margin(row, sampling, pick.log, pick.position)
-        for row, pick in zip(rows, picks, strict=True)
-    ]
+    margins = [margin(row, pick) for row, pick in zip(rows, picks, strict=True)]
     return margins, picked

@@ -35,7 +35,7 @@ def make_item(first: int, log: list[int], pages: list[int] = PAGES) -> BatchItem
         tokens=log[first:],
         rows=None,
         emit_from=len(log),
-        sample=SampleRequest(Sampling(), len(log), log),
+        sample=SampleRequest(Sampling(), len(log), log, begin=len(PROMPT)),
     )
 
 
@@ -97,7 +97,9 @@ def test_repeated_missing_or_moved_row_changes_the_token() -> None:
 
 def test_stale_log_changes_the_token() -> None:
     stale = [*PROMPT[:2], 3, *PROMPT[3:]]
-    stale_item = replace(make_item(0, PROMPT), sample=SampleRequest(Sampling(), len(PROMPT), stale))
+    stale_item = replace(
+        make_item(0, PROMPT), sample=SampleRequest(Sampling(), len(PROMPT), stale, len(PROMPT))
+    )
     assert read_token(HashModel(SHAPE).step([stale_item])[0]) != expect_tokens(1)[0]
 
 
@@ -122,7 +124,7 @@ INVALID_ITEMS: list[dict[str, object]] = [
     {"rows": bytes(80)},
     {"emit_from": 11},
     {"tokens": None},
-    {"sample": SampleRequest(Sampling(), 9, PROMPT[:9])},
+    {"sample": SampleRequest(Sampling(), 9, PROMPT[:9], begin=9)},
 ]
 
 

@@ -33,7 +33,7 @@ def make_logits(seed: int, rows: int = 1, spread: float = 2.0) -> Tensor:
 
 
 def sample_one(row: Tensor, sampling: Sampling, position: int = 6) -> SampledToken:
-    (picked,) = sample(row[None], [SampleRequest(sampling, position, LOG)])
+    (picked,) = sample(row[None], [SampleRequest(sampling, position, LOG, begin=2)])
     assert picked is not None
     return picked
 
@@ -73,7 +73,9 @@ def test_sampled_token_matches_the_filters_of_transformers(sampling: Sampling) -
 
 def test_sampled_token_is_independent_of_the_batch() -> None:
     rows = make_logits(1, len(SAMPLINGS))
-    requests = [SampleRequest(sampling, 10 + i, LOG) for i, sampling in enumerate(SAMPLINGS)]
+    requests = [
+        SampleRequest(sampling, 10 + i, LOG, begin=2) for i, sampling in enumerate(SAMPLINGS)
+    ]
     together = sample(rows, requests)
     alone = [sample(rows[i : i + 1], [request])[0] for i, request in enumerate(requests)]
     backwards = sample(rows.flip(0), requests[::-1])[::-1]
@@ -87,7 +89,7 @@ def test_candidate_shortcut_changes_no_result(
     candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = make_logits(2, len(SAMPLINGS), spread=0.5)
-    requests = [SampleRequest(sampling, i, LOG) for i, sampling in enumerate(SAMPLINGS)]
+    requests = [SampleRequest(sampling, i, LOG, begin=2) for i, sampling in enumerate(SAMPLINGS)]
     expected = sample(rows, requests)
     monkeypatch.setattr(sampler, "_CANDIDATES", candidates)
     monkeypatch.setattr(sampler, "_MAX_CANDIDATES", candidates)
@@ -108,7 +110,8 @@ def test_sampled_frequencies_follow_the_softmax() -> None:
     expected = torch.softmax(row, dim=-1)[:4]
     count = 4000
     requests = [
-        SampleRequest(Sampling(temperature=1.0, seed=11), position, ()) for position in range(count)
+        SampleRequest(Sampling(temperature=1.0, seed=11), position, (), 0)
+        for position in range(count)
     ]
     drawn = sample(row.expand(count, -1), requests)
     tokens = torch.tensor([picked.token for picked in drawn if picked is not None])
@@ -133,7 +136,7 @@ def test_noise_values_are_fixed() -> None:
 def test_row_with_non_finite_logits_alone_gives_no_token() -> None:
     rows = make_logits(3, 3)
     rows[1, 17] = float("nan")
-    found = sample(rows, [SampleRequest(Sampling(), 0, LOG)] * 3)
+    found = sample(rows, [SampleRequest(Sampling(), 0, LOG, begin=2)] * 3)
     assert [picked is None for picked in found] == [False, True, False]
 
 
@@ -143,7 +146,7 @@ def test_noise_below_the_margin_changes_no_token(sampling: Sampling) -> None:
     checked = 0
     for seed in range(60):
         row = make_logits(seed)[0]
-        limit = margin(row, sampling, LOG, seed)
+        limit = margin(row, SampleRequest(sampling, seed, LOG, begin=2))
         if math.isinf(limit) or limit < 1e-5:
             continue
         checked += 1
@@ -159,7 +162,7 @@ def test_noise_below_the_margin_changes_no_token(sampling: Sampling) -> None:
 def test_change_beyond_the_margin_can_change_the_token() -> None:
     row = torch.zeros(VOCAB)
     row[10], row[20] = 5.0, 4.9
-    assert margin(row, Sampling(), LOG, 0) == pytest.approx(0.1, abs=1e-6)
+    assert margin(row, SampleRequest(Sampling(), 0, LOG, begin=2)) == pytest.approx(0.1, abs=1e-6)
     row[20] += 0.11
     assert sample_one(row, Sampling()).token == 20
 
@@ -169,5 +172,5 @@ def test_margin_includes_tokens_just_below_a_filter() -> None:
     row = torch.full((VOCAB,), -50.0)
     sampling = Sampling(temperature=1.0, top_k=1, seed=3)
     row[10], row[20] = 5.0, 4.999
-    limits = [margin(row, sampling, LOG, position) for position in range(40)]
+    limits = [margin(row, SampleRequest(sampling, position, LOG, 2)) for position in range(40)]
     assert min(limits) == pytest.approx(0.001, abs=1e-4)

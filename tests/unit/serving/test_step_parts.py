@@ -51,7 +51,7 @@ def test_sampling_in_parts_gives_the_same_tokens() -> None:
     rows = 2 * sample_rows(vocab) + 1
     logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(1))
     picks = [
-        SampleRequest(Sampling(temperature=1.0, top_p=0.9, seed=index), 5, (1, 2, 3))
+        SampleRequest(Sampling(temperature=1.0, top_p=0.9, seed=index), 5, (1, 2, 3), begin=3)
         for index in range(rows)
     ]
     assert sample_rows(vocab) * vocab * 80 <= SAMPLE_BYTES

@@ -21,6 +21,7 @@ from modelswarm.protocol.messages import (
     Fence,
     FenceAck,
     FindSession,
+    Grammar,
     Heartbeat,
     Hello,
     HopInfo,
@@ -43,6 +44,13 @@ from modelswarm.protocol.messages import (
     Turn,
     Window,
 )
+from modelswarm.protocol.sampling import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_GRAMMAR_BYTES,
+    MAX_LOGIT_BIAS,
+)
 from modelswarm.protocol.wire import swarm_pb2
 from modelswarm.protocol.wire.codec import MAX_TEXT, FrameError, decode, encode
 
@@ -50,7 +58,10 @@ HANDLE = (1 << 64) - 3
 EPOCH = Epoch(7, 1 << 40)
 HUGE = MAX_NUMBER + 1
 NEIGHBOUR = Neighbour(Address("s1/2/aä", "127.0.0.1:1"), 9)
-SAMPLING = Sampling(0.7, 40, 0.9, 0.05, 1.1, (1 << 64) - 1, 2, (0, 151645), 5)
+SAMPLING = Sampling(
+    0.7, 40, 0.9, 0.05, 1.1, (1 << 64) - 1, 2, (0, 151645), 5, 0.9, 0.5, -1.5, 3,
+    ((5, -100.0), (0, 2.5)), ((7,), (8, 9)), 4, (5, 0), 20, Grammar('{\n"grammars": []}', "llguidance 1.9.1"),
+)  # fmt: skip
 HELLO = Hello((1, 0), "s0/1/ab", Role.SERVER, "l1", Lane.LIVE, "h:1", "m", "r", 0, 4, 8, "bf16", 8)
 HASHES = (b"", bytes(range(32)))
 
@@ -160,6 +171,32 @@ def make_envelope(**body: object) -> bytes:
     return swarm_pb2.Envelope(**body).SerializeToString()  # type: ignore[arg-type]
 
 
+INVALID_SAMPLINGS = (
+    Sampling(temperature=math.nan),
+    Sampling(temperature=math.inf),
+    Sampling(temperature=-1.0),
+    Sampling(top_p=1.5),
+    Sampling(min_p=-0.1),
+    Sampling(typical_p=0.0),
+    Sampling(repetition_penalty=0.0),
+    Sampling(presence_penalty=math.nan),
+    Sampling(frequency_penalty=math.inf),
+    Sampling(logprobs=21),
+    Sampling(prompt_logprobs=21),
+    Sampling(prompt_logprobs=-2),
+    Sampling(logit_bias=((1, math.nan),)),
+    Sampling(logit_bias=((HUGE, 1.0),)),
+    Sampling(logit_bias=((1, 1.0),) * (MAX_LOGIT_BIAS + 1)),
+    Sampling(bad_words=((),)),
+    Sampling(bad_words=((1,), (2, HUGE))),
+    Sampling(bad_words=((1,) * (MAX_BAD_WORD_TOKENS + 1),)),
+    Sampling(bad_words=((1,),) * (MAX_BAD_WORDS + 1)),
+    Sampling(allowed_tokens=(HUGE,)),
+    Sampling(allowed_tokens=(1,) * (MAX_ALLOWED_TOKENS + 1)),
+    Sampling(grammar=Grammar("é" * (MAX_GRAMMAR_BYTES // 2 + 1), "llguidance 1.9.1")),
+    Sampling(grammar=Grammar("", "two\nlines")),
+)
+
 INVALID = {
     "envelope without a body": b"",
     "body of an unknown kind": b"\xaa\x06\x00",
@@ -207,6 +244,10 @@ INVALID = {
     "owner with a line break": make_envelope(
         session_info=swarm_pb2.SessionInfo(session="s", epoch=swarm_pb2.Epoch(), owner="g\n1/1/a")
     ),
+    **{
+        f"sampling {n}": encode(LogChunk("s", EPOCH, 0, 1, (4,), Turn(9, 10, sampling)))
+        for n, sampling in enumerate(INVALID_SAMPLINGS)
+    },
     "empty fence": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0)),
     "fence that creates and truncates": encode(Fence(5, 4, EPOCH, 0, 0, Create("s", 0, 1), Turn(1, 2))),
     "fence that creates without a turn": encode(Fence(NO_HANDLE, 4, EPOCH, 0, 0, Create("s", 0, 1))),

@@ -119,7 +119,7 @@ def _item(shape: ModelShape, count: int, *, samples: bool) -> BatchItem:
         tokens=log[:count] if is_head else None,
         rows=None if is_head else bytes(count * shape.row_bytes),
         emit_from=end if is_tail else end - count,
-        sample=SampleRequest(_SAMPLING, end, log) if is_tail and samples else None,
+        sample=SampleRequest(_SAMPLING, end, log, begin=0) if is_tail and samples else None,
     )
 
 

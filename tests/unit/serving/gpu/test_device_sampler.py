@@ -18,7 +18,7 @@ from modelswarm_serving.model.sampling.sampler import sample
 def make_case(seed: int) -> tuple[torch.Tensor, list[SampleRequest]]:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(len(SAMPLINGS), VOCAB, generator=generator) * 2
-    return logits, [SampleRequest(s, seed + i, LOG) for i, s in enumerate(SAMPLINGS)]
+    return logits, [SampleRequest(s, seed + i, LOG, begin=2) for i, s in enumerate(SAMPLINGS)]
 
 
 @pytest.mark.parametrize("candidates", [2, 17, 256])

@@ -1,0 +1,113 @@
+"""Parameters of the tail, and what it reports with a token; part of `messages.py`, which exports all names.
+
+They travel once per turn, in `Turn.sampling`, never with a token. A gateway that takes a session over finds them in the
+first LogChunk. `find_problem` states the limits that hold on the wire; the gateway's own limits are narrower.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+MAX_LOGPROBS = 20
+"""Top alternatives that a request may ask for; OpenAI's limit, and vLLM's default."""
+MAX_LOGIT_BIAS = 1024
+"""Entries of a logit bias; OpenAI allows 300."""
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_TOKENS = 64
+MAX_ALLOWED_TOKENS = 1 << 18
+"""At least the size of today's vocabularies, and 5 bytes each fit into a frame beside the other fields."""
+MAX_GRAMMAR_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The language that the generated tokens of a turn must form."""
+
+    text: str  # llguidance's own grammar: the JSON or Lark text that its LLMatcher takes
+    version: str  # library and version that checked it, such as "llguidance 1.9.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Parameters of the tail. Equal (logits, params, log, begin, position) give an equal token (I4; R17, sampling).
+
+    `begin` is the turn's: the tokens generated so far are `log[begin:]`.
+    """
+
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over the whole log
+    seed: int = 0  # unsigned 64 bit
+    choice: int = 0
+    eos: tuple[int, ...] = ()  # ids that end the sequence, with the request's stop_token_ids
+    logprobs: int = 0  # top alternatives to report with a token, at most MAX_LOGPROBS
+    typical_p: float = 1.0
+    presence_penalty: float = 0.0  # over the generated tokens, as is frequency_penalty
+    frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0  # over the whole log; 0: off
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token, added to its logit)
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that are never completed
+    min_tokens: int = 0  # no token of `eos` before so many generated ones
+    allowed_tokens: tuple[int, ...] = ()  # empty: all
+    prompt_logprobs: int = -1  # top alternatives per token of the prompt; -1: no report
+    grammar: Grammar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogprob:
+    """One of the most probable tokens, by the distribution of the unchanged logits."""
+
+    token: int
+    logprob: float  # natural log
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprob:
+    """Log probability of a token of the prompt after the tokens before it."""
+
+    token: int
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
+
+
+def find_problem(sampling: Sampling) -> str | None:
+    """Return the first field that no gateway sends, with the allowed values; None for valid parameters."""
+    for name, is_valid, allowed in (
+        ("temperature", 0 <= sampling.temperature < math.inf, "at least 0"),
+        ("top_p", 0 <= sampling.top_p <= 1, "0 to 1"),
+        ("min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
+        ("typical_p", 0 < sampling.typical_p <= 1, "above 0 and at most 1"),
+        ("repetition_penalty", 0 < sampling.repetition_penalty < math.inf, "above 0"),
+        ("presence_penalty", math.isfinite(sampling.presence_penalty), "a finite number"),
+        ("frequency_penalty", math.isfinite(sampling.frequency_penalty), "a finite number"),
+        ("logprobs", 0 <= sampling.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
+        (
+            "prompt_logprobs",
+            -1 <= sampling.prompt_logprobs <= MAX_LOGPROBS,
+            f"-1 to {MAX_LOGPROBS}",
+        ),
+    ):
+        if not is_valid:
+            return f"{name} is {getattr(sampling, name)}; allowed: {allowed}"
+    return _find_long_field(sampling)
+
+
+def _find_long_field(sampling: Sampling) -> str | None:
+    for name, limit in (
+        ("logit_bias", MAX_LOGIT_BIAS),
+        ("bad_words", MAX_BAD_WORDS),
+        ("allowed_tokens", MAX_ALLOWED_TOKENS),
+    ):
+        if len(getattr(sampling, name)) > limit:
+            return f"{name} has {len(getattr(sampling, name))} entries; allowed: {limit}"
+    if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
+        return "logit_bias has a value that is not a finite number"
+    if not all(1 <= len(word) <= MAX_BAD_WORD_TOKENS for word in sampling.bad_words):
+        return f"bad_words has a sequence without tokens, or of more than {MAX_BAD_WORD_TOKENS}"
+    grammar = sampling.grammar
+    if grammar is not None and len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
+        return f"grammar has more than {MAX_GRAMMAR_BYTES} bytes"
+    return None
