@@ -13,9 +13,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, PeerId
-from modelswarm.protocol.sampling import Grammar, PromptLogprob, Sampling, TopLogprob
+from modelswarm.protocol.sampling import (
+    MAX_LOGPROBS,
+    Grammar,
+    PromptLogprob,
+    Sampling,
+    TopLogprob,
+)
 
-PROTOCOL_VERSION = (1, 0)
+PROTOCOL_VERSION = (2, 0)
 """(major, minor). Peers one minor version apart work together; any other pair is refused, naming both versions."""
 
 
@@ -112,9 +118,7 @@ class Refusal(enum.Enum):
     TOO_LONG = "too_long"  # the reservation exceeds all pages of this server
     WRONG_BLOCKS = "wrong_blocks"
     DRAINING = "draining"
-    STALE_EPOCH = (
-        "stale_epoch"  # another gateway owns the session in a higher epoch (R20, takeover)
-    )
+    STALE_EPOCH = "stale_epoch"  # another gateway owns the session in a higher epoch (R20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +207,7 @@ class Token:
     logprob: float = 0.0
     finish: Finish = Finish.NONE
     store_only: bool = False
+    top: tuple[TopLogprob, ...] = ()  # to the gateway only: the most probable ones, falling
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +363,7 @@ class Heartbeat:
     draining: bool = False
     stepping_ms: float = 0.0  # age of the running step; 0: none is running
     step_p99_ms: float = 0.0  # of about the last hundred steps
-    busy_ms: float = (
-        0.0  # total time in steps, stalls included; gives step times with `steps`, `rows`
-    )
+    busy_ms: float = 0.0  # total time in steps with stalls; `steps`, `rows` give step times
     running: int = 0  # sessions in a turn now: the load for route choice
     drain: DrainState | None = None  # from a gateway: a request; from a server: the latest request
 
@@ -444,6 +447,7 @@ def reply_address(peer: PeerId) -> Address:
 
 
 __all__ = [
+    "MAX_LOGPROBS",
     "NO_HANDLE",
     "PROTOCOL_VERSION",
     "Close",

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from modelswarm.protocol.messages import Finish
+from modelswarm.protocol.messages import Finish, TopLogprob
 from modelswarm_gateway.errors import ApiError
 
 
@@ -21,6 +21,8 @@ class TokenEvent:
     position: int
     token: int
     finish: Finish
+    logprob: float = 0.0
+    top: tuple[TopLogprob, ...] = ()
 
 
 class TokenStream:

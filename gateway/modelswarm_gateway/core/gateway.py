@@ -40,7 +40,12 @@ from modelswarm_gateway.core.interface.errors import (
 )
 from modelswarm_gateway.core.interface.session_search import FetchedLog, LogHolder, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.core.interface.turn import ParkedTurn, RefusalReason, TurnRequest
+from modelswarm_gateway.core.interface.turn import (
+    ParkedTurn,
+    RefusalReason,
+    TokenLogprobs,
+    TurnRequest,
+)
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.migration.drain_requests import DrainRequests
 from modelswarm_gateway.core.migration.migrations import Migrations
@@ -241,6 +246,9 @@ class GatewayCore:
             self._recovery.close_hops(s)
             s.variant = variant
         s.replace_log(request.tokens)
+        s.keeps_logprobs = request.keeps_logprobs
+        if not request.is_resumed:
+            s.logprobs = {}
         s.read_only = request.max_tokens == 0
         end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
         begin = length if request.begin is None else request.begin
@@ -258,7 +266,7 @@ class GatewayCore:
         s = self._session(session)
         if not 0 < length <= s.length:
             raise CoreError(f"session {session} has {s.length} entries: cannot keep {length}")
-        del s.log[length:]
+        s.truncate_log(length)
         self._recovery.park(s)
 
     def cancel_turn(self, session: str, now: float) -> None:
@@ -273,7 +281,9 @@ class GatewayCore:
     def parked_turn(self, session: str) -> ParkedTurn | None:
         """Return the session's log and its last turn; None if the session is unknown or empty."""
         s = self._sessions.get(session)
-        return None if s is None or not s.log else ParkedTurn(tuple(s.log), s.turn)
+        if s is None or not s.log:
+            return None
+        return ParkedTurn(tuple(s.log), s.turn, dict(s.logprobs))
 
     def on_read(self, session: str, position: int, now: float) -> None:
         """Record that the client has read the entries below `position`.
@@ -353,6 +363,8 @@ class GatewayCore:
             return
         if token.token >= 0:
             s.log.append(token.token)
+            if s.keeps_logprobs:
+                s.logprobs[token.position] = TokenLogprobs(token.logprob, token.top)
         s.newest_run_epoch, hop.log = s.epoch, s.length
         if s.lost_hops:
             self._recovery.close_lost_hops(s)
@@ -363,7 +375,7 @@ class GatewayCore:
         if token.finish is not Finish.NONE:
             s.state = SessionState.PARKED
         self._effects.append(
-            Emitted(s.name, token.position, token.token, token.logprob, token.finish)
+            Emitted(s.name, token.position, token.token, token.logprob, token.finish, token.top)
         )
         self.migrations.on_token(s, now)
 

@@ -14,6 +14,7 @@ from modelswarm_gateway.backend.token_stream import TokenEvent, TokenStream
 from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import CLIENT_ENDED, ApiError, Code, from_core, hide_identities
+from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn
@@ -35,6 +36,7 @@ class OutputChunk:
     end: int  # position after the last token
     finish: str | None
     mark: str  # short hash of the log up to `end`; "" for a session without a name
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that belong to `text`, if requested
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +72,15 @@ class Generation:
         self._turn, self._epoch_floor = turn, start.epoch_floor
         self._detokenizer = start.tokenizer.detokenizer(turn.tokens)
         self._stops = StopMatcher(request.stop)
+        self._logprobs = LogprobsBuffer() if turn.keeps_logprobs else None
+        self._released: list[TokenLogprob] = []  # of the next chunk
         self._meter = context.metrics.meter_turn(
             request.model, len(turn.tokens), start.requested_at
         )
         self._finish: str | None = None  # the finish reason, once the turn has completed
         self._failure: Code | None = None
         self._refused = self._closed = self._aborted = False
+        self.tokenizer = start.tokenizer
         self.prompt = turn.tokens
         self.completion_tokens = self._resumed_tokens = 0
         self.session_key: SessionKey | None = (
@@ -123,6 +128,8 @@ class Generation:
             end = event.position + 1
             if event.position > resumed.last_read:
                 shown.append(text)
+            else:
+                self._released.clear()
             if self._finish is not None:
                 break
         self.completion_tokens = self._resumed_tokens = end - first
@@ -139,6 +146,7 @@ class Generation:
                 credit_ahead=self._turn.credit_ahead,
                 is_resumed=True,
                 begin=first,
+                keeps_logprobs=self._turn.keeps_logprobs,
             )
             return session, backend.start_turn(session, self._turn)
         except CoreError as error:
@@ -221,10 +229,20 @@ class Generation:
         """Return the chunk of these texts and tokens, with the mark of the log so far."""
         mark = "" if self._log_mark is None else str(self._log_mark)
         end = first + len(tokens)
-        return OutputChunk("".join(texts), tuple(tokens), first, end, self._finish, mark)
+        logprobs, self._released = tuple(self._released), []
+        return OutputChunk("".join(texts), tuple(tokens), first, end, self._finish, mark, logprobs)
 
     def _detokenize(self, event: TokenEvent) -> tuple[str, str | None]:
         """Return the text that one token makes visible, and the finish reason if the turn ends with it."""
+        piece = self._decode(event)
+        text, finish = self._match_stops(event, piece)
+        if self._logprobs is not None:
+            is_last = finish is not None and not self._stops.has_matched
+            self._logprobs.add_token(event, piece)
+            self._released += self._logprobs.release(text, is_last=is_last)
+        return text, finish
+
+    def _decode(self, event: TokenEvent) -> str:
         piece = ""
         if event.token >= 0 and self._log_mark is not None:
             self._log_mark.extend((event.token,))
@@ -232,6 +250,9 @@ class Generation:
             piece = self._detokenizer.feed(event.token)
         if event.finish is not Finish.NONE:
             piece += self._detokenizer.flush()
+        return piece
+
+    def _match_stops(self, event: TokenEvent, piece: str) -> tuple[str, str | None]:
         found = self._stops.feed(piece)
         if found.matched:
             if event.finish is Finish.NONE:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from modelswarm.protocol.messages import Finish, Turn
 from modelswarm_gateway.backend.token_stream import TokenEvent
-from modelswarm_gateway.core.interface.turn import ParkedTurn
+from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 
 LAST_EVENT_ID = "Last-Event-ID"
 _ID = re.compile(r"(?:0:)?([0-9]{1,15})-([0-9a-f]{8})")
 # Bytes of a log mark: a different log has the same mark once in 2^32.
 _MARK_BYTES = 4
+_NO_LOGPROBS = TokenLogprobs(0.0)
 
 
 class LogMark:
@@ -42,6 +43,7 @@ class ResumedTurn:
     last_read: int  # position of the last token whose text the client has
     generated: tuple[int, ...]  # all tokens of the turn so far
     turn: Turn
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by position, as kept
 
     def token_events(self, first: int) -> list[TokenEvent]:
         """Return the generated tokens as events, the first at position `first`. The last one may end the turn."""
@@ -52,7 +54,8 @@ class ResumedTurn:
                 finish = Finish.STOP
             elif position + 1 >= self.turn.end:
                 finish = Finish.LENGTH
-            made.append(TokenEvent(position, token, finish))
+            kept = self.logprobs.get(position, _NO_LOGPROBS)
+            made.append(TokenEvent(position, token, finish, kept.logprob, kept.top))
         return made
 
 
@@ -73,9 +76,16 @@ def parse_event_id(value: str) -> tuple[int, str]:
 
 
 def resume_turn(
-    prompt: Sequence[int], kept: ParkedTurn | None, after: int, mark: str
+    prompt: Sequence[int],
+    kept: ParkedTurn | None,
+    after: int,
+    mark: str,
+    needs_logprobs: bool = False,
 ) -> ResumedTurn:
     """Return the turn to resume; None for `kept` means that the session has no log.
+
+    `needs_logprobs`: tokens that the client lacks are generated again if their log probabilities were lost with
+    another gateway.
 
     Raise ApiError unless the client knows the log up to `after` (its mark) and the whole prompt of the turn. The mark
     is checked first, so that a client without it learns nothing about the log.
@@ -96,4 +106,7 @@ def resume_turn(
         raise invalid_request(
             LAST_EVENT_ID, f"{LAST_EVENT_ID}: this session has answered another prompt"
         )
-    return ResumedTurn(after, kept.tokens[first:], kept.turn)
+    end = len(kept.tokens)
+    if needs_logprobs:
+        end = next((at for at in range(after + 1, end) if at not in kept.logprobs), end)
+    return ResumedTurn(after, kept.tokens[first:end], kept.turn, kept.logprobs)

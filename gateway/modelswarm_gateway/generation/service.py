@@ -116,6 +116,7 @@ class GenerationService:
             max_tokens=token_limit(request, tokenizer),
             sampling=tokenizer.defaults.sampling(request.options, secrets.randbits(64)),
             credit_ahead=self.settings.credit_ahead,
+            keeps_logprobs=request.options.logprobs is not None,
         )
         epoch_floor, resumed = 0, None
         if request.session_id is not None:
@@ -212,4 +213,5 @@ def _resume(
     """Return the turn that the request resumes, None for a new turn. Raise ApiError if it does not match `kept`."""
     if request.resume_after is None:
         return None
-    return resume_turn(prompt, kept, request.resume_after, request.resume_mark)
+    needs_logprobs = request.options.logprobs is not None
+    return resume_turn(prompt, kept, request.resume_after, request.resume_mark, needs_logprobs)

@@ -21,6 +21,7 @@ class StopMatcher:
     def __init__(self, stops: Sequence[str]) -> None:
         self._searches = [_StopSearch(stop) for stop in stops]
         self._held = ""
+        self.has_matched = False
 
     def feed(self, piece: str) -> StopMatch:
         if not self._searches:
@@ -34,6 +35,7 @@ class StopMatcher:
         if found:
             end, negative_length = min(found)
             start, self._held = len(self._held) + end + negative_length, ""
+            self.has_matched = True
             return StopMatch(text[:start], True)
         keep = max(search.matched for search in self._searches)
         self._held = text[len(text) - keep :]

@@ -43,6 +43,7 @@ class SamplingOptions:
     repetition_penalty: float | None = None
     seed: int | None = None
     ignore_eos: bool = False
+    logprobs: int | None = None  # top alternatives to report with a token; None: no report
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class SamplingDefaults:
             repetition_penalty=max(penalty, MIN_REPETITION_PENALTY),
             seed=seed % SEED_RANGE,
             eos=() if options.ignore_eos else self.eos,
+            logprobs=options.logprobs or 0,
         )
 
 

@@ -21,6 +21,7 @@ from modelswarm_gateway.models.detokenizer import Detokenizer
 from modelswarm_gateway.models.encode_pool import EncodePool
 from modelswarm_gateway.models.sampling_defaults import SamplingDefaults, read_defaults
 from modelswarm_gateway.models.template_process import TemplateProcess
+from modelswarm_gateway.models.token_bytes import TokenBytes
 
 REQUIRED_FILES = ("tokenizer.json",)
 OPTIONAL_FILES = (
@@ -89,6 +90,7 @@ class ModelTokenizer:
         )
         self.vocabulary = _vocabulary(config, self._tokenizer)
         self._pool = pool or EncodePool()
+        self._token_bytes: TokenBytes | None = None
 
     @property
     def chat_fault(self) -> str:
@@ -147,6 +149,12 @@ class ModelTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token stands for; special tokens have those of their names."""
+        if self._token_bytes is None:
+            self._token_bytes = TokenBytes(self._tokenizer)
+        return self._token_bytes.bytes_of(token)
 
     def detokenizer(self, before: Sequence[int]) -> Detokenizer:
         return Detokenizer(self, before)

@@ -320,7 +320,8 @@ class Node:
         stream = self._streams.get(effect.session)
         if stream is None:
             return
-        stream.add_event(TokenEvent(effect.position, effect.token, effect.finish))
+        event = TokenEvent(effect.position, effect.token, effect.finish, effect.logprob, effect.top)
+        stream.add_event(event)
         if stream.has_ended:
             del self._streams[effect.session]
 

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 
 from modelswarm.protocol.identity import MAX_NUMBER, Epoch
-from modelswarm.protocol.messages import Finish, Input, Item, Rows, Token
+from modelswarm.protocol.messages import Finish, Input, Item, Rows, Token, TopLogprob
 from modelswarm.protocol.wire.codec import FrameError, decode, encode
 
 MAX_FRAME = 4 << 20
@@ -30,6 +30,7 @@ _CONTROL, _ROWS, _TOKEN = 1, 2, 3
 _ITEM = struct.Struct("<BxxxI")  # kind, body length
 _ROWS_HEAD = struct.Struct("<QQQQII")  # handle, epoch (counter, gateway), first, count, flags
 _TOKEN_BODY = struct.Struct("<QQQQdiBB2x")  # handle, epoch, position, logprob, token, finish, flags
+_TOP_LOGPROB = struct.Struct("<di4x")  # log probability, token
 _ROWS_TARGET = FRAME_TARGET - _ITEM.size - _ROWS_HEAD.size
 _SAMPLE, _STORE_ONLY = 1, 2
 _FINISH_REASONS = (Finish.NONE, Finish.STOP, Finish.LENGTH)
@@ -124,6 +125,7 @@ def _encode_item(item: Item) -> tuple[bytes | memoryview, ...]:
             finish,
             item.store_only,
         )
+        body += b"".join(_TOP_LOGPROB.pack(each.logprob, each.token) for each in item.top)
         return (_ITEM.pack(_TOKEN, len(body)) + body,)
     assert not isinstance(item, Rows | Token)
     body = encode(item)
@@ -153,15 +155,26 @@ def _decode_rows(body: memoryview) -> Rows:
 
 
 def _decode_token(body: memoryview) -> Token:
-    if len(body) != _TOKEN_BODY.size:
+    size = _TOKEN_BODY.size
+    if len(body) < size or (len(body) - size) % _TOP_LOGPROB.size:
         raise FrameError(f"a token of {len(body)} bytes")
-    handle, counter, gateway, position, logprob, token, finish, flags = _TOKEN_BODY.unpack(body)
+    handle, counter, gateway, position, logprob, token, finish, flags = _TOKEN_BODY.unpack_from(
+        body
+    )
     if max(counter, gateway, position) > MAX_NUMBER:
         raise FrameError(f"a token with an epoch or position above {MAX_NUMBER}")
     if finish >= len(_FINISH_REASONS) or flags > 1 or token < -1:
         raise FrameError("a token with unknown finish, flags or number")
-    epoch = Epoch(counter, gateway)
-    return Token(handle, epoch, position, token, logprob, _FINISH_REASONS[finish], flags == 1)
+    epoch, reason = Epoch(counter, gateway), _FINISH_REASONS[finish]
+    top = () if len(body) == size else _decode_top(body[size:])
+    return Token(handle, epoch, position, token, logprob, reason, flags == 1, top)
+
+
+def _decode_top(body: memoryview) -> tuple[TopLogprob, ...]:
+    top = tuple(TopLogprob(token, logprob) for logprob, token in _TOP_LOGPROB.iter_unpack(body))
+    if any(each.token < 0 for each in top):
+        raise FrameError("a top log probability of a negative token")
+    return top
 
 
 def _split_long_items(items: Iterable[Item]) -> Iterator[Item]:

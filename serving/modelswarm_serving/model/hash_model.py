@@ -15,7 +15,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 
-from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.messages import Sampling, TopLogprob
 from modelswarm_serving.model.base import (
     BatchItem,
     Compute,
@@ -72,7 +72,10 @@ def sample_token(
         )
         digest = hashlib.blake2b(wanted, digest_size=8).digest()
         value = mix(value ^ int.from_bytes(digest, "little"))
-    return SampledToken(value % vocabulary, -((value >> 32) % 1000) / 100)
+    token, logprob = value % vocabulary, -((value >> 32) % 1000) / 100
+    count = min(sampling.logprobs, vocabulary)
+    top = tuple(TopLogprob((token + i) % vocabulary, logprob - i) for i in range(count))
+    return SampledToken(token, logprob, top)
 
 
 def reference_tokens(

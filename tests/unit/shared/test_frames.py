@@ -17,6 +17,7 @@ from modelswarm.protocol.messages import (
     ModelFileChunk,
     Rows,
     Token,
+    TopLogprob,
     Window,
 )
 from modelswarm.protocol.wire.codec import FrameError
@@ -35,6 +36,7 @@ def make_rows(first: int, count: int, row_bytes: int, *, sample: bool = False) -
 MIXED: list[Item] = [
     Token(HANDLE, EPOCH, 55, 151645, -1.25, Finish.STOP, True),
     Token(1, EPOCH, 56, -1, 0.0, Finish.LENGTH),
+    Token(1, EPOCH, 57, 5, -0.5, top=(TopLogprob(5, -0.5), TopLogprob(1 << 20, -2.75))),
     make_rows(7, 3, 100, sample=True),
     Window(HANDLE, EPOCH, 5, 6),
     Rows(2, EPOCH, 1 << 40, 1, b"x", False, True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import parse_event_id_line
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
+from modelswarm_gateway.generation.logprobs import TokenLogprob
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import format_event_id, parse_event_id
 from modelswarm_gateway.generation.service import GenerationService
@@ -130,6 +132,7 @@ class GenerationResponse(Response):
                 prompt=generation.prompt,
                 usage_in_stream=self._format.usage_in_stream,
                 token_ids=self._format.token_ids,
+                bytes_of=self._bytes_of(generation),
             )
             send = self._send_stream if self._format.stream else self._send_body
             await send(generation, self._builder(head), writer)
@@ -140,6 +143,11 @@ class GenerationResponse(Response):
         finally:
             watcher.cancel()
             generation.close()
+
+    def _bytes_of(self, generation: Generation) -> Callable[[int], bytes] | None:
+        if self._request.options.logprobs is None:
+            return None
+        return generation.tokenizer.token_bytes
 
     async def _start_generation(
         self, disconnected: asyncio.Future[None], writer: ResponseWriter
@@ -169,15 +177,17 @@ class GenerationResponse(Response):
     ) -> None:
         texts: list[str] = []
         tokens: list[int] = []
+        logprobs: list[TokenLogprob] = []
         finish: str | None = None
         while finish is None:
             chunk = await generation.next_chunk(self._keepalive)
             if chunk is not None:
                 texts.append(chunk.text)
                 tokens += chunk.tokens
+                logprobs += chunk.logprobs
                 finish = chunk.finish
                 generation.acknowledge(chunk)
-        body = builder.body("".join(texts), tokens, finish)
+        body = builder.body("".join(texts), tokens, finish, logprobs)
         length = str(len(body)).encode()
         await writer.start([(b"content-type", b"application/json"), (b"content-length", length)])
         await writer.write(body, more=False)
@@ -217,7 +227,8 @@ class GenerationResponse(Response):
 def _format_chunk(builder: ResponseBuilder, chunk: OutputChunk, tokens: list[int]) -> bytes:
     """Return the event; empty for a token that shows no text yet, unless it is the last one."""
     if chunk.text or (chunk.finish is not None and tokens):
-        return builder.text_event(chunk.text, tokens, format_event_id(chunk.end - 1, chunk.mark))
+        mark = format_event_id(chunk.end - 1, chunk.mark)
+        return builder.text_event(chunk.text, tokens, mark, chunk.logprobs)
     return b""
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, ValidationError
 
+from modelswarm.protocol.messages import MAX_LOGPROBS
 from modelswarm_gateway.api.fields.openai import (
     CHAT,
     COMPLETIONS,
@@ -98,6 +99,10 @@ class _Request(RequestModel):
     def token_limit(self) -> int | None:
         return self.max_tokens
 
+    def logprobs_count(self) -> int | None:
+        """Return the top alternatives to report with each token; None: no report."""
+        raise NotImplementedError
+
     def given_prompt(self) -> tuple[str, Prompt]:
         """Return the name of the field that carries the prompt, and the prompt."""
         raise NotImplementedError
@@ -114,6 +119,7 @@ class _Request(RequestModel):
             repetition_penalty=self.repetition_penalty,
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
+            logprobs=self.logprobs_count(),
         )
         return GenerationRequest(
             self.model, prompt, field, options, stop, self.session_id, self.default_max_tokens
@@ -126,6 +132,16 @@ class ChatRequest(_Request):
     max_completion_tokens: int | None = _in_range("max_tokens")
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+
+    def logprobs_count(self) -> int | None:
+        if not self.logprobs and self.top_logprobs:
+            raise invalid_request(
+                "top_logprobs",
+                f"top_logprobs is {self.top_logprobs}; it needs logprobs: true beside it",
+            )
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     def token_limit(self) -> int | None:
         old, new = self.max_tokens, self.max_completion_tokens
@@ -147,7 +163,11 @@ class ChatRequest(_Request):
 class CompletionRequest(_Request):
     table = COMPLETIONS
     prompt: str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]]
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     default_max_tokens = COMPLETION_MAX_TOKENS
+
+    def logprobs_count(self) -> int | None:
+        return self.logprobs
 
     def given_prompt(self) -> tuple[str, Prompt]:
         prompt = self.prompt

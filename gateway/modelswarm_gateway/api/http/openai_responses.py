@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+from modelswarm_gateway.api.http.logprobs_json import chat_logprobs, completion_logprobs
+from modelswarm_gateway.generation.logprobs import TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 Tokens = Sequence[int]
+Logprobs = Sequence[TokenLogprob]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class ResponseHead:
     prompt: Tokens
     usage_in_stream: bool = False
     token_ids: bool = False  # requested by the client
+    bytes_of: Callable[[int], bytes] | None = None  # of a token; None: no log probabilities
 
     def usage(self, completion: int) -> dict[str, int]:
         prompt = len(self.prompt)
@@ -44,7 +49,9 @@ class ResponseBuilder(Protocol):
         """Return the event before the first text; may be empty."""
         ...
 
-    def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
+    def text_event(
+        self, text: str, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
+    ) -> bytes:
         """Return the event of some text. `event_id`: the last log position that it covers (R17, sampling)."""
         ...
 
@@ -52,7 +59,7 @@ class ResponseBuilder(Protocol):
         """Return the last events: the finish reason, the usage if it was requested, and the end mark."""
         ...
 
-    def body(self, text: str, tokens: Tokens, finish: str) -> bytes:
+    def body(self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()) -> bytes:
         """Return the whole response of a request that does not stream."""
         ...
 
@@ -103,17 +110,29 @@ class ChatResponseBuilder:
         fields = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return self._events.choice(fields)
 
-    def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
-        fields = f'"delta":{{"content":{json.dumps(text)}}},"logprobs":null,"finish_reason":null'
+    def text_event(
+        self, text: str, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
+    ) -> bytes:
+        found = json.dumps(self._logprobs(logprobs))
+        fields = f'"delta":{{"content":{json.dumps(text)}}},"logprobs":{found},"finish_reason":null'
         return self._events.choice(fields, tokens, event_id)
+
+    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
+        bytes_of = self._events.head.bytes_of
+        return None if bytes_of is None else chat_logprobs(logprobs, bytes_of)
 
     def closing(self, finish: str, completion: int) -> bytes:
         last = self._events.choice(f'"delta":{{}},"logprobs":null,"finish_reason":"{finish}"')
         return last + self._events.usage(completion)
 
-    def body(self, text: str, tokens: Tokens, finish: str) -> bytes:
+    def body(self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()) -> bytes:
         message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        choice = {
+            "index": 0,
+            "message": message,
+            "logprobs": self._logprobs(logprobs),
+            "finish_reason": finish,
+        }
         return _body(self._events, "chat.completion", choice, tokens)
 
 
@@ -124,16 +143,24 @@ class CompletionResponseBuilder:
     def opening(self) -> bytes:
         return b""
 
-    def text_event(self, text: str, tokens: Tokens, event_id: str) -> bytes:
-        fields = f'"text":{json.dumps(text)},"logprobs":null,"finish_reason":null'
+    def text_event(
+        self, text: str, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
+    ) -> bytes:
+        found = json.dumps(self._logprobs(logprobs))
+        fields = f'"text":{json.dumps(text)},"logprobs":{found},"finish_reason":null'
         return self._events.choice(fields, tokens, event_id)
+
+    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
+        bytes_of = self._events.head.bytes_of
+        return None if bytes_of is None else completion_logprobs(logprobs, bytes_of)
 
     def closing(self, finish: str, completion: int) -> bytes:
         last = self._events.choice(f'"text":"","logprobs":null,"finish_reason":"{finish}"')
         return last + self._events.usage(completion)
 
-    def body(self, text: str, tokens: Tokens, finish: str) -> bytes:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish}
+    def body(self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()) -> bytes:
+        found = self._logprobs(logprobs)
+        choice = {"index": 0, "text": text, "logprobs": found, "finish_reason": finish}
         return _body(self._events, "text_completion", choice, tokens)
 
 

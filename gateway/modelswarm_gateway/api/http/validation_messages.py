@@ -9,6 +9,7 @@ import json
 
 from pydantic import ValidationError
 
+from modelswarm.protocol.messages import MAX_LOGPROBS
 from modelswarm_gateway.api.fields.request_model import FIELD_ERROR
 from modelswarm_gateway.api.fields.states import FieldError
 from modelswarm_gateway.errors import MAX_QUOTED, ApiError, invalid_request, shorten
@@ -34,6 +35,8 @@ ALLOWED = {
     "include_usage": _FLAG,
     "ignore_eos": _FLAG,
     "return_token_ids": _FLAG,
+    "top_logprobs": f"a whole number from 0 to {MAX_LOGPROBS}",
+    "logprobs": f"true or false for a chat, a whole number from 0 to {MAX_LOGPROBS} for a text completion",
     "session_id": f"a string of 1 to {MAX_SESSION_ID_LENGTH} characters",
     "reasoning_effort": _TEXT,
     "chat_template_kwargs": "an object",

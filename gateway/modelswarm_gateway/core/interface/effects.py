@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Finish, Send
+from modelswarm.protocol.messages import Finish, Send, TopLogprob
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.turn import RefusalReason
 
@@ -24,6 +24,7 @@ class Emitted:
     token: int
     logprob: float
     finish: Finish
+    top: tuple[TopLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

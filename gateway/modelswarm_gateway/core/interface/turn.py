@@ -6,9 +6,18 @@ Used by the core, by `backend/` and by `generation/`. Knows nothing of HTTP, gRP
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from modelswarm.protocol.messages import Sampling, Turn
+from modelswarm.protocol.messages import Sampling, TopLogprob, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probability of a generated token, and the most probable tokens at its position."""
+
+    logprob: float
+    top: tuple[TopLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +32,7 @@ class TurnRequest:
         False  # the client has a part of the answer: held, never refused (I8, honest end)
     )
     begin: int | None = None  # log length at which a resumed turn began; None: all of `tokens`
+    keeps_logprobs: bool = False  # with the log, for a stream that is resumed
 
 
 class RefusalReason(enum.Enum):
@@ -40,3 +50,4 @@ class ParkedTurn:
 
     tokens: tuple[int, ...]
     turn: Turn
+    logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by position

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Address, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import Counters, RetainedRows, Turn
-from modelswarm_gateway.core.interface.turn import RefusalReason
+from modelswarm_gateway.core.interface.turn import RefusalReason, TokenLogprobs
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.servers.variant import ModelVariant
 
@@ -97,6 +97,9 @@ class Session:
     is_named: bool = False  # a client chose the name and may use it again after the session ended
     query: OwnershipQuery | None = None  # another gateway may own it
     log: list[int] = field(default_factory=list)
+    keeps_logprobs: bool = False
+    # Of generated entries, by position; only of turns that keep them.
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     state: SessionState = SessionState.PARKED
     hops: list[Hop] = field(default_factory=list)
     # New hops of a migration, beside the route.
@@ -172,8 +175,15 @@ class Session:
     def replace_log(self, tokens: Sequence[int]) -> None:
         """Continue from the longest common prefix of the log and `tokens`."""
         common = common_prefix(self.log, tokens)
-        self.log[common:] = tokens[common:]
+        self.truncate_log(common)
+        self.log += tokens[common:]
         self.truncate_hops(common)
+
+    def truncate_log(self, length: int) -> None:
+        """Keep the first `length` entries, without a message to the hops."""
+        del self.log[length:]
+        if self.logprobs:
+            self.logprobs = {at: each for at, each in self.logprobs.items() if at < length}
 
     def record_progress(self) -> float | None:
         """Reset all fault counters after a new token; return the time of the first fault, None if there was none."""

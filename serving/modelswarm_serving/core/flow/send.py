@@ -104,12 +104,20 @@ def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
     hop.log.append(sampled.token)
     hop.finished = finish is not Finish.NONE
     token = Token(
-        hop.gateway_handle, started.epoch, position, sampled.token, sampled.logprob, finish
+        hop.gateway_handle,
+        started.epoch,
+        position,
+        sampled.token,
+        sampled.logprob,
+        finish,
+        top=sampled.top,
     )
     if started.ring is None:
         hop.tokens_sent = position + 1
     else:
-        hop.withheld_token = replace(token, handle=started.ring.handle, store_only=hop.finished)
+        hop.withheld_token = replace(
+            token, handle=started.ring.handle, store_only=hop.finished, top=()
+        )
         release_token(out, hop)  # before the gateway's copy: the head waits for it
     out.send_to_gateway(hop.gateway, token)
 

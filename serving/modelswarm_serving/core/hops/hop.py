@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import NO_EPOCH, Epoch, Handle, PeerId
 from modelswarm.protocol.messages import (
+    MAX_LOGPROBS,
     Counters,
     FaultKind,
     Fence,
@@ -77,6 +78,7 @@ def sampling_fault(wanted: Sampling) -> str | None:
         ("min_p", wanted.min_p, 0.0, 1.0),
         ("repetition_penalty", wanted.repetition_penalty, 0.0, math.inf),
         ("seed", wanted.seed, 0, (1 << 64) - 1),
+        ("logprobs", wanted.logprobs, 0, MAX_LOGPROBS),
     )
     for name, value, least, most in limits:
         if not least <= value <= most or value == math.inf:  # neither is a NaN in range

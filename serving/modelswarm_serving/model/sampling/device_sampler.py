@@ -23,6 +23,7 @@ from modelswarm_serving.model.sampling.sampler import (
     candidate_count,
     noise_keys,
 )
+from modelswarm_serving.model.sampling.top_logprobs import add_top_logprobs, asking_rows
 
 LogitsOf = Callable[[Tensor], Tensor]
 
@@ -39,10 +40,29 @@ def sample_rows_on_device(
     if unsure:
         again = _sample_parts(rows[unsure], logits_of, [picks[row] for row in unsure], whole=True)
         found[unsure] = to_host(again)
-    return [
+    sampled = [
         SampledToken(int(token), logprob) if math.isfinite(logprob) else None
         for token, logprob, _ in found.tolist()
     ]
+    return _with_top(sampled, rows, logits_of, picks)
+
+
+def _with_top(
+    sampled: list[SampledToken | None],
+    rows: Tensor,
+    logits_of: LogitsOf,
+    picks: Sequence[SampleRequest],
+) -> list[SampledToken | None]:
+    """Add the top alternatives to the rows that ask for them; their logits are computed once more."""
+    asking = asking_rows(picks)
+    for start in range(0, len(asking), LOGIT_ROWS):
+        part = asking[start : start + LOGIT_ROWS]
+        table = torch.log_softmax(logits_of(rows[part]).float(), dim=-1)
+        tokens = [sampled[row] for row in part]
+        made = add_top_logprobs(tokens, table, [picks[row] for row in part])
+        for row, token in zip(part, made, strict=True):
+            sampled[row] = token
+    return sampled
 
 
 def _sample_parts(

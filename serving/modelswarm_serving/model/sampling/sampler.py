@@ -23,6 +23,7 @@ from modelswarm_serving.model.sampling.filters import (
     is_filtered,
 )
 from modelswarm_serving.model.sampling.noise import Floats, Ids, Words, draw_key, gumbel
+from modelswarm_serving.model.sampling.top_logprobs import add_top_logprobs
 
 _CANDIDATES = 256
 """Best scores per row that are tried first when top-p or min-p filter."""
@@ -39,11 +40,13 @@ def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[SampledToken 
     if drawn:
         rows = scores if len(drawn) == len(picks) else scores[drawn]
         tokens[drawn] = torch.from_numpy(_draw(rows, [picks[i] for i in drawn])).to(tokens.device)
-    logprobs = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
-    return [
+    table = torch.log_softmax(logits, dim=-1)
+    logprobs = table.gather(1, tokens[:, None])[:, 0]
+    sampled = [
         SampledToken(token, logprob) if math.isfinite(logprob) else None
         for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True)
     ]
+    return add_top_logprobs(sampled, table, picks)
 
 
 def apply_penalty(logits: Tensor, picks: Sequence[SampleRequest]) -> Tensor:

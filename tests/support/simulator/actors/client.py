@@ -124,8 +124,9 @@ class Client:
                 seed=rng.getrandbits(64),
                 repetition_penalty=rng.choice((1.0, 1.2)),
                 eos=eos,
+                logprobs=len(eos) % 3,
             )
-        return Sampling(eos=eos)
+        return Sampling(eos=eos, logprobs=self.turns_left % 3)
 
     def _begin(self, request: TurnRequest) -> None:
         if self.done:
@@ -260,6 +261,7 @@ class Client:
         expected = self._reference.next_token(self.log, request.sampling)
         self._expect(seen.token == expected.token, f"{seen}, but the reference says {expected}")
         self._expect(seen.logprob == expected.logprob, f"{seen}, but the reference says {expected}")
+        self._expect(seen.top == expected.top, f"{seen}, but the reference says {expected}")
         last = seen.position == turn.end - 1
         finish = Finish.LENGTH if last else Finish.NONE
         if seen.token in request.sampling.eos:

@@ -108,8 +108,6 @@ def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
         ("n", True),
         ("presence_penalty", 0.5),
         ("frequency_penalty", -1),
-        ("logprobs", True),
-        ("top_logprobs", 3),
         ("tools", [{"type": "function"}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),

@@ -1,0 +1,74 @@
+"""Log probabilities belong to the shown text, and tokens to their bytes."""
+
+from __future__ import annotations
+
+from support.models.tokenizers import BYTES_FROM, byte_level, sentencepiece_like
+
+from modelswarm.protocol.messages import Finish, Sampling, TopLogprob, Turn
+from modelswarm_gateway.api.http.logprobs_json import completion_logprobs, token_text
+from modelswarm_gateway.backend.token_stream import TokenEvent
+from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs
+from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
+from modelswarm_gateway.generation.resumption import LogMark, resume_turn
+from modelswarm_gateway.models.token_bytes import TokenBytes
+
+
+def event(token: int) -> TokenEvent:
+    return TokenEvent(0, token, Finish.NONE, -float(token))
+
+
+def test_parts_of_a_character_are_released_with_it() -> None:
+    buffer = LogprobsBuffer()
+    buffer.add_token(event(1), "")
+    assert buffer.release("") == []
+    buffer.add_token(event(2), "é")
+    assert [(e.token, e.offset) for e in buffer.release("é")] == [(1, 0), (2, 0)]
+
+
+def test_withheld_text_keeps_its_tokens_until_shown() -> None:
+    buffer = LogprobsBuffer()
+    for token, piece in enumerate(("ab", "c", "d")):
+        buffer.add_token(event(token), piece)
+    assert [e.token for e in buffer.release("abc")] == [0, 1]
+    assert buffer.release("") == []
+    assert [e.token for e in buffer.release("", is_last=True)] == [2]
+
+
+def test_byte_level_tokens_are_their_bytes() -> None:
+    found = TokenBytes(byte_level())
+    assert [found.bytes_of(BYTES_FROM + byte) for byte in range(256)] == [
+        bytes([byte]) for byte in range(256)
+    ]
+    assert found.bytes_of(2) == b"<|end|>"
+    assert found.bytes_of(100_000) == b""
+
+
+def test_sentencepiece_tokens_have_blanks_and_bytes() -> None:
+    tokenizer = sentencepiece_like()
+    found = TokenBytes(tokenizer)
+    ids = tokenizer.get_vocab()
+    assert found.bytes_of(ids["▁Hello"]) == b" Hello"
+    assert found.bytes_of(ids["<0xE2>"]) == b"\xe2"
+
+
+def test_completion_names_parts_of_characters_as_openai_does() -> None:
+    table = {1: b"a", 2: b"\xe2\x82"}
+    entry = TokenLogprob(2, -0.5, (TopLogprob(1, -0.25),), 7)
+    assert token_text(2, table.__getitem__) == "bytes:\\xe2\\x82"
+    assert completion_logprobs([entry], table.__getitem__) == {
+        "text_offset": [7],
+        "token_logprobs": [-0.5],
+        "tokens": ["bytes:\\xe2\\x82"],
+        "top_logprobs": [{"a": -0.25, "bytes:\\xe2\\x82": -0.5}],
+    }
+
+
+def test_resume_generates_tokens_again_whose_logprobs_are_lost() -> None:
+    turn = Turn(9, 10, Sampling(logprobs=1), begin=2)
+    kept = {4: TokenLogprobs(-0.5), 5: TokenLogprobs(-0.75)}
+    parked = ParkedTurn((5, 6, 8, 9, 10, 11, 12), turn, kept)
+    mark = str(LogMark((5, 6, 8, 9)))
+    assert resume_turn((5, 6), parked, 3, mark).generated == (8, 9, 10, 11, 12)
+    resumed = resume_turn((5, 6), parked, 3, mark, needs_logprobs=True)
+    assert resumed.generated == (8, 9, 10, 11)
+    assert [e.logprob for e in resumed.token_events(2)][2:] == [-0.5, -0.75]
