@@ -1,0 +1,34 @@
+"""Calls of Llama 3: the answer is {"name": ..., "parameters": {...}}, several with `;` between, perhaps after a tag."""
+
+from __future__ import annotations
+
+from typing_extensions import override
+
+from modelswarm_gateway.generation.tool_calls.json_calls import JsonCallReader
+from modelswarm_gateway.generation.tool_calls.reader import Steps
+
+TAG = "<|python_tag|>"
+
+
+class LlamaReader(JsonCallReader):
+    @override
+    def _parse(self) -> Steps[None]:
+        yield from self._calls()
+        while not self.has_ended and (yield from self._read_text((TAG,))):
+            yield from self._calls()
+
+    def _calls(self) -> Steps[None]:
+        """Read the calls that begin here; show what is none as text."""
+        self._mark()
+        yield from self._skip_space()
+        yield from self._accept(TAG)
+        yield from self._skip_space()
+        while (yield from self._json_call()):
+            if self._end_call():
+                return
+            self._mark()
+            yield from self._skip_space(";,")
+            if not (yield from self._looks_at("{")):
+                self._marked = None
+                return
+        self._show_marked()
