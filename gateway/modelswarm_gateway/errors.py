@@ -130,10 +130,11 @@ class ApiError(Exception):
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """Return `retry-after` in whole seconds (as HTTP allows) and, for clients that know it, in milliseconds."""
+        """Return `x-should-retry`, which OpenAI's clients obey, and `retry-after` in seconds and in milliseconds."""
+        should_retry = {"x-should-retry": "true" if self.mapping.retryable else "false"}
         if self.retry_after is None:
-            return {}
-        return {
+            return should_retry
+        return should_retry | {
             "retry-after": str(max(1, math.ceil(self.retry_after))),
             "retry-after-ms": str(max(1, round(self.retry_after * 1000))),
         }

@@ -24,7 +24,7 @@ READ_SECONDS = 120.0
 ALIVE_CHECK_SECONDS = 1.0
 # Seconds for the whole response to a DELETE.
 DELETE_SECONDS = 5.0
-REQUEST_HEADERS = ("authorization", "last-event-id", "x-request-id")
+REQUEST_HEADERS = ("authorization", "last-event-id", "traceparent", "tracestate", "x-request-id")
 RESPONSE_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 MAX_CONNECTIONS = 4096
 CONNECT_ERRORS = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)

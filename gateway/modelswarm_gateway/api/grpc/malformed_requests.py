@@ -1,4 +1,4 @@
-"""Answers bytes that are no protobuf message with INVALID_ARGUMENT.
+"""Answers bytes that are no protobuf message, and messages with unknown fields, with INVALID_ARGUMENT.
 
 An interceptor of the gRPC server. grpc itself answers UNKNOWN with the words of the parser, and logs a traceback for
 every such request. Its table of codes says INTERNAL; that would blame this server for the client's fault.
@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc import aio
 
 from modelswarm_gateway.api.grpc.status import Context, abort_call
@@ -22,15 +23,42 @@ Handler = Any  # grpc.RpcMethodHandler: the stubs lack its fields
 OnMalformed = Callable[[str], None]
 
 
+# Services whose messages are ours. Those of health and reflection may be newer than this gateway.
+OWN_SERVICES = "/modelswarm."
+
+
 @dataclass(frozen=True, slots=True)
 class MalformedRequest:
-    """Stands for bytes that are no message of the method's request type."""
+    """Stands for a request that cannot be answered."""
 
-    size: int  # bytes
+    error: ApiError
 
     async def abort(self, context: Context) -> None:
-        detail = f"the request ({self.size} bytes) is not a message of this method's request type"
-        await abort_call(context, ApiError(Code.INVALID_REQUEST, detail))
+        await abort_call(context, self.error)
+
+
+def _not_a_message(size: int) -> MalformedRequest:
+    detail = f"the request ({size} bytes) is not a message of this method's request type"
+    return MalformedRequest(ApiError(Code.INVALID_REQUEST, detail))
+
+
+def find_unknown_field(message: Message, path: str = "") -> str | None:
+    """Return the place of a field that this gateway's api.proto does not have, such as `sampling.17`; None without."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown) > 0:
+        return f"{path}{unknown[0].field_number}"
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        for inner in value if field.is_repeated else (value,):
+            if found := find_unknown_field(inner, f"{path}{field.name}."):
+                return found
+    return None
+
+
+def _unknown_field(place: str) -> MalformedRequest:
+    detail = f"{place}: unknown field number; this gateway's api.proto has no such field"
+    return MalformedRequest(ApiError(Code.UNKNOWN_PARAMETER, detail, param=place))
 
 
 class MalformedRequestInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -48,19 +76,23 @@ class MalformedRequestInterceptor(aio.ServerInterceptor):  # type: ignore[type-a
             handler = await continuation(handler_call_details)
             if handler is None:
                 return None
-            found = self._handlers[method] = _guard(handler, lambda: self._on_malformed(method))
+            own = method.startswith(OWN_SERVICES)
+            found = _guard(handler, lambda: self._on_malformed(method), is_own=own)
+            self._handlers[method] = found
         return found
 
 
-def _guard(handler: Handler, on_malformed: Callable[[], None]) -> Handler:
+def _guard(handler: Handler, on_malformed: Callable[[], None], *, is_own: bool) -> Handler:
     """Return the handler with a deserializer that does not raise, and a method that refuses what it returns then."""
 
     def deserialize(raw: bytes) -> Any:
         try:
-            return handler.request_deserializer(raw)
+            message = handler.request_deserializer(raw)
         except DecodeError:
             on_malformed()
-            return MalformedRequest(len(raw))
+            return _not_a_message(len(raw))
+        unknown = find_unknown_field(message) if is_own else None
+        return message if unknown is None else _unknown_field(unknown)
 
     serialize = handler.response_serializer
     if handler.unary_unary:

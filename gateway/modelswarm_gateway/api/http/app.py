@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
@@ -20,6 +20,8 @@ from starlette.types import ASGIApp
 from modelswarm import __version__
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import PROTOCOL_VERSION
+from modelswarm_gateway.api.fields.headers import check_headers
+from modelswarm_gateway.api.fields.query import check_query
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, OriginalRequest
 from modelswarm_gateway.api.http.cors import CorsMiddleware
 from modelswarm_gateway.api.http.generation_response import (
@@ -68,7 +70,8 @@ def build_http_app(
 
     `ports` are announced to clients, as `grpc_port` and the like. `forwarder` is closed by the caller.
     """
-    app = FastAPI(title="ModelSwarm gateway", openapi_url=None)
+    checks = [Depends(check_query), Depends(check_headers)]
+    app = FastAPI(title="ModelSwarm gateway", openapi_url=None, dependencies=checks)
     forwarder = forwarder or Forwarder()
     _generation_routes(app, service, forwarder)
     _model_routes(app, service)

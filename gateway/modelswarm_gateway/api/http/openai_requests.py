@@ -33,7 +33,10 @@ from modelswarm_gateway.generation.request import (
 )
 from modelswarm_gateway.generation.sampling_ranges import RANGES
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.models.tokenizer import SPECIAL_TOKENS
 
+# Variables of chat templates that the request's fields and the model's files determine.
+RESERVED_VARIABLES = {"messages", "add_generation_prompt", "tools", "documents", *SPECIAL_TOKENS}
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
 
@@ -154,6 +157,9 @@ class ChatRequest(_Request):
 
     def given_prompt(self) -> tuple[str, Prompt]:
         variables = dict(self.chat_template_kwargs or {})
+        if taken := sorted(RESERVED_VARIABLES & variables.keys()):
+            field = f"chat_template_kwargs.{taken[0]}"
+            raise invalid_request(field, f"{field}: the gateway sets this variable; leave it out")
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
         messages = [_template_message(f"messages[{n}]", m) for n, m in enumerate(self.messages)]

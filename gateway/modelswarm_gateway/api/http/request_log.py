@@ -1,4 +1,4 @@
-"""Gives every HTTP request an id and a log line.
+"""Gives every HTTP request an id and a log line, and every response the milliseconds until its first byte.
 
 The client's `x-request-id` is used if it is valid. Any other one is replaced, because an id for tracing must not
 fail a request. The response carries the id that the log line has.
@@ -19,9 +19,14 @@ from modelswarm_gateway.errors import shorten
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
+PROCESSING_MS = b"openai-processing-ms"
 _NAME = REQUEST_ID.encode()
 # Visible ASCII: it can neither break a log line nor look like two fields of one.
 _VALID = re.compile(rb"[!-~]{1,128}")
+# W3C Trace Context: version, trace id, id of the caller's span, flags. Any other value is ignored, as it requires.
+_TRACEPARENT = re.compile(
+    rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
+)
 # Requests that change nothing are not logged: probes send several a second.
 _SILENT_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -43,24 +48,27 @@ class RequestLog:
         request_id = assign_request_id(scope)
         scope = {**scope, "state": {**scope.get("state", {}), "outcome": "ok"}}
         status: int | None = None
+        started_at = time.monotonic()
 
         async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 close = [(b"connection", b"close")] if self._is_leaving() else []
-                message["headers"] = [*message["headers"], (_NAME, request_id), *close]
+                spent = f"{(time.monotonic() - started_at) * 1000:.0f}".encode()
+                own = [(_NAME, request_id), (PROCESSING_MS, spent), *close]
+                message["headers"] = [*message["headers"], *own]
             await send(message)
 
-        started_at = time.monotonic()
         try:
             await self._app(scope, receive, send_marked)
         finally:
             if scope["method"] not in _SILENT_METHODS:
                 seconds = time.monotonic() - started_at
                 log.info(
-                    "request %s: %s %s: %s %s after %.3f s",
-                    *(request_id.decode(), scope["method"], shorten(_raw_path(scope))),
+                    "request %s%s: %s %s: %s %s after %.3f s",
+                    *(request_id.decode(), _trace(scope), scope["method"]),
+                    shorten(_raw_path(scope)),
                     *(status or "no response", scope["state"]["outcome"], seconds),
                 )
 
@@ -80,6 +88,13 @@ def assign_request_id(scope: Scope) -> bytes:
     others = [header for header in scope["headers"] if header[0] != _NAME]
     scope["headers"] = [*others, (_NAME, request_id)]
     return request_id
+
+
+def _trace(scope: Scope) -> str:
+    """Return the id of the trace that the request belongs to, for its log line; "" without one."""
+    given = [value for name, value in scope["headers"] if name == b"traceparent"]
+    found = _TRACEPARENT.fullmatch(given[0]) if len(given) == 1 else None
+    return f" (trace {found[1].decode()})" if found else ""
 
 
 def set_outcome(scope: Scope, code: str) -> None:

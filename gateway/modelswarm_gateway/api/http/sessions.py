@@ -19,8 +19,7 @@ from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 
 def add_session_routes(app: FastAPI, service: GenerationService, forwarder: Forwarder) -> None:
     @app.delete("/v1/sessions/{session_id:path}")
-    async def close(session_id: str, request: Request) -> Response:
-        model = request.query_params.get("model")
+    async def close(session_id: str, request: Request, model: str = "") -> Response:
         if not model:
             raise invalid_request("model", "model: missing; name the session's model, ?model=NAME")
         try:

@@ -130,6 +130,16 @@ async def test_malformed_requests_are_counted_once(
     assert gateway[0].metrics.registry.get_sample_value(name, labels) == 1
 
 
+async def test_unknown_field_of_a_request_is_refused_by_its_number(client: aio.Channel) -> None:
+    newer = api_pb2.GenerateRequest(model="m", prompt="x").SerializeToString() + b"\xf8\x3f\x01"
+    with pytest.raises(aio.AioRpcError) as refused:
+        await call_bytes(client, "/modelswarm.v1.Inference/Generate", newer)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    metadata: Any = refused.value.trailing_metadata()
+    trailing = dict(metadata)
+    assert (trailing["error-code"], trailing["error-param"]) == ("unknown_parameter", "1023")
+
+
 async def test_guarded_methods_still_answer(client: aio.Channel) -> None:
     stub: Any = health_pb2_grpc.HealthStub(client)
     request = health_pb2.HealthCheckRequest()

@@ -302,6 +302,13 @@ def test_template_variables_are_passed_through() -> None:
     assert prompt.variables == {"enable_thinking": False, "reasoning_effort": "low"}
 
 
+@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "tools", "bos_token"])
+def test_template_variable_of_the_gateway_is_refused(name: str) -> None:
+    error = find_refusal(SMALL | {"chat_template_kwargs": {name: False}})
+    assert error.param == f"chat_template_kwargs.{name}"
+    assert "the gateway sets this variable" in error.message
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [

@@ -1,0 +1,107 @@
+"""Query parameters, headers and fields of gRPC requests that this gateway does not know; headers of responses."""
+
+from __future__ import annotations
+
+import logging
+
+import httpx
+import pytest
+from support.gateway_service import make_service_with_model
+
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.api.fields.headers import REFUSED_HEADERS
+from modelswarm_gateway.api.grpc.malformed_requests import find_unknown_field
+from modelswarm_gateway.api.http.app import build_http_app
+from modelswarm_gateway.errors import TABLE, ApiError
+
+BODY = {"model": "none", "prompt": "hi"}
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+def make_client() -> httpx.AsyncClient:
+    service, _ = make_service_with_model()
+    app = build_http_app(service)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/v1/completions", "this route has none"),
+        ("GET", "/v1/models", "this route has none"),
+        ("GET", "/v1/models/none", "this route has none"),
+        ("GET", "/health", "this route has none"),
+        ("DELETE", "/v1/sessions/a", "allowed: model"),
+    ],
+)
+async def test_unknown_query_parameter_is_refused(method: str, path: str, allowed: str) -> None:
+    answer = await make_client().request(method, f"{path}?stream=true")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (
+        400,
+        "unknown_parameter",
+        "stream",
+    )
+    assert allowed in error["message"]
+
+
+async def test_query_parameter_given_twice_is_refused() -> None:
+    answer = await make_client().delete("/v1/sessions/a?model=a&model=b")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "model")
+
+
+@pytest.mark.parametrize("name", REFUSED_HEADERS)
+async def test_header_that_asks_for_more_is_refused(name: str) -> None:
+    answer = await make_client().post("/v1/completions", json=BODY, headers={name: "1"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, name)
+    assert REFUSED_HEADERS[name] in error["message"]
+
+
+async def test_other_unknown_headers_are_ignored() -> None:
+    headers = {"x-stainless-os": "Linux", "openai-organization": "o", "x-anything": "1"}
+    answer = await make_client().post("/v1/completions", json=BODY, headers=headers)
+    assert answer.json()["error"]["code"] == "model_not_found"
+
+
+async def test_every_response_has_its_milliseconds() -> None:
+    for path in ("/health", "/nothing"):
+        answer = await make_client().get(path)
+        assert 0 <= int(answer.headers["openai-processing-ms"]) < 60_000
+
+
+async def test_trace_of_the_caller_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    client = make_client()
+    for parent in (f"00-{TRACE}-00f067aa0ba902b7-01", f"00-{'0' * 32}-00f067aa0ba902b7-01", "x"):
+        headers = {"traceparent": parent, "x-request-id": "mine"}
+        assert (await client.post("/v1/completions", json=BODY, headers=headers)).status_code == 404
+    lines = [line for line in caplog.messages if line.startswith("request mine")]
+    assert [line.startswith(f"request mine (trace {TRACE}): POST") for line in lines] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_error_says_whether_the_request_may_be_repeated() -> None:
+    for code, mapping in TABLE.items():
+        headers = ApiError(code, "x").headers()
+        assert headers == {"x-should-retry": str(mapping.retryable).lower()}
+    headers = ApiError(next(iter(TABLE)), "x", retry_after=0.25).headers()
+    assert (headers["retry-after"], headers["retry-after-ms"]) == ("1", "250")
+
+
+def test_unknown_protobuf_field_is_found_with_its_place() -> None:
+    tag = bytes([0xF8, 0x3F, 1])  # field 1023, a varint of 1
+    request = api_pb2.GenerateRequest(model="m", prompt="x")
+    request.sampling.temperature = 1
+    assert find_unknown_field(request) is None
+    raw = request.SerializeToString()
+    assert find_unknown_field(api_pb2.GenerateRequest.FromString(raw + tag)) == "1023"
+    request.sampling.MergeFromString(tag)
+    assert find_unknown_field(request) == "sampling.1023"
+    chat = api_pb2.Messages(messages=[api_pb2.Message(role="user", content="x")])
+    chat.messages[0].MergeFromString(tag)
+    request = api_pb2.GenerateRequest(model="m", chat=chat)
+    assert find_unknown_field(request) == "chat.messages.1023"
