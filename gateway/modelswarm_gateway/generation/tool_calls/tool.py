@@ -1,4 +1,4 @@
-"""One function that a model may call, as the parsers, the grammar and the chat template take it."""
+"""One function that a model may call, as the parsers, the grammar and the template of chats take it."""
 
 from __future__ import annotations
 
