@@ -8,7 +8,7 @@ byte, and a chat template. The lessons are in `demo_model/lessons.py`, what is r
 and initial weights follow from the seed. Sums over several processes may differ in the last bit, so
 another machine gets similar weights, not the same ones.
 
-The shipped weights were not made by one run of this command: `docs/demo-model.md` lists the stages.
+The shipped weights were not made by one run of this command: `tools/demo_model/README.md` lists the stages.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ class TurnStart:
     requested_at: float
     epoch_floor: int = 0  # highest epoch that other gateways have used for the session's name
     resumed: ResumedTurn | None = None  # None: a new turn
+    position: int | None = None  # entries of the log behind which the input was appended
 
 
 class Generation:
@@ -82,6 +83,7 @@ class Generation:
         self._refused = self._closed = self._aborted = False
         self.tokenizer = start.tokenizer
         self.prompt = turn.tokens
+        self.position = start.position
         self.completion_tokens = self._resumed_tokens = 0
         self.session_key: SessionKey | None = (
             (request.model, request.session_id) if request.session_id else None

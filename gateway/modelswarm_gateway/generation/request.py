@@ -51,9 +51,22 @@ class GenerationRequest:
     stop: tuple[str, ...] = ()
     session_id: str | None = None
     default_max_tokens: int | None = None  # if neither the request nor the model limits the answer
+    append: bool = False  # the prompt is only what is new in the session
+    position: int | None = None  # of the log, behind which it is appended; None: the log's end
     resume_after: int | None = None  # last log position that the client has
     resume_mark: str = ""  # short hash of the log up to there
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
+
+
+def check_append(session_id: str | None, append: bool | None, position: int | None) -> None:
+    """Raise ApiError for a request that has only a part of these fields."""
+    if append and not session_id:
+        raise invalid_request(
+            "append", "append: only a session can be continued; send a session_id"
+        )
+    if position is not None and not append:
+        detail = "only appended input has a position; send append: true"
+        raise invalid_request("session_position", f"session_position: {detail}")
 
 
 async def encode_prompt(
@@ -89,10 +102,11 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
                     )
             return ids
         case TextPrompt(words):
-            return tuple(await text.encode(words, special=True, limit=limit))
+            return tuple(await text.encode(words, special=not request.append, limit=limit))
         case ChatPrompt(messages, variables):
             try:
-                return tuple(await text.encode_chat(messages, variables, limit))
+                encode = text.encode_next_messages if request.append else text.encode_chat
+                return tuple(await encode(messages, variables, limit))
             except TemplateError as error:
                 raise invalid_request(
                     request.prompt_field, f"{request.prompt_field}: {error}"

@@ -40,6 +40,7 @@ class LogMark:
 
 @dataclass(frozen=True, slots=True)
 class ResumedTurn:
+    prompt: tuple[int, ...]
     last_read: int  # position of the last token whose text the client has
     generated: tuple[int, ...]  # all tokens of the turn so far
     turn: Turn
@@ -109,4 +110,4 @@ def resume_turn(
     end = len(kept.tokens)
     if needs_logprobs:
         end = next((at for at in range(after + 1, end) if at not in kept.logprobs), end)
-    return ResumedTurn(after, kept.tokens[first:end], kept.turn, kept.logprobs)
+    return ResumedTurn(tuple(prompt), after, kept.tokens[first:end], kept.turn, kept.logprobs)

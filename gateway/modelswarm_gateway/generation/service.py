@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from modelswarm_gateway.backend.model_card import ModelCard
@@ -22,6 +22,7 @@ from modelswarm_gateway.errors import (
     stream_replaced,
     stream_unread,
 )
+from modelswarm_gateway.generation.continuation import append_to_log, appended_prompt
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest, encode_prompt, token_limit
@@ -118,7 +119,7 @@ class GenerationService:
             credit_ahead=self.settings.credit_ahead,
             keeps_logprobs=request.options.logprobs is not None,
         )
-        epoch_floor, resumed = 0, None
+        epoch_floor, resumed, position = 0, None, None
         if request.session_id is not None:
             key = (request.model, request.session_id)
             check = partial(_resume, request, tokens)
@@ -128,8 +129,15 @@ class GenerationService:
             epoch_floor = await self._locator.acquire(request, key, check)
             if request.resume_after is not None and self.named_sessions.is_busy(key):
                 raise self.named_sessions.busy_error(key)
-            resumed = check(self._kept_turn(key))
-        begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed)
+            kept = self._kept_turn(key)
+            resumed = check(kept)
+            if resumed is not None:
+                turn = replace(turn, tokens=resumed.prompt)
+            elif request.append:
+                turn = replace(turn, tokens=append_to_log(kept, tokens, request.position))
+                position = len(kept.tokens) if kept else 0
+                position = position if request.position is None else request.position
+        begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position)
         return Generation(self._context, request, begin)
 
     async def is_owned_by(self, request: GenerationRequest, target: str) -> bool | None:
@@ -213,5 +221,7 @@ def _resume(
     """Return the turn that the request resumes, None for a new turn. Raise ApiError if it does not match `kept`."""
     if request.resume_after is None:
         return None
+    if request.append:
+        prompt = appended_prompt(kept, prompt)
     needs_logprobs = request.options.logprobs is not None
     return resume_turn(prompt, kept, request.resume_after, request.resume_mark, needs_logprobs)

@@ -105,7 +105,7 @@ class SessionLocator:
                 await self._await_lease_end(location, deadline)
                 continue
             if not location.log_holders:
-                if location.unanswered and request.resume_after is not None:
+                if location.unanswered and (request.append or request.resume_after is not None):
                     raise _servers_unreached()
                 return location.epoch.counter
             if await self._backend.take_over(
@@ -165,7 +165,7 @@ def _check_log(location: SessionLocation, check: CheckLog, found: ParkedTurn) ->
 
 
 def _servers_unreached() -> ApiError:
-    detail = "not all servers that may hold this session can be reached; resume with Last-Event-ID"
+    detail = "not all servers that may hold this session can be reached; repeat the request in 1 s"
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 

@@ -17,6 +17,7 @@ from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template
 from modelswarm.checkpoint.tokenizer import entries_fault
 from modelswarm.process.start_progress import StartPhase
 from modelswarm_gateway.models.chat_prompts import ChatPrompts
+from modelswarm_gateway.models.chat_template import TemplateError
 from modelswarm_gateway.models.detokenizer import Detokenizer
 from modelswarm_gateway.models.encode_pool import EncodePool
 from modelswarm_gateway.models.sampling_defaults import SamplingDefaults, read_defaults
@@ -52,6 +53,12 @@ USUAL_CHARACTERS_PER_TOKEN = 8
 PIECE_CHARACTERS = 64 << 10
 # Tokens that a cut between two pieces may add.
 TOKENS_PER_CUT = 128
+# A chat before messages that are appended: the text behind its answer is the same as behind any other answer.
+_ANSWER_BEFORE = "\ue0a5answer\ue0a5"
+_CHAT_BEFORE = (
+    {"role": "user", "content": "\ue0a5"},
+    {"role": "assistant", "content": _ANSWER_BEFORE},
+)
 # Tokens of the context while no server has told.
 UNKNOWN_LIMIT = 128 << 10
 
@@ -146,6 +153,23 @@ class ModelTokenizer:
         """
         text = await self._chat.render(messages, extra)
         return await self.encode(text, special=False, limit=limit)
+
+    async def encode_next_messages(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        extra: Mapping[str, Any] | None = None,
+        limit: int = 0,
+    ) -> list[int]:
+        """Return the token ids that follow an assistant's answer in a chat that goes on with `messages`.
+
+        They begin with the end of that answer. Raises as `encode_chat` does.
+        """
+        text = await self._chat.render([*_CHAT_BEFORE, *messages], extra)
+        _, answer, following = text.partition(_ANSWER_BEFORE)
+        if not answer:
+            detail = "does not show an answer unchanged, so messages cannot be appended; send all messages"
+            raise TemplateError(f"the model's chat template {detail}")
+        return await self.encode(following, special=False, limit=limit)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)

@@ -40,14 +40,16 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     RESUME_AFTER_FIELD_NUMBER: _builtins.int
     RESUME_MARK_FIELD_NUMBER: _builtins.int
+    APPEND_FIELD_NUMBER: _builtins.int
+    SESSION_POSITION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
     """tokenised with the model's special tokens"""
     max_tokens: _builtins.int
     """Unset: up to the end of the context. 0: only compute the prompt's KV."""
     session_id: _builtins.str
-    """Name of a session that is kept between calls. Send the whole transcript each time; the KV of the longest common
-    prefix is reused.
+    """Name of a session that is kept between calls. The input is the whole transcript: the session continues behind the
+    longest common prefix of its log and the input.
     """
     ignore_eos: _builtins.bool
     resume_after: _builtins.int
@@ -57,6 +59,12 @@ class GenerateRequest(_message.Message):
     """
     resume_mark: _builtins.str
     """The last `mark` received, required with resume_after; DATA_LOSS if the session now holds another answer."""
+    append: _builtins.bool
+    """The input is only what is new in the session. NOT_FOUND (session_expired): there is no such session."""
+    session_position: _builtins.int
+    """Entries of the log behind which the input is appended; the rest is discarded. Unset: the log's end. With it a call
+    may be repeated safely. Only with `append`. DATA_LOSS if the log is shorter.
+    """
     @_builtins.property
     def chat(self) -> Global___Messages:
         """rendered with the model's chat template"""
@@ -83,21 +91,27 @@ class GenerateRequest(_message.Message):
         ignore_eos: _builtins.bool = ...,
         resume_after: _builtins.int | None = ...,
         resume_mark: _builtins.str = ...,
+        append: _builtins.bool = ...,
+        session_position: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_resume_after", b"_resume_after", "chat", b"chat", "input", b"input", "max_tokens", b"max_tokens", "prompt", b"prompt", "resume_after", b"resume_after", "sampling", b"sampling", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_resume_after", b"_resume_after", "_session_position", b"_session_position", "chat", b"chat", "input", b"input", "max_tokens", b"max_tokens", "prompt", b"prompt", "resume_after", b"resume_after", "sampling", b"sampling", "session_position", b"session_position", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_resume_after", b"_resume_after", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "model", b"model", "prompt", b"prompt", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "sampling", b"sampling", "session_id", b"session_id", "stop", b"stop", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_resume_after", b"_resume_after", "_session_position", b"_session_position", "append", b"append", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "model", b"model", "prompt", b"prompt", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "stop", b"stop", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
     _WhichOneofReturnType__resume_after: _TypeAlias = _typing.Literal["resume_after"]  # noqa: Y015
     _WhichOneofArgType__resume_after: _TypeAlias = _typing.Literal["_resume_after", b"_resume_after"]  # noqa: Y015
+    _WhichOneofReturnType__session_position: _TypeAlias = _typing.Literal["session_position"]  # noqa: Y015
+    _WhichOneofArgType__session_position: _TypeAlias = _typing.Literal["_session_position", b"_session_position"]  # noqa: Y015
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "tokens"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__resume_after) -> _WhichOneofReturnType__resume_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__session_position) -> _WhichOneofReturnType__session_position | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 

@@ -20,6 +20,7 @@ from modelswarm_gateway.api.grpc.forwarding import forward_stream, is_alive_at
 from modelswarm_gateway.api.grpc.requests import parse_generate_request
 from modelswarm_gateway.api.grpc.status import Context, abort_call
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.continuation import append_unknown
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.service import GenerationService
@@ -90,6 +91,8 @@ class Inference(api_pb2_grpc.InferenceServicer):
                     failover.on_delivered()
                 return
             except (PeerGone, ApiError) as error:
+                if isinstance(error, PeerGone) and last is None and _may_append_twice(request):
+                    raise append_unknown() from error
                 await failover.before_retry(error)
             if last is not None:
                 request = _resume_request(last, request)
@@ -108,6 +111,10 @@ class Inference(api_pb2_grpc.InferenceServicer):
             async for part in forward_stream(elsewhere.grpc, request, is_alive):
                 yield part
             return
+        if (
+            generation.position is not None
+        ):  # of further tries, so that none appends the input twice
+            request.session_position = generation.position
         try:
             name = f"gen-{secrets.token_hex(12)}"
             finish = None
@@ -128,6 +135,10 @@ class Inference(api_pb2_grpc.InferenceServicer):
             raise
         finally:
             generation.close()
+
+
+def _may_append_twice(request: api_pb2.GenerateRequest) -> bool:
+    return request.append and not request.HasField("session_position")
 
 
 def _resume_request(

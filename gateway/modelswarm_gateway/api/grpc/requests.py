@@ -18,6 +18,7 @@ from modelswarm_gateway.generation.request import (
     Prompt,
     TextPrompt,
     TokenPrompt,
+    check_append,
 )
 from modelswarm_gateway.generation.sampling_ranges import RANGES
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
@@ -49,9 +50,11 @@ def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReques
             "resume_mark", "resume_mark: must be the `mark` of the part that ended at resume_after"
         )
     session = request.session_id or None
+    position = request.session_position if request.HasField("session_position") else None
+    check_append(session, request.append, position)
     return GenerationRequest(
         request.model, prompt, field, _options(request), stops, session,
-        resume_after=after, resume_mark=request.resume_mark,
+        resume_after=after, resume_mark=request.resume_mark, append=request.append, position=position,
     )  # fmt: skip
 
 

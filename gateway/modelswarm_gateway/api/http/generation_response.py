@@ -24,6 +24,7 @@ from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import parse_event_id_line
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.continuation import append_unknown
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
 from modelswarm_gateway.generation.logprobs import TokenLogprob
 from modelswarm_gateway.generation.request import GenerationRequest
@@ -123,7 +124,8 @@ class GenerationResponse(Response):
                 stream=self._format.stream,
                 on_delivered=self._on_delivered,
             )
-            return await relay.run(self._last_event_id, disconnected)
+            return await self._relay(relay, disconnected)
+        self._pin_position(generation)
         watcher = asyncio.create_task(_abort_on_disconnect(disconnected, generation))
         try:
             head = ResponseHead(
@@ -148,6 +150,24 @@ class GenerationResponse(Response):
         if self._request.options.logprobs is None:
             return None
         return generation.tokenizer.token_bytes
+
+    async def _relay(self, relay: Relay, disconnected: asyncio.Future[None]) -> None:
+        try:
+            await relay.run(self._last_event_id, disconnected)
+        except PeerGone as error:
+            if self._request.append and self._request.position is None and not self._last_event_id:
+                raise append_unknown() from error  # another try could append the input twice
+            raise
+
+    def _pin_position(self, generation: Generation) -> None:
+        """Make further tries append the input at the same position, so that none appends it twice."""
+        if generation.position is None or self._request.position is not None:
+            return
+        self._request = replace(self._request, position=generation.position)
+        original = self._forward.original
+        assert isinstance(original.body, dict)
+        body = original.body | {"session_position": generation.position}
+        self._forward = replace(self._forward, original=replace(original, body=body))
 
     async def _start_generation(
         self, disconnected: asyncio.Future[None], writer: ResponseWriter

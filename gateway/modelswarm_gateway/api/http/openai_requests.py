@@ -30,6 +30,7 @@ from modelswarm_gateway.generation.request import (
     Prompt,
     TextPrompt,
     TokenPrompt,
+    check_append,
 )
 from modelswarm_gateway.generation.sampling_ranges import RANGES
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
@@ -92,6 +93,8 @@ class _Request(RequestModel):
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
+    append: bool | None = None
+    session_position: int | None = Field(None, ge=0)
 
     default_max_tokens: ClassVar[int | None] = None
 
@@ -113,6 +116,7 @@ class _Request(RequestModel):
     def to_generation_request(self) -> GenerationRequest:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         field, prompt = self.given_prompt()
+        check_append(self.session_id, self.append, self.session_position)
         options = SamplingOptions(
             max_tokens=self.token_limit(),
             temperature=self.temperature,
@@ -125,7 +129,15 @@ class _Request(RequestModel):
             logprobs=self.logprobs_count(),
         )
         return GenerationRequest(
-            self.model, prompt, field, options, stop, self.session_id, self.default_max_tokens
+            self.model,
+            prompt,
+            field,
+            options,
+            stop,
+            self.session_id,
+            self.default_max_tokens,
+            append=bool(self.append),
+            position=self.session_position,
         )
 
 

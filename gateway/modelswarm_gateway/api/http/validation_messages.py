@@ -38,6 +38,8 @@ ALLOWED = {
     "top_logprobs": f"a whole number from 0 to {MAX_LOGPROBS}",
     "logprobs": f"true or false for a chat, a whole number from 0 to {MAX_LOGPROBS} for a text completion",
     "session_id": f"a string of 1 to {MAX_SESSION_ID_LENGTH} characters",
+    "append": _FLAG,
+    "session_position": "a whole number from 0",
     "reasoning_effort": _TEXT,
     "chat_template_kwargs": "an object",
     "role": "one of developer, system, user, assistant and tool",
