@@ -28,6 +28,8 @@ VLLM: Section = {
     "ignore_eos": OBEYED,
     "return_token_ids": OBEYED,
     "session_id": OBEYED,
+    "append": OBEYED,
+    "session_position": OBEYED,
     "min_tokens": refused(NOT_BUILT, 0),
     "stop_token_ids": refused(NOT_BUILT, []),
     "bad_words": refused(NOT_BUILT, []),
