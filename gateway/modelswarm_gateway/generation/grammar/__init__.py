@@ -1,0 +1,1 @@
+"""Structured output at the gateway: request fields become one checked llguidance grammar."""

@@ -1,0 +1,148 @@
+"""Checks grammars in a child process, so that no schema can stop or exhaust the gateway.
+
+One for each gateway. The child (`check_worker.py`) starts at the first use, and again after it ended: it ends when a
+grammar exceeds its processor time or memory. Requests wait for each other in a thread; the last ones are remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import socket
+import subprocess
+import sys
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from modelswarm_gateway.generation.grammar import check_worker
+from modelswarm_gateway.generation.grammar.check_worker import CPU_SECONDS
+from modelswarm_gateway.generation.grammar.source import GrammarSource
+from modelswarm_gateway.models.template_process import ANSWER_SECONDS, child_environment
+from modelswarm_gateway.models.template_worker import receive_message, send_message
+
+log = logging.getLogger(__name__)
+MAX_WAITING = 64  # requests that may wait for the child
+REMEMBERED_BYTES = 8 << 20  # of sources and grammars that were accepted
+
+
+class GrammarRefused(Exception):
+    """The grammar cannot be used; the text says why."""
+
+
+class GrammarProcessError(Exception):
+    """The child cannot be started or is busy, for no reason of the grammar's."""
+
+
+class GrammarProcess:
+    def __init__(self, cpu_seconds: float = CPU_SECONDS) -> None:
+        """`cpu_seconds`: processor time of one request."""
+        self._cpu_seconds = cpu_seconds
+        self._executor = ThreadPoolExecutor(1, "grammars")
+        self._waiting = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._connection: socket.socket | None = None
+        self._finalizer: weakref.finalize[..., Any] | None = None
+        self._accepted: OrderedDict[tuple[GrammarSource, tuple[str, ...]], str] = OrderedDict()
+        self._accepted_bytes = 0
+
+    async def compile(self, source: GrammarSource, special: Sequence[str] = ()) -> str:
+        """Return llguidance's grammar. Raise GrammarRefused or GrammarProcessError."""
+        key = source, tuple(special)
+        if (known := self._accepted.get(key)) is not None:
+            self._accepted.move_to_end(key)
+            return known
+        if self._waiting >= MAX_WAITING:
+            raise GrammarProcessError(f"{MAX_WAITING} grammars wait to be checked already")
+        request = {
+            "kind": source.kind.value,
+            "text": source.text,
+            "whitespace": source.whitespace,
+            "special": list(special),
+        }
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            grammar = await loop.run_in_executor(self._executor, self._ask, request)
+        finally:
+            self._waiting -= 1
+        self._remember(key, grammar)
+        return grammar
+
+    def _remember(self, key: tuple[GrammarSource, tuple[str, ...]], grammar: str) -> None:
+        if key not in self._accepted:
+            self._accepted[key] = grammar
+            self._accepted_bytes += len(key[0].text) + len(grammar)
+        while self._accepted_bytes > REMEMBERED_BYTES:
+            (source, _), old = self._accepted.popitem(last=False)
+            self._accepted_bytes -= len(source.text) + len(old)
+
+    def close(self) -> None:
+        """End the child. A request that runs ends with it."""
+        self._executor.submit(self._end_child)
+        self._executor.shutdown(wait=False)
+
+    def _ask(self, request: dict[str, Any]) -> str:
+        try:
+            connection = self._connect()
+            send_message(connection, request)
+            content = receive_message(connection)
+        except ConnectionResetError:  # it ended before it had read all
+            content = None
+        except OSError as error:  # TimeoutError is one
+            self._end_child()
+            raise GrammarProcessError(f"the grammar process failed: {error}") from error
+        if content is None:
+            reason = self._budget_sentence(self._end_child())
+            log.warning("the grammar process ended: the grammar %s", reason)
+            raise GrammarRefused(f"it {reason}")
+        answer = json.loads(content)
+        if "refused" in answer:
+            raise GrammarRefused(answer["refused"])
+        return str(answer["grammar"])
+
+    def _connect(self) -> socket.socket:
+        if self._process is not None and self._process.poll() is not None:
+            self._end_child()
+        if self._connection is None:
+            own, other = socket.socketpair()
+            with other:
+                name, seconds = check_worker.__name__, str(self._cpu_seconds)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", name, str(other.fileno()), seconds],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[other.fileno()],
+                    env=child_environment(),
+                    start_new_session=True,  # a terminal's Ctrl-C is for the gateway
+                )
+            own.settimeout(ANSWER_SECONDS)
+            self._connection = own
+            self._finalizer = weakref.finalize(self, _end, self._process, own)
+        return self._connection
+
+    def _end_child(self) -> int:
+        process, connection = self._process, self._connection
+        self._process = self._connection = None
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        return 0 if process is None or connection is None else _end(process, connection)
+
+    def _budget_sentence(self, code: int) -> str:
+        """Return the reason for the end of the child with this exit code."""
+        if code == -signal.SIGPROF:
+            return f"takes more than {self._cpu_seconds:g} s to check; use fewer repetitions"
+        return "is too complex to check; use fewer repetitions and alternatives"
+
+
+def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> int:
+    """End the process if it has not ended; return its exit code, negative for a signal."""
+    connection.close()
+    try:
+        return process.wait(timeout=ANSWER_SECONDS)  # it ends when its connection does
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()

@@ -1,0 +1,62 @@
+"""The grammar process: translates and checks grammars within a budget of processor time and memory.
+
+Started by `check_process.py` as `python -m modelswarm_gateway.generation.grammar.check_worker FD SECONDS`. One request
+at a time: JSON with `kind`, `text`, `whitespace` and `special`; the answer is JSON with `grammar` or `refused`. It has
+the limits of the template process. Has no threads of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+from modelswarm_gateway.generation.grammar.source import GrammarKind
+from modelswarm_gateway.generation.grammar.translation import GrammarError, compile_source
+from modelswarm_gateway.models.template_worker import (
+    OUT_OF_MEMORY,
+    limit_process,
+    receive_message,
+    send_message,
+)
+
+CPU_SECONDS = 2.0  # processor time of one request; usual ones take less than 0.01 s
+
+
+def answer_request(content: bytes) -> dict[str, str]:
+    request = json.loads(content)
+    try:
+        grammar = compile_source(
+            GrammarKind(request["kind"]),
+            request["text"],
+            request["whitespace"],
+            request["special"],
+        )
+    except UnicodeEncodeError:
+        return {"refused": "it has half of a surrogate pair, which is not a character"}
+    except (GrammarError, RecursionError) as error:
+        return {"refused": str(error)}
+    return {"grammar": grammar}
+
+
+def serve(connection: socket.socket, cpu_seconds: float) -> None:
+    """Answer requests until the gateway closes its end."""
+    while (content := receive_message(connection)) is not None:
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
+        answer = answer_request(content)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        send_message(connection, dict(answer))
+
+
+def main() -> None:
+    limit_process()
+    try:
+        serve(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2]))
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""The grammar that a request asks for, before it is translated and checked.
+
+Made by `request_fields.py` and `tool_grammar.py`, translated by `translation.py` in the grammar process.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+MAX_SOURCE_BYTES = 256 << 10
+"""Bytes of a schema, a regex or a grammar; the largest schemas of the public corpora have about 200 KB."""
+
+
+class GrammarKind(enum.Enum):
+    JSON_SCHEMA = "json_schema"  # text: a JSON object
+    REGEX = "regex"
+    CHOICE = "choice"  # text: a JSON list of strings
+    GRAMMAR = "grammar"  # text: Lark, or llama.cpp's GBNF
+    STRUCTURAL_TAG = "structural_tag"  # text: a JSON list of [trigger, begin, schema, end]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSource:
+    kind: GrammarKind
+    text: str
+    param: str  # field of the request, for errors
+    whitespace: str | None = ""
+    """Regex of the whitespace between the parts of JSON; empty: none, None: any."""

@@ -1,0 +1,141 @@
+"""The grammar process: translation, refusals in one sentence, and hostile sources within its budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher
+
+from modelswarm_gateway.generation.grammar.check_process import GrammarProcess, GrammarRefused
+from modelswarm_gateway.generation.grammar.schema_checks import SchemaError
+from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
+from modelswarm_gateway.generation.grammar.tool_grammar import tool_call_grammar
+from modelswarm_gateway.generation.grammar.translation import _byte_tokenizer
+
+EOS = 256
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[GrammarProcess]:
+    process = GrammarProcess()
+    yield process
+    process.close()
+
+
+def _accepts(grammar: str, text: str) -> bool:
+    matcher = LLMatcher(_byte_tokenizer(()), grammar, log_level=0)
+    tokens = list(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
+async def _compile(process: GrammarProcess, kind: GrammarKind, source: object, **more: Any) -> str:
+    text = source if isinstance(source, str) else json.dumps(source)
+    return await process.compile(GrammarSource(kind, text, "field", **more))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "good", "bad"),
+    [
+        (GrammarKind.JSON_SCHEMA, {"type": "object"}, '{"a":1}', "[]"),
+        (GrammarKind.JSON_SCHEMA, {"enum": ["é", 3]}, '"é"', '"e"'),
+        (GrammarKind.REGEX, "[0-9]{2}/x", "12/x", "1/x"),
+        (GrammarKind.CHOICE, ["ja", 'n"ein\n'], 'n"ein\n', "nein"),
+        (GrammarKind.GRAMMAR, 'start: "a" | "b"', "b", "c"),
+        (GrammarKind.GRAMMAR, 'root ::= "a" | "b"', "a", "c"),
+        (
+            GrammarKind.STRUCTURAL_TAG,
+            [["<f", "<f=x>", '{"type": "integer"}', "</f>"]],
+            "text <f=x>12</f> more",
+            "text <f=x>a</f>",
+        ),
+    ],
+)
+async def test_source_becomes_grammar_of_its_texts(
+    process: GrammarProcess, kind: GrammarKind, source: object, good: str, bad: str
+) -> None:
+    grammar = await _compile(process, kind, source)
+    assert _accepts(grammar, good)
+    assert not _accepts(grammar, bad)
+
+
+async def test_whitespace_is_none_unless_asked_for(process: GrammarProcess) -> None:
+    schema = {"type": "array", "items": {"type": "integer"}}
+    spaced = "[1, 2]"
+    assert not _accepts(await _compile(process, GrammarKind.JSON_SCHEMA, schema), spaced)
+    for whitespace in (None, "[ ]?"):
+        grammar = await _compile(process, GrammarKind.JSON_SCHEMA, schema, whitespace=whitespace)
+        assert _accepts(grammar, spaced)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "words"),
+    [
+        (GrammarKind.JSON_SCHEMA, {"type": "strnig"}, "Invalid type: strnig"),
+        (GrammarKind.JSON_SCHEMA, {"uniqueItems": True}, "uniqueItems"),
+        (GrammarKind.JSON_SCHEMA, {"format": "nonsense", "type": "string"}, "format"),
+        (GrammarKind.JSON_SCHEMA, {"minimum": 5, "maximum": 3, "type": "integer"}, "minimum"),
+        (GrammarKind.JSON_SCHEMA, {"$ref": "#/$defs/no"}, "does not exist"),
+        (GrammarKind.JSON_SCHEMA, {"$ref": "http://x/y"}, "http://x/y"),
+        (GrammarKind.JSON_SCHEMA, {"$ref": "#"}, "no text fits"),
+        (GrammarKind.REGEX, "(a", "unclosed group"),
+        (GrammarKind.REGEX, "(?=a)b", "look-around"),
+        (GrammarKind.CHOICE, ["\ud83d"], "surrogate"),
+        (GrammarKind.GRAMMAR, "start: foo", "unknown name"),
+        (GrammarKind.GRAMMAR, "start: " + "(" * 3000 + '"a"' + ")" * 3000, "too deeply nested"),
+    ],
+)
+async def test_wrong_source_is_refused_in_one_sentence(
+    process: GrammarProcess, kind: GrammarKind, source: object, words: str
+) -> None:
+    with pytest.raises(GrammarRefused) as caught:
+        await _compile(process, kind, source)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_grammar_may_name_the_models_special_tokens(process: GrammarProcess) -> None:
+    source = GrammarSource(GrammarKind.GRAMMAR, 'start: <|tool|> "a"', "field")
+    assert "<|tool|>" in await process.compile(source, ("<|tool|>",))
+    with pytest.raises(GrammarRefused, match="unknown special token"):
+        await process.compile(source)
+
+
+async def test_source_beyond_the_budget_is_refused() -> None:
+    """The budget is so small that any child exceeds it; the next request gets a new child."""
+    process = GrammarProcess(cpu_seconds=1e-6)
+    try:
+        wide = {"anyOf": [{"required": [f"a{n}"], "type": "object"} for n in range(5000)]}
+        for _ in range(2):
+            with pytest.raises(GrammarRefused, match="takes more than"):
+                await _compile(process, GrammarKind.JSON_SCHEMA, wide)
+    finally:
+        process.close()
+
+
+async def test_tool_grammar_takes_calls_of_the_tools_only(process: GrammarProcess) -> None:
+    number: dict[str, Any] = {
+        "type": "object",
+        "properties": {"n": {"type": "integer"}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    source = tool_call_grammar([("add", number), ("stop", None)], begin="<t>", end="</t>")
+    grammar = await process.compile(source)
+    call = '<t>{"name": "add", "arguments": {"n":1}}</t>'
+    assert _accepts(grammar, call)
+    assert _accepts(grammar, call + '<t>{"name": "stop", "arguments": {}}</t>')
+    assert not _accepts(grammar, call.replace("add", "sub"))
+    assert not _accepts(grammar, call.replace("1", '"1"'))
+    single = await process.compile(tool_call_grammar([("add", number)], parallel=False))
+    assert not _accepts(single, call[3:-4] * 2)
+
+
+def test_tool_with_a_schema_too_deep_is_refused_by_its_name() -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(100):
+        schema = {"items": schema}
+    with pytest.raises(SchemaError, match="the tool add"):
+        tool_call_grammar([("add", schema)])
