@@ -6,7 +6,7 @@ Made by the service, read by an API. Knows the backend only as the contract in `
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modelswarm.protocol.messages import Finish
 from modelswarm_gateway.backend.protocol import SessionBackend
@@ -98,6 +98,12 @@ class Generation:
         else:
             self._session, self._stream = self._resume_turn(start.resumed)
         self._meter.on_started(context.clock())
+
+    def start_choice(self, choice: int) -> Generation:
+        """Start another answer to the same prompt: the same seed, with noise of its own (R17, sampling)."""
+        turn = replace(self._turn, sampling=replace(self._turn.sampling, choice=choice))
+        start = TurnStart(turn, self.tokenizer, self._context.clock())
+        return Generation(self._context, self._request, start)
 
     def _start_turn(self) -> tuple[str, TokenStream]:
         """Open or acquire a session and start its turn; open it anew if the core has lost a kept one."""

@@ -109,6 +109,16 @@ class GenerationService:
         self._running.add(generation)
         return generation
 
+    def start_choices(self, generations: list[Generation], count: int) -> None:
+        """Add generations with the prompt of the first one until there are `count`. The caller must close all."""
+        if len(self._running) + count - 1 > self.settings.max_generations:
+            detail = f"{self.settings.max_generations} requests are running already; retry in 1 s"
+            raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
+        for choice in range(len(generations), count):
+            generation = generations[0].start_choice(choice)
+            self._running.add(generation)
+            generations.append(generation)
+
     async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
         card, tokenizer = self._find_model(request.model)
         tokens = await encode_prompt(request, tokenizer, card.max_length)

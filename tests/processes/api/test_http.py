@@ -223,7 +223,13 @@ def test_a_named_session_answers_one_request_at_a_time(
             "invalid_request",
             "max_tokens",
         ),
-        ("completions", {"model": MODEL, "prompt": "x", "n": 3}, 400, "unsupported_parameter", "n"),
+        (
+            "completions",
+            {"model": MODEL, "prompt": "x", "best_of": 3},
+            400,
+            "unsupported_parameter",
+            "best_of",
+        ),
         ("completions", {"model": MODEL, "prompt": ""}, 400, "invalid_request", "prompt"),
         ("completions", {"model": MODEL, "prompt": [999_999]}, 400, "invalid_request", "prompt"),
         (

@@ -33,7 +33,7 @@ _SHARED: Section = {
     "stop": OBEYED,
     "stream": OBEYED,
     "stream_options": OBEYED,
-    "n": refused(NOT_BUILT, 1),
+    "n": OBEYED,
     "presence_penalty": refused(NOT_BUILT, 0),
     "frequency_penalty": refused(NOT_BUILT, 0),
     "logit_bias": refused(NOT_BUILT, {}),

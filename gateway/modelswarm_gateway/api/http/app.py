@@ -109,7 +109,10 @@ def _generation_routes(app: FastAPI, service: GenerationService, forwarder: Forw
             builder,
             forward=ForwardContext(forwarder, original),
             response_format=ResponseFormat(
-                bool(parsed.stream), parsed.usage_in_stream, bool(parsed.return_token_ids)
+                stream=bool(parsed.stream),
+                usage_in_stream=parsed.usage_in_stream,
+                token_ids=bool(parsed.return_token_ids),
+                n=parsed.answer_count(),
             ),
         )
 

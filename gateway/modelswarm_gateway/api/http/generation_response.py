@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from modelswarm_gateway.api.failover import StreamFailover
 from modelswarm_gateway.api.forwarding import PeerGone
+from modelswarm_gateway.api.http.choices import Choices
 from modelswarm_gateway.api.http.openai_responses import ResponseBuilder, ResponseHead, error_event
 from modelswarm_gateway.api.http.relay import ForwardContext, Relay
 from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
@@ -42,6 +43,7 @@ class ResponseFormat:
     stream: bool
     usage_in_stream: bool
     token_ids: bool
+    n: int = 1  # answers to the prompt
 
 
 def error_response(error: ApiError) -> Response:
@@ -126,25 +128,43 @@ class GenerationResponse(Response):
             )
             return await self._relay(relay, disconnected)
         self._pin_position(generation)
-        watcher = asyncio.create_task(_abort_on_disconnect(disconnected, generation))
+        generations = [generation]
+        watcher = asyncio.create_task(_abort_on_disconnect(disconnected, generations))
         try:
-            head = ResponseHead(
-                model=self._request.model,
-                created=int(time.time()),
-                prompt=generation.prompt,
-                usage_in_stream=self._format.usage_in_stream,
-                token_ids=self._format.token_ids,
-                bytes_of=self._bytes_of(generation),
-            )
-            send = self._send_stream if self._format.stream else self._send_body
-            await send(generation, self._builder(head), writer)
+            builder = self._builder(self._head(generation))
+            if self._format.n > 1:
+                self._service.start_choices(generations, self._format.n)
+                await self._send_choices(generations, builder, writer)
+            else:
+                send = self._send_stream if self._format.stream else self._send_body
+                await send(generation, builder, writer)
         except ApiError as error:
             if error.code is Code.SESSION_ELSEWHERE and not self._request.forwarded:
                 raise PeerGone from error  # another gateway has just taken the session over
             raise
         finally:
             watcher.cancel()
-            generation.close()
+            for each in generations:
+                each.close()
+
+    def _head(self, generation: Generation) -> ResponseHead:
+        return ResponseHead(
+            model=self._request.model,
+            created=int(time.time()),
+            prompt=generation.prompt,
+            usage_in_stream=self._format.usage_in_stream,
+            token_ids=self._format.token_ids,
+            bytes_of=self._bytes_of(generation),
+        )
+
+    async def _send_choices(
+        self, generations: Sequence[Generation], first: ResponseBuilder, writer: ResponseWriter
+    ) -> None:
+        head = self._head(generations[0])
+        others = [self._builder(head, index, first) for index in range(1, len(generations))]
+        choices = Choices(generations, [first, *others])
+        send = choices.send_stream if self._format.stream else choices.send_body
+        await send(writer, self._keepalive)
 
     def _bytes_of(self, generation: Generation) -> Callable[[int], bytes] | None:
         if self._request.options.logprobs is None:
@@ -207,7 +227,8 @@ class GenerationResponse(Response):
                 logprobs += chunk.logprobs
                 finish = chunk.finish
                 generation.acknowledge(chunk)
-        body = builder.body("".join(texts), tokens, finish, logprobs)
+        choice = builder.choice("".join(texts), tokens, finish, logprobs)
+        body = builder.body([choice], len(tokens))
         length = str(len(body)).encode()
         await writer.start([(b"content-type", b"application/json"), (b"content-length", length)])
         await writer.write(body, more=False)
@@ -240,8 +261,8 @@ class GenerationResponse(Response):
                     break
                 generation.acknowledge(chunk)
             chunk = await generation.next_chunk(self._keepalive)
-        closing = builder.closing(chunk.finish, generation.completion_tokens)
-        await writer.write(opening + closing, more=False)
+        last = builder.finish_event(chunk.finish) + builder.end_events(generation.completion_tokens)
+        await writer.write(opening + last, more=False)
 
 
 def _format_chunk(builder: ResponseBuilder, chunk: OutputChunk, tokens: list[int]) -> bytes:
@@ -258,7 +279,10 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         continue
 
 
-async def _abort_on_disconnect(disconnected: asyncio.Future[None], generation: Generation) -> None:
-    """End the turn when the client disconnects."""
+async def _abort_on_disconnect(
+    disconnected: asyncio.Future[None], generations: Sequence[Generation]
+) -> None:
+    """End the turns when the client disconnects."""
     await asyncio.shield(disconnected)
-    generation.abort(ApiError(Code.CANCELLED, "the client left"))
+    for generation in generations:
+        generation.abort(ApiError(Code.CANCELLED, "the client left"))

@@ -38,6 +38,7 @@ from modelswarm_gateway.models.tokenizer import SPECIAL_TOKENS
 
 # Variables of chat templates that the request's fields and the model's files determine.
 RESERVED_VARIABLES = {"messages", "add_generation_prompt", "tools", "documents", *SPECIAL_TOKENS}
+MAX_CHOICES = 128  # answers to one prompt, as OpenAI allows
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
 
@@ -92,6 +93,7 @@ class _Request(RequestModel):
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
     append: bool | None = None
     session_position: int | None = Field(None, ge=0)
@@ -101,6 +103,13 @@ class _Request(RequestModel):
     @property
     def usage_in_stream(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    def answer_count(self) -> int:
+        """Return the number of answers to the prompt. Raise ApiError for several answers of a named session."""
+        if (self.n or 1) > 1 and self.session_id is not None:
+            detail = f"n is {self.n}; a session has one log and so one answer: leave out session_id or send n: 1"
+            raise invalid_request("n", detail)
+        return self.n or 1
 
     def token_limit(self) -> int | None:
         return self.max_tokens

@@ -43,7 +43,12 @@ class ResponseHead:
 class ResponseBuilder(Protocol):
     """Builds events and body of one kind of response."""
 
-    def __init__(self, head: ResponseHead) -> None: ...
+    def __init__(self, head: ResponseHead, index: int = 0, first: Any = None) -> None:
+        """Build the choice of this index; `first`: the builder of choice 0, whose id all choices have."""
+        ...
+
+    @property
+    def id(self) -> str: ...
 
     def opening(self) -> bytes:
         """Return the event before the first text; may be empty."""
@@ -55,12 +60,22 @@ class ResponseBuilder(Protocol):
         """Return the event of some text. `event_id`: the last log position that it covers (R17, sampling)."""
         ...
 
-    def closing(self, finish: str, completion: int) -> bytes:
-        """Return the last events: the finish reason, the usage if it was requested, and the end mark."""
+    def finish_event(self, finish: str) -> bytes:
+        """Return the event with the finish reason of this choice."""
         ...
 
-    def body(self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()) -> bytes:
-        """Return the whole response of a request that does not stream."""
+    def end_events(self, completion: int) -> bytes:
+        """Return the end of the stream: the usage if it was requested, and the end mark."""
+        ...
+
+    def choice(
+        self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()
+    ) -> dict[str, Any]:
+        """Return the whole choice, for a response that is not streamed."""
+        ...
+
+    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
+        """Return the whole response of a request that does not stream. `completion`: tokens of all choices."""
         ...
 
 
@@ -77,15 +92,18 @@ def error_event(envelope: object) -> bytes:
 class _EventWriter:
     """Writes `data: {` + the common fields + one choice + `}`."""
 
-    def __init__(self, head: ResponseHead, prefix: str, kind: str) -> None:
+    def __init__(
+        self, head: ResponseHead, prefix: str, kind: str, index: int, first: ResponseBuilder | None
+    ) -> None:
         self.head = head
-        self.id = f"{prefix}-{secrets.token_hex(12)}"
+        self.index = index
+        self.id = f"{prefix}-{secrets.token_hex(12)}" if first is None else first.id
         model = json.dumps(head.model)
         self._common = (
             f'"id":"{self.id}","object":"{kind}","created":{head.created},"model":{model}'
         )
         usage = ',"usage":null' if head.usage_in_stream else ""
-        self._start = f'data: {{{self._common},"choices":[{{"index":0,'
+        self._start = f'data: {{{self._common},"choices":[{{"index":{index},'
         self._end = f"}}]{usage}}}\n\n"
 
     def choice(self, fields: str, tokens: Tokens = (), event_id: str = "") -> bytes:
@@ -103,8 +121,14 @@ class _EventWriter:
 
 
 class ChatResponseBuilder:
-    def __init__(self, head: ResponseHead) -> None:
-        self._events = _EventWriter(head, "chatcmpl", "chat.completion.chunk")
+    def __init__(
+        self, head: ResponseHead, index: int = 0, first: ResponseBuilder | None = None
+    ) -> None:
+        self._events = _EventWriter(head, "chatcmpl", "chat.completion.chunk", index, first)
+
+    @property
+    def id(self) -> str:
+        return self._events.id
 
     def opening(self) -> bytes:
         fields = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
@@ -121,24 +145,36 @@ class ChatResponseBuilder:
         bytes_of = self._events.head.bytes_of
         return None if bytes_of is None else chat_logprobs(logprobs, bytes_of)
 
-    def closing(self, finish: str, completion: int) -> bytes:
-        last = self._events.choice(f'"delta":{{}},"logprobs":null,"finish_reason":"{finish}"')
-        return last + self._events.usage(completion)
+    def finish_event(self, finish: str) -> bytes:
+        return self._events.choice(f'"delta":{{}},"logprobs":null,"finish_reason":"{finish}"')
 
-    def body(self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()) -> bytes:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        choice = {
-            "index": 0,
-            "message": message,
+    def end_events(self, completion: int) -> bytes:
+        return self._events.usage(completion)
+
+    def choice(
+        self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()
+    ) -> dict[str, Any]:
+        return {
+            "index": self._events.index,
+            "message": {"role": "assistant", "content": text, "refusal": None},
             "logprobs": self._logprobs(logprobs),
             "finish_reason": finish,
+            **_token_ids(self._events, tokens),
         }
-        return _body(self._events, "chat.completion", choice, tokens)
+
+    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
+        return _body(self._events, "chat.completion", choices, completion)
 
 
 class CompletionResponseBuilder:
-    def __init__(self, head: ResponseHead) -> None:
-        self._events = _EventWriter(head, "cmpl", "text_completion")
+    def __init__(
+        self, head: ResponseHead, index: int = 0, first: ResponseBuilder | None = None
+    ) -> None:
+        self._events = _EventWriter(head, "cmpl", "text_completion", index, first)
+
+    @property
+    def id(self) -> str:
+        return self._events.id
 
     def opening(self) -> bytes:
         return b""
@@ -154,21 +190,37 @@ class CompletionResponseBuilder:
         bytes_of = self._events.head.bytes_of
         return None if bytes_of is None else completion_logprobs(logprobs, bytes_of)
 
-    def closing(self, finish: str, completion: int) -> bytes:
-        last = self._events.choice(f'"text":"","logprobs":null,"finish_reason":"{finish}"')
-        return last + self._events.usage(completion)
+    def finish_event(self, finish: str) -> bytes:
+        return self._events.choice(f'"text":"","logprobs":null,"finish_reason":"{finish}"')
 
-    def body(self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()) -> bytes:
-        found = self._logprobs(logprobs)
-        choice = {"index": 0, "text": text, "logprobs": found, "finish_reason": finish}
-        return _body(self._events, "text_completion", choice, tokens)
+    def end_events(self, completion: int) -> bytes:
+        return self._events.usage(completion)
+
+    def choice(
+        self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()
+    ) -> dict[str, Any]:
+        return {
+            "index": self._events.index,
+            "text": text,
+            "logprobs": self._logprobs(logprobs),
+            "finish_reason": finish,
+            **_token_ids(self._events, tokens),
+        }
+
+    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
+        return _body(self._events, "text_completion", choices, completion)
 
 
-def _body(events: _EventWriter, kind: str, choice: dict[str, object], tokens: Tokens) -> bytes:
+def _token_ids(events: _EventWriter, tokens: Tokens) -> dict[str, Any]:
+    return {"token_ids": list(tokens)} if events.head.token_ids else {}
+
+
+def _body(
+    events: _EventWriter, kind: str, choices: Sequence[dict[str, Any]], completion: int
+) -> bytes:
     head = events.head
     made: dict[str, object] = {"id": events.id, "object": kind, "created": head.created}
-    made |= {"model": head.model, "choices": [choice], "usage": head.usage(len(tokens))}
+    made |= {"model": head.model, "choices": list(choices), "usage": head.usage(completion)}
     if head.token_ids:
-        choice["token_ids"] = list(tokens)
         made["prompt_token_ids"] = list(head.prompt)
     return json.dumps(made).encode()

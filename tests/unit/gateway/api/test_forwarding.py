@@ -24,7 +24,7 @@ FIRST, SECOND = BUILDER.text_event("a", (7,), "2"), BUILDER.text_event("\n\nid: 
 WITHOUT_END = b"".join(
     (keepalive_comment(""), BUILDER.opening(), FIRST, keepalive_comment(""), SECOND)
 )
-ALL = WITHOUT_END + BUILDER.closing("stop", 2)
+ALL = WITHOUT_END + BUILDER.finish_event("stop") + BUILDER.end_events(2)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, len(ALL)])
@@ -43,7 +43,7 @@ def test_cut_stream_resumes_behind_its_last_event_id() -> None:
         rest = {None: BUILDER.opening() + FIRST + SECOND, "2": SECOND, "3-0a": b""}[
             events.last_event_id
         ]
-        whole = passed + rest + BUILDER.closing("stop", 2)
+        whole = passed + rest + BUILDER.finish_event("stop") + BUILDER.end_events(2)
         assert events.is_done is False
         assert [line for line in whole.split(b"\n") if not line.startswith(b":")] == expected
 

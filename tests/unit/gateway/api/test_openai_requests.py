@@ -104,8 +104,6 @@ def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
-        ("n", True),
         ("presence_penalty", 0.5),
         ("frequency_penalty", -1),
         ("tools", [{"type": "function"}]),

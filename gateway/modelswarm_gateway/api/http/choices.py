@@ -1,0 +1,116 @@
+"""The answers to one prompt (`n` above 1), read side by side and written with their indexes.
+
+Used by `generation_response.py`. Nothing is written before every answer has begun, so a family is refused as a whole
+(R12, admission). Knows generations by what they give, and neither HTTP nor sessions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from modelswarm_gateway.api.http.openai_responses import ResponseBuilder
+from modelswarm_gateway.api.http.response_writer import ResponseWriter
+from modelswarm_gateway.generation.generation import Generation, OutputChunk
+from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.resumption import format_event_id
+
+
+@dataclass(slots=True)
+class _Answer:
+    """The output of one choice, for a response that is not streamed."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: str = ""
+
+
+class Choices:
+    def __init__(
+        self, generations: Sequence[Generation], builders: Sequence[ResponseBuilder]
+    ) -> None:
+        self._generations, self._builders = generations, builders
+
+    async def send_body(self, writer: ResponseWriter, keepalive: float) -> None:
+        answers = [_Answer() for _ in self._generations]
+        async with aclosing(self._chunks(keepalive)) as chunks:
+            async for each in chunks:
+                if each is None:
+                    continue
+                index, chunk = each
+                answer = answers[index]
+                answer.texts.append(chunk.text)
+                answer.tokens += chunk.tokens
+                answer.logprobs += chunk.logprobs
+                answer.finish = chunk.finish or ""
+                self._generations[index].acknowledge(chunk)
+        choices = [
+            builder.choice("".join(each.texts), each.tokens, each.finish, each.logprobs)
+            for builder, each in zip(self._builders, answers, strict=True)
+        ]
+        body = self._builders[0].body(choices, sum(len(each.tokens) for each in answers))
+        length = str(len(body)).encode()
+        await writer.start([(b"content-type", b"application/json"), (b"content-length", length)])
+        await writer.write(body, more=False)
+
+    async def send_stream(self, writer: ResponseWriter, keepalive: float) -> None:
+        pending: list[list[int]] = [[] for _ in self._generations]
+        is_open = False
+        async with aclosing(self._chunks(keepalive)) as chunks:
+            async for each in chunks:
+                await writer.start_stream()
+                if not is_open:
+                    opening = b"".join(builder.opening() for builder in self._builders)
+                    await writer.write(opening)
+                    is_open = True
+                if each is None:
+                    await writer.write_keepalive(self._hold_reason())
+                    continue
+                index, chunk = each
+                pending[index] += chunk.tokens
+                event = self._event(index, chunk, pending[index])
+                if event:
+                    await writer.write(event)
+                    pending[index].clear()
+                self._generations[index].acknowledge(chunk)
+        completion = sum(each.completion_tokens for each in self._generations)
+        await writer.write(self._builders[0].end_events(completion), more=False)
+
+    def _event(self, index: int, chunk: OutputChunk, tokens: Sequence[int]) -> bytes:
+        """Return the events of a chunk: its text, if it shows any, and its finish."""
+        builder, event = self._builders[index], b""
+        if chunk.text or (chunk.finish is not None and tokens):
+            mark = f"{index}:{format_event_id(chunk.end - 1, chunk.mark)}"
+            event = builder.text_event(chunk.text, tokens, mark, chunk.logprobs)
+        return event if chunk.finish is None else event + builder.finish_event(chunk.finish)
+
+    def _hold_reason(self) -> str:
+        reasons = [each.hold_reason for each in self._generations]
+        return next((reason for reason in reasons if reason), "")
+
+    async def _chunks(self, keepalive: float) -> AsyncGenerator[tuple[int, OutputChunk] | None]:
+        """Yield the chunks of all answers as they come, None after `keepalive` seconds without one.
+
+        Raise the ApiError of the first answer that fails. The first chunks come when every answer has begun.
+        """
+        count = len(self._generations)
+        reads = {self._read(index, keepalive): index for index in range(count)}
+        try:
+            await asyncio.wait(reads)
+            while reads:
+                done, _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=reads.__getitem__):
+                    index, chunk = reads.pop(task), task.result()
+                    yield None if chunk is None else (index, chunk)
+                    if chunk is None or chunk.finish is None:
+                        reads[self._read(index, keepalive)] = index
+        finally:
+            for task in reads:
+                task.cancel()
+            await asyncio.gather(*reads, return_exceptions=True)
+
+    def _read(self, index: int, keepalive: float) -> asyncio.Task[OutputChunk | None]:
+        return asyncio.create_task(self._generations[index].next_chunk(keepalive))
