@@ -237,6 +237,8 @@ class FaultKind(enum.Enum):
     OVERDUE = "overdue"
     UNKNOWN_HANDLE = "unknown_handle"
     FAILED = "failed"  # the model step failed for this session
+    NOT_FINITE = "not_finite"  # its logits have a NaN or an infinity
+    NO_TOKEN = "no_token"  # its sampling parameters leave no token to sample
 
 
 @dataclass(frozen=True, slots=True)

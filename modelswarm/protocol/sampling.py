@@ -76,13 +76,17 @@ class PromptLogprob:
 def find_problem(sampling: Sampling) -> str | None:
     """Return the first field that no gateway sends, with the allowed values; None for valid parameters."""
     for name, is_valid, allowed in (
-        ("temperature", 0 <= sampling.temperature < math.inf, "at least 0"),
+        (
+            "temperature",
+            sampling.temperature == 0 or 1e-9 <= sampling.temperature < math.inf,
+            "0, or at least 1e-9",
+        ),
         ("top_p", 0 <= sampling.top_p <= 1, "0 to 1"),
         ("min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
         ("typical_p", 0 < sampling.typical_p <= 1, "above 0 and at most 1"),
-        ("repetition_penalty", 0 < sampling.repetition_penalty < math.inf, "above 0"),
-        ("presence_penalty", math.isfinite(sampling.presence_penalty), "a finite number"),
-        ("frequency_penalty", math.isfinite(sampling.frequency_penalty), "a finite number"),
+        ("repetition_penalty", 1e-6 <= sampling.repetition_penalty <= 1e6, "1e-6 to 1e6"),
+        ("presence_penalty", abs(sampling.presence_penalty) <= 1000, "-1000 to 1000"),
+        ("frequency_penalty", abs(sampling.frequency_penalty) <= 1000, "-1000 to 1000"),
         ("logprobs", 0 <= sampling.logprobs <= MAX_LOGPROBS, f"0 to {MAX_LOGPROBS}"),
         (
             "prompt_logprobs",
@@ -103,8 +107,8 @@ def _find_long_field(sampling: Sampling) -> str | None:
     ):
         if len(getattr(sampling, name)) > limit:
             return f"{name} has {len(getattr(sampling, name))} entries; allowed: {limit}"
-    if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
-        return "logit_bias has a value that is not a finite number"
+    if not all(abs(bias) <= 1e6 for _, bias in sampling.logit_bias):
+        return "logit_bias has a value outside -1e6 to 1e6"
     if not all(1 <= len(word) <= MAX_BAD_WORD_TOKENS for word in sampling.bad_words):
         return f"bad_words has a sequence without tokens, or of more than {MAX_BAD_WORD_TOKENS}"
     grammar = sampling.grammar

@@ -400,7 +400,10 @@ class GatewayCore:
             SessionState.FENCING,
         ):
             return
-        if report.kind is FaultKind.FAILED:
+        if report.kind is FaultKind.NO_TOKEN:  # every server would find none
+            self._recovery.fail(session, report.detail)
+            return
+        if report.kind in (FaultKind.FAILED, FaultKind.NOT_FINITE):
             session.model_failures += 1
             if session.model_failures > 1:
                 self._recovery.fail(session, f"the model failed at {peer}: {report.detail}")

@@ -96,6 +96,8 @@ class _FaultKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FaultKind.V
     FAULT_KIND_OVERDUE: _FaultKind.ValueType  # 4
     FAULT_KIND_UNKNOWN_HANDLE: _FaultKind.ValueType  # 5
     FAULT_KIND_FAILED: _FaultKind.ValueType  # 6
+    FAULT_KIND_NOT_FINITE: _FaultKind.ValueType  # 7
+    FAULT_KIND_NO_TOKEN: _FaultKind.ValueType  # 8
 
 class FaultKind(_FaultKind, metaclass=_FaultKindEnumTypeWrapper): ...
 
@@ -106,6 +108,8 @@ FAULT_KIND_DRAINING: FaultKind.ValueType  # 3
 FAULT_KIND_OVERDUE: FaultKind.ValueType  # 4
 FAULT_KIND_UNKNOWN_HANDLE: FaultKind.ValueType  # 5
 FAULT_KIND_FAILED: FaultKind.ValueType  # 6
+FAULT_KIND_NOT_FINITE: FaultKind.ValueType  # 7
+FAULT_KIND_NO_TOKEN: FaultKind.ValueType  # 8
 Global___FaultKind: _TypeAlias = FaultKind  # noqa: Y015
 
 class _DrainState:

@@ -10,7 +10,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
-from modelswarm.protocol.messages import FaultKind
 from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.flow import send
 from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
@@ -168,7 +167,7 @@ class Steps:
                 self._transfers.schedule_reads(hop)
                 self.schedule_ready(hop, now)
             else:
-                self.stop_hop(hop, "", Fault(FaultKind.FAILED, wrong))
+                self.stop_hop(hop, "", Fault(result.fault, wrong))
         self._release_hop(hop, now)
 
     def _release_hop(self, hop: Hop, now: float) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from modelswarm.protocol.messages import Sampling, TopLogprob
+from modelswarm.protocol.messages import FaultKind, Sampling, TopLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +114,7 @@ class Result:
     rows: bytes | memoryview | None = None
     sampled: SampledToken | None = None
     error: str | None = None  # of this session only; a failure of the whole step is an exception
+    fault: FaultKind = FaultKind.FAILED  # kind of the error
 
 
 @dataclass(frozen=True, slots=True)

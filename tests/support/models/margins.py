@@ -19,7 +19,8 @@ from modelswarm_serving.model.sampling.filters import (
     is_filtered,
 )
 from modelswarm_serving.model.sampling.noise import Floats, gumbel
-from modelswarm_serving.model.sampling.sampler import apply_penalty, apply_temperature, noise_keys
+from modelswarm_serving.model.sampling.processors import apply_processors
+from modelswarm_serving.model.sampling.sampler import apply_temperature, noise_keys
 
 
 def margin(logits: Tensor, pick: SampleRequest) -> float:
@@ -34,7 +35,9 @@ def margin(logits: Tensor, pick: SampleRequest) -> float:
     (Top-p is a bound on probability mass; a change of mass is at most half the change of a scaled score.)
     """
     sampling = pick.sampling
-    scores = apply_penalty(logits.float()[None], [pick])
+    if sampling.typical_p < 1.0:
+        raise ValueError("typical_p: no margin is known, since it also orders tokens by entropy")
+    scores = apply_processors(logits.float()[None], [pick])
     if sampling.temperature == 0.0:
         first, second = torch.topk(scores[0], 2).values.tolist()
         return float(first - second)

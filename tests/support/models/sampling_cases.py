@@ -19,4 +19,19 @@ SAMPLINGS = (
     Sampling(temperature=3.0, top_p=0.999, seed=1),
     Sampling(temperature=1.0, top_k=10_000, top_p=0.9, seed=1),
     Sampling(temperature=1.0, top_p=0.0, seed=1),
-)
+    Sampling(logit_bias=((5, 3.0), (499, -2.0), (7, 1.5)), repetition_penalty=1.2),
+    Sampling(temperature=0.9, presence_penalty=1.5, frequency_penalty=-0.7, top_k=60, seed=2),
+    Sampling(temperature=1.2, no_repeat_ngram_size=2, bad_words=((9,), (499, 11), (0, 499, 12)), seed=3),
+    Sampling(temperature=2.0, allowed_tokens=(4, 8, 15, 16, 23, 42, 499), top_p=0.9, seed=4),
+    Sampling(temperature=1.5, min_tokens=9, eos=(1, 2, 3), no_repeat_ngram_size=1, seed=5),
+    Sampling(temperature=1.4, typical_p=0.7, seed=6),
+    Sampling(temperature=1.8, typical_p=0.4, top_k=80, min_p=0.001, seed=7, logprobs=3),
+    Sampling(
+        temperature=1.1, top_k=200, top_p=0.97, min_p=0.001, typical_p=0.9, repetition_penalty=1.1,
+        presence_penalty=0.3, frequency_penalty=0.2, no_repeat_ngram_size=3, logit_bias=((5, 2.0),),
+        bad_words=((9,), (499, 11)), min_tokens=20, eos=(1, 2), allowed_tokens=tuple(range(400)),
+        logprobs=20, seed=8,
+    ),
+)  # fmt: skip
+BEGIN = 2
+"""Log length at the begin of the turn."""

@@ -19,7 +19,7 @@ from support.models.tiny_models import JUDGED
 from support.processes.streams import Answer
 from transformers import PreTrainedModel
 
-from modelswarm_serving.model.base import SampleRequest
+from modelswarm_serving.model.base import SampledToken, SampleRequest
 from modelswarm_serving.model.hash_model import reference_tokens
 from modelswarm_serving.model.sampling.sampler import sample
 
@@ -106,6 +106,6 @@ def _teacher_forced(model: PreTrainedModel, answer: Answer) -> tuple[list[float]
         SampleRequest(sampling, position, log[:position], first)
         for position in range(first, len(log))
     ]
-    picked = [found.token for found in sample(rows, picks) if found is not None]
+    picked = [found.token for found in sample(rows, picks) if isinstance(found, SampledToken)]
     margins = [margin(row, pick) for row, pick in zip(rows, picks, strict=True)]
     return margins, picked

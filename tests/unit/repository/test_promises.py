@@ -170,8 +170,8 @@ INVARIANTS: Promises = {
         f"{PLANTED}[R4 accepts late tokens]",
     ),
     "I4 Determinism": (
-        f"{UNIT}/serving/test_sampler.py::test_sampled_token_is_independent_of_the_batch",
-        f"{UNIT}/serving/test_sampler.py::test_seed_choice_and_position_each_change_the_noise",
+        f"{UNIT}/serving/sampling/test_sampler.py::test_sampled_token_is_independent_of_the_batch",
+        f"{UNIT}/serving/sampling/test_sampler.py::test_seed_choice_and_position_each_change_the_noise",
         SEEDS,
     ),
     "I5 No leak": (

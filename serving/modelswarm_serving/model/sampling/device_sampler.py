@@ -13,60 +13,57 @@ import torch
 from torch import Tensor
 
 from modelswarm.placement.memory import LOGIT_ROWS, sample_rows
+from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.attention.staging import to_device, to_host
-from modelswarm_serving.model.base import SampledToken, SampleRequest
+from modelswarm_serving.model.base import SampleRequest
 from modelswarm_serving.model.sampling.filters import is_filtered
 from modelswarm_serving.model.sampling.noise import GOLDEN, MIX_1, MIX_2
+from modelswarm_serving.model.sampling.processors import apply_processors
 from modelswarm_serving.model.sampling.sampler import (
-    apply_penalty,
+    Sampled,
     apply_temperature,
     candidate_count,
+    make_result,
     noise_keys,
+    top_count,
 )
-from modelswarm_serving.model.sampling.top_logprobs import add_top_logprobs, asking_rows
 
 LogitsOf = Callable[[Tensor], Tensor]
+_COLUMNS = 4
+"""Columns before the top alternatives: token, log probability, whether it is decided, whether all are masked."""
 
 
 def sample_rows_on_device(
     rows: Tensor, logits_of: LogitsOf, picks: Sequence[SampleRequest]
-) -> list[SampledToken | None]:
-    """Return a token for each of `rows` [n, hidden]; None where the logits are not finite.
+) -> list[Sampled]:
+    """Return a token for each of `rows` [n, hidden], or why there is none.
 
     `logits_of`: final norm and head. Logits and tables exist for some rows at a time, as the memory plan counts them.
     """
-    found = to_host(_sample_parts(rows, logits_of, picks, whole=False))
+    width = top_count(picks)
+    found = to_host(_sample_parts(rows, logits_of, picks, width))
     unsure = [row for row, decided in enumerate(found[:, 2].tolist()) if not decided]
     if unsure:
-        again = _sample_parts(rows[unsure], logits_of, [picks[row] for row in unsure], whole=True)
+        again = _sample_parts(
+            rows[unsure], logits_of, [picks[row] for row in unsure], width, whole=True
+        )
         found[unsure] = to_host(again)
-    sampled = [
-        SampledToken(int(token), logprob) if math.isfinite(logprob) else None
-        for token, logprob, _ in found.tolist()
-    ]
-    return _with_top(sampled, rows, logits_of, picks)
+    return [_read_result(pick, row) for pick, row in zip(picks, found.tolist(), strict=True)]
 
 
-def _with_top(
-    sampled: list[SampledToken | None],
-    rows: Tensor,
-    logits_of: LogitsOf,
-    picks: Sequence[SampleRequest],
-) -> list[SampledToken | None]:
-    """Add the top alternatives to the rows that ask for them; their logits are computed once more."""
-    asking = asking_rows(picks)
-    for start in range(0, len(asking), LOGIT_ROWS):
-        part = asking[start : start + LOGIT_ROWS]
-        table = torch.log_softmax(logits_of(rows[part]).float(), dim=-1)
-        tokens = [sampled[row] for row in part]
-        made = add_top_logprobs(tokens, table, [picks[row] for row in part])
-        for row, token in zip(part, made, strict=True):
-            sampled[row] = token
-    return sampled
+def _read_result(pick: SampleRequest, row: Sequence[float]) -> Sampled:
+    token, logprob, _, is_masked = row[:_COLUMNS]
+    width = (len(row) - _COLUMNS) // 2
+    ids = [int(each) for each in row[_COLUMNS : _COLUMNS + width]]
+    return make_result(pick, int(token), logprob, bool(is_masked), ids, row[_COLUMNS + width :])
 
 
 def _sample_parts(
-    rows: Tensor, logits_of: LogitsOf, picks: Sequence[SampleRequest], whole: bool
+    rows: Tensor,
+    logits_of: LogitsOf,
+    picks: Sequence[SampleRequest],
+    width: int,
+    whole: bool = False,
 ) -> Tensor:
     parts = []
     for start in range(0, len(picks), LOGIT_ROWS):
@@ -75,18 +72,23 @@ def _sample_parts(
         some = picks[start : start + LOGIT_ROWS]
         for first in range(0, len(some), count):
             part = slice(first, first + count)
-            parts.append(sample_tokens(logits[part], some[part], whole))
+            parts.append(
+                sample_tokens(logits[part], some[part], min(width, logits.shape[1]), whole)
+            )
     return torch.cat(parts)
 
 
-def sample_tokens(logits: Tensor, picks: Sequence[SampleRequest], whole: bool) -> Tensor:
-    """Return [n, 3] in float64 on the device: token, log probability, and 1 where the token is decided.
+def sample_tokens(
+    logits: Tensor, picks: Sequence[SampleRequest], width: int, whole: bool
+) -> Tensor:
+    """Return [n, _COLUMNS + 2 width] in float64 on the device: the columns, then ids and log probabilities of the top.
 
     `whole`: filter the whole vocabulary, which decides every row.
     """
     logits = logits.float()
-    scores = apply_penalty(logits, picks)
-    tokens = scores.argmax(dim=-1)
+    scores = apply_processors(logits, picks)
+    best, tokens = scores.max(dim=-1)
+    is_masked = torch.isneginf(best)
     decided = torch.ones_like(tokens, dtype=torch.float64)
     plain = [i for i, pick in enumerate(picks) if _is_drawn(pick) and not _has_filter(pick)]
     if plain:
@@ -98,8 +100,13 @@ def sample_tokens(logits: Tensor, picks: Sequence[SampleRequest], whole: bool) -
         index, values, keys = _drawn_rows(scores, picks, filtered)
         tokens[index], sure = _draw_filtered(values, keys, [picks[i] for i in filtered], whole)
         decided[index] = sure.double()
-    logprobs = torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
-    return torch.stack((tokens.double(), logprobs.double(), decided), dim=1)
+    totals = torch.logsumexp(logits, dim=-1)
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - totals
+    decided = torch.where(is_masked, 1.0, decided)
+    columns = [each.double() for each in (tokens, logprobs, decided, is_masked)]
+    top = torch.topk(logits, width, dim=-1)
+    chances = (top.values - totals[:, None]).double()
+    return torch.cat((torch.stack(columns, dim=1), top.indices.double(), chances), dim=1)
 
 
 def _is_drawn(pick: SampleRequest) -> bool:
@@ -145,9 +152,29 @@ def _draw_filtered(
     lowest = torch.maximum(kth, torch.where(top_p < 1.0, smallest, -math.inf))
     lowest = torch.maximum(lowest, best[:, 0] + min_p.log())
     kept = torch.where(best >= lowest[:, None], best, -math.inf)
+    kept = _keep_typical(kept, samplings)
     winners = (kept + gumbel(keys, ids)).argmax(dim=-1, keepdim=True)
-    sure = (top_k < width) & (lowest > best[:, -1])
+    sure = ((top_k < width) & (lowest > best[:, -1])) | torch.isneginf(best[:, -1])
     return ids.gather(1, winners)[:, 0], sure if width < vocab else torch.ones_like(sure)
+
+
+def _keep_typical(kept: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Apply the rule of `filters.keep_typical` to [S, K]."""
+    rows = [row for row, sampling in enumerate(samplings) if sampling.typical_p < 1.0]
+    if not rows:
+        return kept
+    index = to_device(torch.tensor(rows), kept.device)
+    limits = torch.tensor([[samplings[row].typical_p] for row in rows], dtype=torch.float64)
+    some = kept[index]
+    log_mass = torch.log_softmax(some, dim=-1)
+    mass = log_mass.exp()
+    entropy = torch.where(mass > 0.0, -mass * log_mass, 0.0).sum(dim=-1, keepdim=True)
+    distance, order = (-log_mass - entropy).abs().sort(dim=-1, stable=True)
+    sums = mass.gather(1, order).cumsum(1)
+    last = (sums < to_device(limits, kept.device)).sum(dim=-1, keepdim=True)
+    farthest = distance.gather(1, last.clamp(max=some.shape[1] - 1))
+    is_far = torch.empty_like(some, dtype=torch.bool).scatter(1, order, distance > farthest)
+    return kept.index_copy(0, index, some.masked_fill(is_far, -math.inf))
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:

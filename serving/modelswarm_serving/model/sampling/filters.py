@@ -1,9 +1,8 @@
-"""Top-k, top-p and min-p as one threshold per row: a token stays iff its score reaches the row's threshold.
+"""Top-k, top-p and min-p as one threshold per row, and typical-p among the tokens that reach it.
 
-The order is that of transformers' generate (`GenerationMixin._get_logits_processor`): temperature, top-k, top-p, min-p.
-So is each rule, except that equal scores at a threshold stay together. Computed on the best K scores of each row.
-The outcome does not depend on K, or `is_decided` reports that K was too small. Used by `sampler.py` and by tests; knows
-no logs.
+The order is that of transformers' generate (see `processors.py`). So is each rule, except that equal scores at a
+threshold stay together. Computed on the best K scores of each row. The outcome does not depend on K, or `is_decided`
+reports that K was too small. Used by `sampler.py` and by tests; knows no logs.
 """
 
 from __future__ import annotations
@@ -37,7 +36,12 @@ class Thresholds:
 
 
 def is_filtered(sampling: Sampling) -> bool:
-    return sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0
+    return (
+        sampling.top_k > 0
+        or sampling.top_p < 1.0
+        or sampling.min_p > 0.0
+        or sampling.typical_p < 1.0
+    )
 
 
 def find_thresholds(best: Floats, log_total: Floats, samplings: Sequence[Sampling]) -> Thresholds:
@@ -69,4 +73,30 @@ def is_decided(
         return np.ones(len(samplings), dtype=np.bool_)
     wide_enough = np.array([s.top_k < width for s in samplings])
     flags: Flags = wide_enough & (thresholds.min_score > best[:, -1])
-    return flags
+    return flags | np.isneginf(best[:, -1])  # no other token is allowed
+
+
+def keep_typical(kept: Floats, samplings: Sequence[Sampling]) -> Floats:
+    """Apply typical-p (transformers' `TypicalLogitsWarper`) to `kept` [S, K]: falling scores, -inf where removed.
+
+    The tokens whose information is nearest to the entropy stay, until their mass reaches typical_p.
+    """
+    rows = [row for row, sampling in enumerate(samplings) if sampling.typical_p < 1.0]
+    if not rows:
+        return kept
+    some = kept[rows]
+    limit = np.array([samplings[row].typical_p for row in rows])[:, None]
+    relative = some - some[:, :1]
+    mass = np.exp(relative)
+    log_mass = relative - np.log(np.cumsum(mass, axis=1)[:, -1:])  # left to right, as in top-p
+    mass = np.exp(log_mass)
+    information = np.where(mass > 0.0, -log_mass, 0.0)
+    entropy = np.cumsum(mass * information, axis=1)[:, -1:]
+    distance = np.abs(-log_mass - entropy)
+    order = np.argsort(distance, axis=1, kind="stable")
+    sums = np.cumsum(np.take_along_axis(mass, order, axis=1), axis=1)
+    last = np.minimum((sums < limit).sum(axis=1, keepdims=True), some.shape[1] - 1)
+    farthest = np.take_along_axis(np.take_along_axis(distance, order, axis=1), last, axis=1)
+    result = kept.copy()
+    result[rows] = np.where(distance <= farthest, some, -np.inf)
+    return result

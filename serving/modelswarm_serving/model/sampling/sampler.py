@@ -1,29 +1,32 @@
 """Samples the next token of many sessions at once, each by its own parameters.
 
 Called by the tail's span with the logits of the rows that have a sample request. A token is a pure function of (logits,
-parameters, log, position): see `noise.py` for R17 (sampling). Order: penalty, temperature, the filters of
-`filters.py`, Gumbel-max. Knows nothing of sessions, stop tokens or models.
+parameters, log, begin, position): see `noise.py` for R17 (sampling), `processors.py` for the order of all steps. Log
+probabilities are those of the unchanged logits. Knows nothing of sessions or models.
 """
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.messages import FaultKind, Sampling, TopLogprob
 from modelswarm_serving.model.base import SampledToken, SampleRequest
 from modelswarm_serving.model.sampling.filters import (
     Flags,
     find_thresholds,
     is_decided,
     is_filtered,
+    keep_typical,
 )
 from modelswarm_serving.model.sampling.noise import Floats, Ids, Words, draw_key, gumbel
-from modelswarm_serving.model.sampling.top_logprobs import add_top_logprobs
+from modelswarm_serving.model.sampling.processors import apply_processors
 
 _CANDIDATES = 256
 """Best scores per row that are tried first when top-p or min-p filter."""
@@ -31,37 +34,76 @@ _MAX_CANDIDATES = 1024
 """With a larger top-k the first try uses _CANDIDATES scores, and the second one the whole row."""
 
 
-def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[SampledToken | None]:
-    """Return a token for each row of `logits` [n, vocab]; None where the logits are not finite."""
+class Unsampled(enum.Enum):
+    """Cause of a row without a token; the value is the sentence that ends its session."""
+
+    NOT_FINITE = "the model's logits are not finite"
+    ALL_MASKED = (
+        "the sampling parameters leave no token to sample; loosen allowed_token_ids, bad_words,"
+        " no_repeat_ngram_size or min_tokens"
+    )
+
+    @property
+    def fault(self) -> FaultKind:
+        return FaultKind.NOT_FINITE if self is Unsampled.NOT_FINITE else FaultKind.NO_TOKEN
+
+
+Sampled: TypeAlias = SampledToken | Unsampled
+
+
+def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
+    """Return a token for each row of `logits` [n, vocab], or why there is none."""
     logits = logits.float()
-    scores = apply_penalty(logits, picks)
-    tokens = scores.argmax(dim=-1)
-    drawn = [i for i, pick in enumerate(picks) if pick.sampling.temperature > 0.0]
+    scores = apply_processors(logits, picks)
+    best, tokens = scores.max(dim=-1)
+    is_masked = torch.isneginf(best).tolist()
+    totals = torch.logsumexp(logits, dim=-1)
+    drawn = [
+        i
+        for i, (pick, total) in enumerate(zip(picks, totals.tolist(), strict=True))
+        if pick.sampling.temperature > 0.0 and not is_masked[i] and math.isfinite(total)
+    ]
     if drawn:
         rows = scores if len(drawn) == len(picks) else scores[drawn]
         tokens[drawn] = torch.from_numpy(_draw(rows, [picks[i] for i in drawn])).to(tokens.device)
-    table = torch.log_softmax(logits, dim=-1)
-    logprobs = table.gather(1, tokens[:, None])[:, 0]
-    sampled = [
-        SampledToken(token, logprob) if math.isfinite(logprob) else None
-        for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True)
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - totals
+    width = min(top_count(picks), logits.shape[1])
+    top = torch.topk(logits, width, dim=-1)
+    return [
+        make_result(pick, *found)
+        for pick, *found in zip(
+            picks,
+            tokens.tolist(),
+            logprobs.tolist(),
+            is_masked,
+            top.indices.tolist(),
+            (top.values - totals[:, None]).tolist(),
+            strict=True,
+        )
     ]
-    return add_top_logprobs(sampled, table, picks)
 
 
-def apply_penalty(logits: Tensor, picks: Sequence[SampleRequest]) -> Tensor:
-    """Apply the repetition penalty once per distinct token of the log (transformers'
-    `RepetitionPenaltyLogitsProcessor`). Return the input itself if no row has a penalty."""
-    if all(pick.sampling.repetition_penalty == 1.0 for pick in picks):
-        return logits
-    scores = logits.clone()
-    for row, pick in enumerate(picks):
-        penalty = pick.sampling.repetition_penalty
-        if penalty != 1.0 and pick.log:
-            seen = torch.tensor(list(set(pick.log)), device=logits.device)
-            before = logits[row, seen]
-            scores[row, seen] = torch.where(before < 0, before * penalty, before / penalty)
-    return scores
+def top_count(picks: Sequence[SampleRequest]) -> int:
+    """Return the number of top alternatives that any of the requests wants."""
+    return max((pick.sampling.logprobs for pick in picks), default=0)
+
+
+def make_result(
+    pick: SampleRequest,
+    token: int,
+    logprob: float,
+    is_masked: bool,
+    ids: Sequence[int],
+    values: Sequence[float],
+) -> Sampled:
+    """Return the result of a row. `ids`, `values`: at least as many top alternatives as the request wants."""
+    if not math.isfinite(logprob):
+        return Unsampled.NOT_FINITE
+    if is_masked:
+        return Unsampled.ALL_MASKED
+    wanted = pick.sampling.logprobs
+    top = tuple(map(TopLogprob, ids[:wanted], values[:wanted]))
+    return SampledToken(token, logprob, top)
 
 
 def apply_temperature(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -110,7 +152,7 @@ def _draw_filtered(
     top = best.cpu().numpy()
     totals = torch.logsumexp(values, dim=-1).cpu().numpy()
     thresholds = find_thresholds(top, totals, samplings)
-    kept = np.where(top >= thresholds.min_score[:, None], top, -np.inf)
+    kept = keep_typical(np.where(top >= thresholds.min_score[:, None], top, -np.inf), samplings)
     return gumbel_max(kept, ids.cpu().numpy(), keys), is_decided(
         thresholds, top, samplings, values.shape[1]
     )

@@ -26,13 +26,12 @@ from modelswarm_serving.model.base import (
     ModelShape,
     OutOfDeviceMemory,
     Result,
-    SampledToken,
     SampleRequest,
     Task,
 )
 from modelswarm_serving.model.device import HOST, Device
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
-from modelswarm_serving.model.sampling.sampler import sample
+from modelswarm_serving.model.sampling.sampler import Sampled, Unsampled, sample
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.loading import LoadedSpan
 
@@ -205,19 +204,19 @@ class TransformerSpan:
         wanted = rows if everyone else rows[[row for row, _ in asking]]
         picks = [work.sample for _, work in asking if work.sample is not None]
         for (_, work), picked in zip(asking, self._sample_rows(wanted, picks), strict=True):
-            error = "the model's logits are not finite" if picked is None else None
-            results[id(work)] = Result(sampled=picked, error=error)
+            if isinstance(picked, Unsampled):
+                results[id(work)] = Result(error=picked.value, fault=picked.fault)
+            else:
+                results[id(work)] = Result(sampled=picked)
         return results
 
-    def _sample_rows(
-        self, rows: Tensor, picks: Sequence[SampleRequest]
-    ) -> list[SampledToken | None]:
+    def _sample_rows(self, rows: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
         """Return a token for each of these rows of the last block."""
         if not picks:
             return []
         if self._device.type != "cpu":
             return sample_rows_on_device(rows, self.logits, picks)
-        sampled: list[SampledToken | None] = []
+        sampled: list[Sampled] = []
         for start in range(0, len(picks), LOGIT_ROWS):
             part = slice(start, start + LOGIT_ROWS)
             sampled += _sample_parts(self.logits(rows[part]), picks[part])
@@ -234,7 +233,7 @@ class TransformerSpan:
         return logits
 
 
-def _sample_parts(logits: Tensor, picks: Sequence[SampleRequest]) -> list[SampledToken | None]:
+def _sample_parts(logits: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
     """Sample some rows at a time, so that the sampler's tables have the size that the memory plan counts."""
     count = sample_rows(logits.shape[-1])
     return [

@@ -12,7 +12,7 @@ from modelswarm_serving.model.sampling import sampler
 from modelswarm_serving.model.sampling.device_sampler import gumbel, sample_rows_on_device
 from modelswarm_serving.model.sampling.noise import draw_key
 from modelswarm_serving.model.sampling.noise import gumbel as gumbel_of_the_cpu
-from modelswarm_serving.model.sampling.sampler import sample
+from modelswarm_serving.model.sampling.sampler import Unsampled, sample
 
 
 def make_case(seed: int) -> tuple[torch.Tensor, list[SampleRequest]]:
@@ -30,14 +30,15 @@ def test_tokens_equal_those_of_the_cpu_sampler(
     monkeypatch.setattr(sampler, "_MAX_CANDIDATES", candidates)
     for seed in range(20):
         logits, picks = make_case(seed)
-        assert sample_rows_on_device(logits, lambda rows: rows, picks) == sample(logits, picks)
+        found = sample_rows_on_device(logits, lambda rows: rows, picks)
+        assert found == sample(logits, picks)
 
 
 def test_row_with_non_finite_logits_gives_no_token() -> None:
     logits, picks = make_case(1)
     logits[4, 17] = float("nan")
     found = sample_rows_on_device(logits, lambda rows: rows, picks)
-    assert [i for i, picked in enumerate(found) if picked is None] == [4]
+    assert [i for i, picked in enumerate(found) if picked is Unsampled.NOT_FINITE] == [4]
 
 
 def test_noise_equals_that_of_the_cpu() -> None:

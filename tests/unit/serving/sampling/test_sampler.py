@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.models.hf_processors import filtered_by_transformers
 from support.models.margins import margin
-from support.models.sampling_cases import LOG, SAMPLINGS, VOCAB
+from support.models.sampling_cases import BEGIN, LOG, SAMPLINGS, VOCAB
 from torch import Tensor
-from transformers import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import SampledToken, SampleRequest
 from modelswarm_serving.model.sampling import sampler
 from modelswarm_serving.model.sampling.noise import draw_key, gumbel
-from modelswarm_serving.model.sampling.sampler import sample
+from modelswarm_serving.model.sampling.sampler import Sampled, Unsampled, sample
 
 
 def make_logits(seed: int, rows: int = 1, spread: float = 2.0) -> Tensor:
@@ -33,26 +25,14 @@ def make_logits(seed: int, rows: int = 1, spread: float = 2.0) -> Tensor:
 
 
 def sample_one(row: Tensor, sampling: Sampling, position: int = 6) -> SampledToken:
-    (picked,) = sample(row[None], [SampleRequest(sampling, position, LOG, begin=2)])
-    assert picked is not None
+    (picked,) = sample(row[None], [SampleRequest(sampling, position, LOG, begin=BEGIN)])
+    assert isinstance(picked, SampledToken)
     return picked
 
 
-def filter_with_transformers(row: Tensor, sampling: Sampling) -> Tensor:
-    """Return the scores after transformers' own processors, in the order of its `generate`."""
-    steps: Any = LogitsProcessorList()
-    if sampling.repetition_penalty != 1.0:
-        steps.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
-    if sampling.temperature not in (0.0, 1.0):
-        steps.append(TemperatureLogitsWarper(sampling.temperature))
-    if sampling.top_k:
-        steps.append(TopKLogitsWarper(sampling.top_k))
-    if sampling.top_p < 1.0:
-        steps.append(TopPLogitsWarper(sampling.top_p))
-    if sampling.min_p:
-        steps.append(MinPLogitsWarper(sampling.min_p))
-    scores: Tensor = steps(torch.tensor([LOG]), row[None].clone())
-    return scores[0]
+def token_of(picked: Sampled) -> int:
+    assert isinstance(picked, SampledToken)
+    return picked.token
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -60,7 +40,7 @@ def test_sampled_token_matches_the_filters_of_transformers(sampling: Sampling) -
     """The maximum of scores plus noise is the same over the scores that transformers allows."""
     for seed in range(20):
         row = make_logits(seed)[0]
-        scores = filter_with_transformers(row, sampling).double()
+        scores = filtered_by_transformers(row, sampling, LOG, BEGIN).double()
         picked = sample_one(row, sampling, position=seed)
         if sampling.temperature > 0:
             key = draw_key(sampling.seed, sampling.choice, seed)
@@ -74,14 +54,13 @@ def test_sampled_token_matches_the_filters_of_transformers(sampling: Sampling) -
 def test_sampled_token_is_independent_of_the_batch() -> None:
     rows = make_logits(1, len(SAMPLINGS))
     requests = [
-        SampleRequest(sampling, 10 + i, LOG, begin=2) for i, sampling in enumerate(SAMPLINGS)
+        SampleRequest(sampling, 10 + i, LOG, begin=BEGIN) for i, sampling in enumerate(SAMPLINGS)
     ]
     together = sample(rows, requests)
     alone = [sample(rows[i : i + 1], [request])[0] for i, request in enumerate(requests)]
     backwards = sample(rows.flip(0), requests[::-1])[::-1]
-    tokens = [picked and picked.token for picked in together]
-    assert tokens == [picked and picked.token for picked in alone]
-    assert tokens == [picked and picked.token for picked in backwards]
+    assert [token_of(picked) for picked in together] == [token_of(picked) for picked in alone]
+    assert [token_of(picked) for picked in together] == [token_of(picked) for picked in backwards]
 
 
 @pytest.mark.parametrize("candidates", [2, 17, VOCAB])
@@ -89,7 +68,9 @@ def test_candidate_shortcut_changes_no_result(
     candidates: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = make_logits(2, len(SAMPLINGS), spread=0.5)
-    requests = [SampleRequest(sampling, i, LOG, begin=2) for i, sampling in enumerate(SAMPLINGS)]
+    requests = [
+        SampleRequest(sampling, i, LOG, begin=BEGIN) for i, sampling in enumerate(SAMPLINGS)
+    ]
     expected = sample(rows, requests)
     monkeypatch.setattr(sampler, "_CANDIDATES", candidates)
     monkeypatch.setattr(sampler, "_MAX_CANDIDATES", candidates)
@@ -114,7 +95,7 @@ def test_sampled_frequencies_follow_the_softmax() -> None:
         for position in range(count)
     ]
     drawn = sample(row.expand(count, -1), requests)
-    tokens = torch.tensor([picked.token for picked in drawn if picked is not None])
+    tokens = torch.tensor([picked.token for picked in drawn if isinstance(picked, SampledToken)])
     frequencies = torch.bincount(tokens, minlength=4)[:4] / count
     assert torch.allclose(frequencies, expected, atol=4 * math.sqrt(0.25 / count))
 
@@ -136,17 +117,17 @@ def test_noise_values_are_fixed() -> None:
 def test_row_with_non_finite_logits_alone_gives_no_token() -> None:
     rows = make_logits(3, 3)
     rows[1, 17] = float("nan")
-    found = sample(rows, [SampleRequest(Sampling(), 0, LOG, begin=2)] * 3)
-    assert [picked is None for picked in found] == [False, True, False]
+    found = sample(rows, [SampleRequest(Sampling(), 0, LOG, begin=BEGIN)] * 3)
+    assert [picked is Unsampled.NOT_FINITE for picked in found] == [False, True, False]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", [s for s in SAMPLINGS if s.typical_p == 1.0])
 def test_noise_below_the_margin_changes_no_token(sampling: Sampling) -> None:
     generator = torch.Generator().manual_seed(4)
     checked = 0
     for seed in range(60):
         row = make_logits(seed)[0]
-        limit = margin(row, SampleRequest(sampling, seed, LOG, begin=2))
+        limit = margin(row, SampleRequest(sampling, seed, LOG, begin=BEGIN))
         if math.isinf(limit) or limit < 1e-5:
             continue
         checked += 1
@@ -156,13 +137,15 @@ def test_noise_below_the_margin_changes_no_token(sampling: Sampling) -> None:
         assert (
             sample_one(row + change, sampling, seed).token == sample_one(row, sampling, seed).token
         )
-    assert checked > 30 or sampling.top_p == 0.0
+    assert checked > 20 or sampling.top_p == 0.0
 
 
 def test_change_beyond_the_margin_can_change_the_token() -> None:
     row = torch.zeros(VOCAB)
     row[10], row[20] = 5.0, 4.9
-    assert margin(row, SampleRequest(Sampling(), 0, LOG, begin=2)) == pytest.approx(0.1, abs=1e-6)
+    assert margin(row, SampleRequest(Sampling(), 0, LOG, begin=BEGIN)) == pytest.approx(
+        0.1, abs=1e-6
+    )
     row[20] += 0.11
     assert sample_one(row, Sampling()).token == 20
 
