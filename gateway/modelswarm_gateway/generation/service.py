@@ -29,6 +29,7 @@ from modelswarm_gateway.generation.request import GenerationRequest, encode_prom
 from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
 from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.metrics.counters import Metrics
+from modelswarm_gateway.models.sampling_tokens import add_bad_words
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 from modelswarm_gateway.settings import cap_keepalive
 
@@ -122,10 +123,11 @@ class GenerationService:
     async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
         card, tokenizer = self._find_model(request.model)
         tokens = await encode_prompt(request, tokenizer, card.max_length)
+        sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         turn = TurnRequest(
             tokens=tokens,
             max_tokens=token_limit(request, tokenizer),
-            sampling=tokenizer.defaults.sampling(request.options, secrets.randbits(64)),
+            sampling=await add_bad_words(sampling, request.options, tokenizer),
             credit_ahead=self.settings.credit_ahead,
             keeps_logprobs=request.options.logprobs is not None,
         )

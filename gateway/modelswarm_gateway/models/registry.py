@@ -266,6 +266,9 @@ class ModelRegistry:
         log.info("loaded the tokenizer of %s", entry.name)
         if tokenizer.chat_fault:
             log.warning("chats with %s are refused: %s", entry.name, tokenizer.chat_fault)
+        if ignored := tokenizer.defaults.ignored:
+            names = ", ".join(ignored)
+            log.warning("generation_config.json of %s: %s not obeyed", entry.name, names)
         self._on_change()
 
     def _enter_phase(self, entry: ModelEntry, phase: StartPhase) -> None:

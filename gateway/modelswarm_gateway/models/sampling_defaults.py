@@ -3,12 +3,18 @@
     field                model's file                                  default
     temperature          if do_sample is true                          1 if do_sample is true, else 0 (greedy)
     top_p, top_k, min_p  if do_sample is true                          off
+    typical_p            if do_sample is true                          off
     repetition_penalty   always                                        1 (off)
+    no_repeat_ngram_size always                                        off
+    min_tokens           min_new_tokens                                0
+    bad words            bad_words_ids and suppress_tokens             none
     max_tokens           max_new_tokens                                16 for text, to the context's end for chat
     eos                  eos_token_id, and the tokenizer's eos_token   config.json's eos_token_id
     seed                 never                                         random for every request
 
-A field that the request sets overrides the file; the other fields still come from the file. `ignore_eos` empties eos.
+A field that the request sets overrides the file; the other fields still come from the file. The request's bad words and
+stop_token_ids add to the file's; `ignore_eos` empties eos but for stop_token_ids, as in vLLM. Fields of the file that
+are not obeyed are named in `ignored`.
 Pure; used by `tokenizer.py` (parsing) and the service (merging).
 """
 
@@ -19,13 +25,17 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.sampling import MAX_BAD_WORD_TOKENS
 
 SEED_RANGE = 1 << 64
 # Larger than any vocabulary; a link carries no larger numbers.
 MAX_TOP_K = (1 << 31) - 1
 # Below it the best token always wins, and scores divided by it would overflow.
 MIN_TEMPERATURE = 1e-6
-MIN_REPETITION_PENALTY = 1e-3
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e6
+MIN_TYPICAL_P = 1e-9
+MAX_COUNT = (1 << 31) - 1
+MAX_MODEL_BAD_WORDS = 512
 MAX_TOKEN_ID = (1 << 31) - 1
 _HUGE = 1e300
 T = TypeVar("T")
@@ -41,6 +51,15 @@ class SamplingOptions:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    typical_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    no_repeat_ngram_size: int | None = None
+    min_tokens: int | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     ignore_eos: bool = False
     logprobs: int | None = None  # top alternatives to report with a token; None: no report
@@ -55,6 +74,11 @@ class SamplingDefaults:
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    typical_p: float = 1.0
+    no_repeat_ngram_size: int = 0
+    min_tokens: int = 0
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    ignored: tuple[str, ...] = ()  # fields of generation_config.json that are not obeyed
     max_tokens: int | None = None
     eos: tuple[int, ...] = ()
 
@@ -62,14 +86,25 @@ class SamplingDefaults:
         seed = random_seed if options.seed is None else options.seed
         temperature = _first(options.temperature, self.temperature)
         penalty = _first(options.repetition_penalty, self.repetition_penalty)
+        eos = () if options.ignore_eos else self.eos
         return Sampling(
             temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
             top_k=min(max(0, _first(options.top_k, self.top_k)), MAX_TOP_K),
             top_p=_first(options.top_p, self.top_p),
             min_p=_first(options.min_p, self.min_p),
-            repetition_penalty=max(penalty, MIN_REPETITION_PENALTY),
+            repetition_penalty=min(max(penalty, MIN_REPETITION_PENALTY), MAX_REPETITION_PENALTY),
             seed=seed % SEED_RANGE,
-            eos=() if options.ignore_eos else self.eos,
+            eos=tuple(dict.fromkeys((*eos, *options.stop_token_ids))),
+            typical_p=max(_first(options.typical_p, self.typical_p), MIN_TYPICAL_P),
+            presence_penalty=options.presence_penalty or 0.0,
+            frequency_penalty=options.frequency_penalty or 0.0,
+            no_repeat_ngram_size=min(
+                _first(options.no_repeat_ngram_size, self.no_repeat_ngram_size), MAX_COUNT
+            ),
+            logit_bias=options.logit_bias,
+            bad_words=self.bad_words,
+            min_tokens=min(_first(options.min_tokens, self.min_tokens), MAX_COUNT),
+            allowed_tokens=tuple(dict.fromkeys(options.allowed_token_ids)),
             logprobs=options.logprobs or 0,
         )
 
@@ -83,15 +118,67 @@ def read_defaults(
     ids = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
     own = () if tokenizer_eos is None else (tokenizer_eos,)
     longest = generation.get("max_new_tokens")
+    bad_words = _bad_words(generation, set(ids))
     return SamplingDefaults(
         temperature=_number(asked, "temperature", 1.0 if samples else 0.0),
         top_p=_number(asked, "top_p", 1.0),
         top_k=_whole(asked, "top_k"),
         min_p=_number(asked, "min_p", 0.0),
         repetition_penalty=_number(generation, "repetition_penalty", 1.0),
+        typical_p=_number(asked, "typical_p", 1.0),
+        no_repeat_ngram_size=_whole(generation, "no_repeat_ngram_size"),
+        min_tokens=_whole(generation, "min_new_tokens"),
+        bad_words=() if len(bad_words) > MAX_MODEL_BAD_WORDS else bad_words,
+        ignored=_ignored_fields(generation, len(bad_words)),
         max_tokens=longest if isinstance(longest, int) and longest > 0 else None,
         eos=tuple(dict.fromkeys(ids + own)),
     )
+
+
+# Fields of generation_config.json that would change an answer and are not obeyed -> values that are off.
+_NOT_OBEYED: dict[str, tuple[object, ...]] = {
+    "begin_suppress_tokens": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "sequence_bias": ({}, []),
+    "min_length": (0,),
+    "exponential_decay_length_penalty": (),
+    "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "guidance_scale": (1,),
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "penalty_alpha": (0,),
+    "dola_layers": (),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "top_h": (),
+    "remove_invalid_values": (False,),
+    "watermarking_config": (),
+    "stop_strings": ([],),
+}
+
+
+def _ignored_fields(generation: Mapping[str, Any], bad_words: int) -> tuple[str, ...]:
+    found = [
+        name
+        for name, off in _NOT_OBEYED.items()
+        if generation.get(name) is not None and generation[name] not in off
+    ]
+    if bad_words > MAX_MODEL_BAD_WORDS:
+        found += ["bad_words_ids", "suppress_tokens"]
+    return tuple(found)
+
+
+def _bad_words(generation: Mapping[str, Any], eos: set[int]) -> tuple[tuple[int, ...], ...]:
+    """Return bad_words_ids without single end tokens, as transformers does, and suppress_tokens, as single ones."""
+    found = generation.get("bad_words_ids")
+    words = (
+        [_ids(word) for word in found if isinstance(word, list)] if isinstance(found, list) else []
+    )
+    words = [word for word in words if len(word) != 1 or word[0] not in eos]
+    words += [(token,) for token in _ids(generation.get("suppress_tokens"))]
+    return tuple(word for word in dict.fromkeys(words) if 1 <= len(word) <= MAX_BAD_WORD_TOKENS)
 
 
 def _first(given: T | None, default: T) -> T:

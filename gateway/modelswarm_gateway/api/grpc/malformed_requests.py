@@ -48,8 +48,8 @@ def find_unknown_field(message: Message, path: str = "") -> str | None:
     if len(unknown) > 0:
         return f"{path}{unknown[0].field_number}"
     for field, value in message.ListFields():
-        if field.message_type is None:
-            continue
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue  # a number, a text, or a map of such
         for inner in value if field.is_repeated else (value,):
             if found := find_unknown_field(inner, f"{path}{field.name}."):
                 return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from modelswarm.protocol.sampling import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.request import (
@@ -20,7 +21,14 @@ from modelswarm_gateway.generation.request import (
     TokenPrompt,
     check_append,
 )
-from modelswarm_gateway.generation.sampling_ranges import RANGES
+from modelswarm_gateway.generation.sampling_ranges import (
+    LIST_WORDS,
+    MAX_BAD_STRINGS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BIAS,
+    MAX_STOP_TOKENS,
+    RANGES,
+)
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 ROLES = ("developer", "system", "user", "assistant", "tool")
@@ -89,10 +97,35 @@ def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
 
 def _options(request: api_pb2.GenerateRequest) -> SamplingOptions:
     given = request.sampling
-    set_fields = {name.name: value for name, value in given.ListFields()}
-    for name, value in set_fields.items():
+    numbers = {field.name: value for field, value in given.ListFields() if field.name in RANGES}
+    for name, value in numbers.items():
         if value not in RANGES[name]:
             field = f"sampling.{name}"
             raise invalid_request(field, f"{field}: must be {RANGES[name].words}, not {value:g}")
     max_tokens = request.max_tokens if request.HasField("max_tokens") else None
-    return SamplingOptions(max_tokens=max_tokens, ignore_eos=request.ignore_eos, **set_fields)
+    _check_lists(given)
+    return SamplingOptions(
+        max_tokens=max_tokens,
+        ignore_eos=request.ignore_eos,
+        logit_bias=tuple(sorted(given.logit_bias.items())),
+        bad_words=tuple(given.bad_words),
+        stop_token_ids=tuple(given.stop_token_ids),
+        allowed_token_ids=tuple(given.allowed_token_ids),
+        **numbers,
+    )
+
+
+def _check_lists(given: api_pb2.Sampling) -> None:
+    biases, words = given.logit_bias, given.bad_words
+    valid = {
+        "logit_bias": len(biases) <= MAX_LOGIT_BIAS
+        and all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases.values()),
+        "bad_words": len(words) <= MAX_BAD_STRINGS
+        and all(1 <= len(word) <= MAX_BAD_WORD_LENGTH for word in words),
+        "stop_token_ids": len(given.stop_token_ids) <= MAX_STOP_TOKENS,
+        "allowed_token_ids": len(given.allowed_token_ids) <= MAX_ALLOWED_TOKENS,
+    }
+    for name, is_valid in valid.items():
+        if not is_valid:
+            field = f"sampling.{name}"
+            raise invalid_request(field, f"{field}: must be {LIST_WORDS[name]}")

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 from pydantic import Field, ValidationError
 
 from modelswarm.protocol.messages import MAX_LOGPROBS
+from modelswarm.protocol.sampling import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS
 from modelswarm_gateway.api.fields.openai import (
     CHAT,
     COMPLETIONS,
@@ -32,7 +33,13 @@ from modelswarm_gateway.generation.request import (
     TokenPrompt,
     check_append,
 )
-from modelswarm_gateway.generation.sampling_ranges import RANGES
+from modelswarm_gateway.generation.sampling_ranges import (
+    MAX_BAD_STRINGS,
+    MAX_BAD_WORD_LENGTH,
+    MAX_BIAS,
+    MAX_STOP_TOKENS,
+    RANGES,
+)
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.tokenizer import SPECIAL_TOKENS
 
@@ -71,7 +78,10 @@ class StreamOptions(RequestModel):
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 TokenId = Annotated[int, Field(ge=0)]
+TokenKey = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
+Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 
 
 def _in_range(name: str) -> Any:
@@ -87,6 +97,17 @@ class _Request(RequestModel):
     top_k: int | None = _in_range("top_k")
     min_p: float | None = _in_range("min_p")
     repetition_penalty: float | None = _in_range("repetition_penalty")
+    typical_p: float | None = _in_range("typical_p")
+    presence_penalty: float | None = _in_range("presence_penalty")
+    frequency_penalty: float | None = _in_range("frequency_penalty")
+    no_repeat_ngram_size: int | None = _in_range("no_repeat_ngram_size")
+    min_tokens: int | None = _in_range("min_tokens")
+    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    bad_words: Annotated[ListOf[BadWord], Field(max_length=MAX_BAD_STRINGS)] | None = None
+    stop_token_ids: Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    allowed_token_ids: (
+        Annotated[ListOf[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None
+    ) = None
     seed: int | None = _in_range("seed")
     stop: StopString | Annotated[ListOf[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
@@ -133,6 +154,15 @@ class _Request(RequestModel):
             top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
+            typical_p=self.typical_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            no_repeat_ngram_size=self.no_repeat_ngram_size,
+            min_tokens=self.min_tokens,
+            logit_bias=tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items()),
+            bad_words=tuple(self.bad_words or ()),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            allowed_token_ids=tuple(self.allowed_token_ids or ()),
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.logprobs_count(),

@@ -18,7 +18,7 @@ from modelswarm_gateway.generation.request import (
     MAX_STOP_LENGTH,
     MAX_STOPS,
 )
-from modelswarm_gateway.generation.sampling_ranges import RANGES
+from modelswarm_gateway.generation.sampling_ranges import LIST_WORDS, RANGES
 
 _FLAG = "true or false"
 _TEXT = "a string"
@@ -28,6 +28,7 @@ ALLOWED = {
     "messages": "a list of at least one message, each an object",
     "prompt": "a string, a list of one string, or a list of token ids (whole numbers from 0)",
     **{name: allowed.words for name, allowed in RANGES.items()},
+    **LIST_WORDS,
     "max_completion_tokens": RANGES["max_tokens"].words,
     "stop": f"a string of 1 to {MAX_STOP_LENGTH} characters, or a list of at most {MAX_STOPS} such strings",
     "stream": _FLAG,
