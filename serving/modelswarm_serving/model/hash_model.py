@@ -14,6 +14,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Sequence
+from operator import attrgetter
 
 from modelswarm.protocol.messages import Sampling, TopLogprob
 from modelswarm_serving.model.base import (
@@ -29,6 +30,17 @@ from modelswarm_serving.model.base import (
 )
 
 MASK = (1 << 64) - 1
+_RULES = attrgetter(
+    "typical_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "logit_bias",
+    "bad_words",
+    "min_tokens",
+    "allowed_tokens",
+)
+_NO_RULES = _RULES(Sampling())
 
 
 def mix(value: int) -> int:
@@ -54,9 +66,13 @@ def output(stored: int, attention: int) -> int:
 
 
 def sample_token(
-    row: int, sampling: Sampling, position: int, log: Sequence[int], vocabulary: int
+    row: int, sampling: Sampling, position: int, log: Sequence[int], begin: int, vocabulary: int
 ) -> SampledToken:
-    """Return the next token, a function of the last block's row, the sampling parameters and the whole log."""
+    """Return the next token, a function of the last block's row, the sampling parameters, the whole log and `begin`.
+
+    allowed_tokens, min_tokens and logprobs have their own effects. Other parameters, if any is set, change the hash,
+    together with `begin`: a lost or stale turn then shows in the next token.
+    """
     digest = hashlib.blake2b(array("q", log).tobytes(), digest_size=8).digest()
     value = mix(row ^ mix(int.from_bytes(digest, "little") ^ mix(position)))
     if sampling.temperature > 0:
@@ -72,10 +88,30 @@ def sample_token(
         )
         digest = hashlib.blake2b(wanted, digest_size=8).digest()
         value = mix(value ^ int.from_bytes(digest, "little"))
-    token, logprob = value % vocabulary, -((value >> 32) % 1000) / 100
+    rules = _RULES(sampling)
+    if rules != _NO_RULES:
+        digest = hashlib.blake2b(repr((rules, begin)).encode(), digest_size=8).digest()
+        value = mix(value ^ int.from_bytes(digest, "little"))
+    banned = sampling.eos if len(log) - begin < sampling.min_tokens else ()
+    token, logprob = (
+        _choose_token(value, sampling, banned, vocabulary),
+        -((value >> 32) % 1000) / 100,
+    )
     count = min(sampling.logprobs, vocabulary)
     top = tuple(TopLogprob((token + i) % vocabulary, logprob - i) for i in range(count))
     return SampledToken(token, logprob, top)
+
+
+def _choose_token(value: int, sampling: Sampling, banned: Sequence[int], vocabulary: int) -> int:
+    """Return the first token from the hash onwards that is allowed and not banned; the hash's if there is none."""
+    choices = [token for token in sampling.allowed_tokens if token < vocabulary]
+    size = len(choices) or vocabulary
+    for step in range(size):
+        at = (value + step) % size
+        token = choices[at] if choices else at
+        if token not in banned:
+            return token
+    return choices[value % size] if choices else value % size
 
 
 def reference_tokens(
@@ -104,7 +140,7 @@ def reference_tokens(
             continue
         if len(new) == n_new:
             break
-        new.append(sample_token(row, sampling, position + 1, log, vocabulary).token)
+        new.append(sample_token(row, sampling, position + 1, log, len(tokens), vocabulary).token)
         log.append(new[-1])
         if new[-1] in sampling.eos:
             break
@@ -264,5 +300,10 @@ class HashModel:
 
     def _sample(self, request: SampleRequest, row: int) -> SampledToken:
         return sample_token(
-            row, request.sampling, request.position, request.log, self._shape.vocab_size
+            row,
+            request.sampling,
+            request.position,
+            request.log,
+            request.begin,
+            self._shape.vocab_size,
         )

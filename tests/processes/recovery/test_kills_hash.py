@@ -13,7 +13,7 @@ import pytest
 from _pytest.mark.structures import ParameterSet
 from support.models.tiny_models import TOY_BLOCKS, VOCAB
 from support.processes import kill_scenarios
-from support.processes.kill_scenarios import PLACES, SAMPLED, prompt_of
+from support.processes.kill_scenarios import PLACES, RULED, SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
 from support.processes.streams import Answer, Request
 from support.processes.swarm import ENDLESS, Running
@@ -54,6 +54,17 @@ def test_kill_during_prefill_keeps_answer_exact(swarm: Running, place: str) -> N
 def test_kill_during_decode_keeps_answer_exact(swarm: Running, place: str) -> None:
     request = Request(prompt_of(200, 2, VOCAB), LONG, SAMPLED)
     check_answer(kill_scenarios.kill_in_decode(swarm, request, PLACES[place], AT))
+
+
+def test_kill_with_all_sampling_rules_keeps_answer_exact(swarm: Running) -> None:
+    """Penalties, bias and masks travel with the turn, and `begin` with them: a new tail starts from both."""
+    request = Request(prompt_of(120, 8, VOCAB), LONG, RULED)
+    check_answer(kill_scenarios.kill_in_decode(swarm, request, PLACES["tail"], AT))
+    first = Request(prompt_of(60, 9, VOCAB), 40, RULED, session="ruled")
+    for turn in kill_scenarios.kill_between_turns(
+        swarm, first, prompt_of(20, 4, VOCAB), PLACES["tail"]
+    ):
+        check_answer(turn)
 
 
 @pytest.mark.parametrize("place", only("middle"))

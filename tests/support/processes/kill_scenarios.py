@@ -23,6 +23,10 @@ HEAD, MIDDLE, TAIL = 0, 1, 3  # places in a route over four spans
 PLACES = {"head": HEAD, "middle": MIDDLE, "tail": TAIL}
 
 SAMPLED = Sampling(temperature=0.9, top_k=40, top_p=0.95, repetition_penalty=1.2, seed=1234)
+RULED = replace(
+    SAMPLED, typical_p=0.95, presence_penalty=0.6, frequency_penalty=0.3, no_repeat_ngram_size=4,
+    min_tokens=20, logit_bias=((5, 1.5), (7, -3.0)),
+)  # fmt: skip
 KEPT_SECONDS = 6.0  # seconds that an idle named session is kept in these swarms
 _SWEPT_SECONDS = 30.0  # seconds until its pages are free, on a busy machine
 READ_ON = 50  # tokens after a recovery, before an endless answer is cancelled

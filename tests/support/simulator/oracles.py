@@ -35,8 +35,8 @@ class Reference:
         ] = []  # for each position, the sum of each block's KV up to it
         self._row = 0  # output of the last block at the last position
 
-    def next_token(self, log: Sequence[int], sampling: Sampling) -> SampledToken:
-        """Return the expected entry at position len(log)."""
+    def next_token(self, log: Sequence[int], sampling: Sampling, begin: int) -> SampledToken:
+        """Return the expected entry at position len(log) of a turn that began at `begin`."""
         common = 0
         for ours, theirs in zip(self._log, log, strict=False):
             if ours != theirs:
@@ -47,7 +47,7 @@ class Reference:
         for position in range(common, len(log)):
             self._append(position, log[position])
         self._log = list(log)
-        return sample_token(self._row, sampling, len(log), log, self._vocab)
+        return sample_token(self._row, sampling, len(log), log, begin, self._vocab)
 
     def _append(self, position: int, token: int) -> None:
         before = self._sums[-1] if self._sums else (0,) * self._n_blocks
@@ -81,7 +81,8 @@ class OwnLogs:
             return  # closed or truncated by an effect of the same batch
         key = gateway.address.peer, seen.session
         reference = self._references.setdefault(key, Reference(self._scenario))
-        expected = reference.next_token(session.log[: seen.position], session.turn.sampling)
+        turn = session.turn
+        expected = reference.next_token(session.log[: seen.position], turn.sampling, turn.begin)
         if (seen.token, seen.logprob) != (expected.token, expected.logprob):
             text = f"{gateway.name} emits {seen}, but its own log makes {expected}"
             raise Violation(text, seen.session)

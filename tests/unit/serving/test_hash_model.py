@@ -9,7 +9,7 @@ import pytest
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import BatchItem, ModelShape, Result, SampleRequest
-from modelswarm_serving.model.hash_model import HashModel, reference_tokens
+from modelswarm_serving.model.hash_model import HashModel, reference_tokens, sample_token
 
 SHAPE = ModelShape(
     first=0,
@@ -137,3 +137,31 @@ def test_invalid_batch_item_raises_value_error(changes: dict[str, object]) -> No
 def test_row_size_must_be_whole_words() -> None:
     with pytest.raises(ValueError, match="row_bytes is 12"):
         HashModel(replace(SHAPE, row_bytes=12))
+
+
+def test_each_sampling_rule_and_the_begin_change_the_tokens() -> None:
+    log, size = (1, 2, 3, 4), 1 << 30
+    ruled = [
+        Sampling(typical_p=0.5),
+        Sampling(presence_penalty=0.5),
+        Sampling(frequency_penalty=0.5),
+        Sampling(no_repeat_ngram_size=2),
+        Sampling(logit_bias=((1, 0.5),)),
+        Sampling(bad_words=((1,),)),
+        Sampling(min_tokens=1),
+    ]
+    tokens = {
+        sample_token(7, sampling, 4, log, begin, size).token
+        for sampling in ruled
+        for begin in (2, 3)
+    }
+    plain = sample_token(7, Sampling(), 4, log, 2, size).token
+    assert len(tokens | {plain}) == 2 * len(ruled) + 1
+
+
+def test_allowed_and_minimum_tokens_hold_in_the_hash_model() -> None:
+    few = Sampling(allowed_tokens=(3, 5, 9), eos=(3, 5), min_tokens=4)
+    tokens = reference_tokens(PROMPT, few, 30, 64, n_blocks=3, vocabulary=SHAPE.vocab_size)
+    assert tokens[:4] == [9] * 4
+    assert tokens[-1] in (3, 5)
+    assert set(tokens[4:-1]) <= {9}

@@ -119,14 +119,28 @@ class Client:
             vocab = self._tools.scenario.vocab
             eos = tuple(rng.randrange(vocab) for _ in range(vocab // 12))
         if rng.random() < load.sampled_chance:
-            return Sampling(
+            drawn = Sampling(
                 temperature=1.0,
                 seed=rng.getrandbits(64),
                 repetition_penalty=rng.choice((1.0, 1.2)),
                 eos=eos,
                 logprobs=len(eos) % 3,
             )
+            return self._add_rules(drawn) if load.has_rules else drawn
         return Sampling(eos=eos, logprobs=self.turns_left % 3)
+
+    def _add_rules(self, sampling: Sampling) -> Sampling:
+        """Return the parameters with penalties, a bias and masks, which follow from their seed."""
+        vocab, seed = self._tools.scenario.vocab, sampling.seed
+        return replace(
+            sampling,
+            presence_penalty=0.5,
+            frequency_penalty=seed % 4 / 4,
+            logit_bias=((seed % vocab, -1.5),),
+            bad_words=((1,), (2, 3)),
+            min_tokens=seed % 5,
+            allowed_tokens=tuple(range(seed % 2, vocab, 2)) if seed % 7 == 0 else (),
+        )
 
     def _begin(self, request: TurnRequest) -> None:
         if self.done:
@@ -258,7 +272,7 @@ class Client:
 
     def _check_token(self, seen: Emitted, turn: Progress) -> None:
         request = turn.request
-        expected = self._reference.next_token(self.log, request.sampling)
+        expected = self._reference.next_token(self.log, request.sampling, len(request.tokens))
         self._expect(seen.token == expected.token, f"{seen}, but the reference says {expected}")
         self._expect(seen.logprob == expected.logprob, f"{seen}, but the reference says {expected}")
         self._expect(seen.top == expected.top, f"{seen}, but the reference says {expected}")

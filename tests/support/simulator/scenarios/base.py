@@ -348,6 +348,12 @@ def _evictions(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout, load=load, faults=faults, conditions=conditions)
 
 
+def _rules(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Sampling rules of each turn, which depend on its begin, while servers and gateways fail."""
+    load = replace(scenario.load, has_rules=True, sampled_chance=0.8, turns=rng.randint(2, 4))
+    return gateways.gateways(replace(scenario, load=load), rng)
+
+
 SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "mixed": _mixed,
     "calm": _calm,
@@ -396,4 +402,5 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "frozen": detection.frozen,
     "storm": _storm,
     "evictions": _evictions,
+    "rules": _rules,
 }
