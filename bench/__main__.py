@@ -15,6 +15,7 @@ FOLDERS = {
         "hop",
         "failure_free_cost",
         "metrics_cost",
+        "sampler_cost",
         "cli_start",
     ),
     "recovery": (
