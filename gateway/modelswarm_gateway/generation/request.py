@@ -5,6 +5,7 @@ Built by the APIs, read by the service. Knows a model only as its tokenizer.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,9 +14,9 @@ from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
 from modelswarm_gateway.models.chat_template import TemplateError
 from modelswarm_gateway.models.encode_pool import TooManyTexts
+from modelswarm_gateway.models.model_process import ModelProcessError
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
-from modelswarm_gateway.models.template_process import TemplateProcessError
-from modelswarm_gateway.models.tokenizer import ModelTokenizer, TextTooLong
+from modelswarm_gateway.models.tokenizer import EncodeError, ModelTokenizer, TextTooLong
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters of one
 MAX_SESSION_ID_LENGTH = 256  # characters; the gateway keeps them
@@ -81,6 +82,12 @@ async def encode_prompt(
         raise ApiError(
             Code.NO_CAPACITY, str(error), param=request.prompt_field, retry_after=1.0
         ) from error
+    except (TemplateError, EncodeError) as error:
+        raise invalid_request(request.prompt_field, f"{request.prompt_field}: {error}") from error
+    except ModelProcessError as error:
+        seconds = math.ceil(error.retry_after)
+        detail = f"{error}; retry in {seconds} s"
+        raise ApiError(Code.NO_SERVERS, detail, retry_after=float(seconds)) from error
     if not tokens:
         raise invalid_request(
             request.prompt_field,
@@ -104,17 +111,8 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
         case TextPrompt(words):
             return tuple(await text.encode(words, special=not request.append, limit=limit))
         case ChatPrompt(messages, variables):
-            try:
-                encode = text.encode_next_messages if request.append else text.encode_chat
-                return tuple(await encode(messages, variables, limit))
-            except TemplateError as error:
-                raise invalid_request(
-                    request.prompt_field, f"{request.prompt_field}: {error}"
-                ) from error
-            except TemplateProcessError as error:
-                raise ApiError(
-                    Code.NO_SERVERS, f"{error}; retry in 1 s", retry_after=1.0
-                ) from error
+            encode = text.encode_next_messages if request.append else text.encode_chat
+            return tuple(await encode(messages, variables, limit))
 
 
 def token_limit(request: GenerationRequest, text: ModelTokenizer) -> int | None:

@@ -1,4 +1,4 @@
-"""The chat prompts of one model: its template in the template process, and whether the model can chat at all.
+"""The prompts of chats with one model: requests that render its template, and whether it can chat at all.
 
 Used by `tokenizer.py`. A template that does not compile, or that exceeds its time or memory twice, ends the chats of
 this model only; completions need no template. Knows no tokens.
@@ -6,18 +6,28 @@ this model only; completions need no template. Knows no tokens.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modelswarm_gateway.models.chat_template import TemplateError, template_variables
-from modelswarm_gateway.models.template_process import TemplateBudgetError, TemplateProcess
+from modelswarm_gateway.models.model_process import CPU_SECONDS, BudgetError, Request, pack_request
+from modelswarm_gateway.models.model_requests import SMALL_REQUEST_BYTES, ModelRequests
+from modelswarm_gateway.models.model_worker import MAX_TEXT_CHARACTERS
 
 # Times that a template may exceed its time or memory before the model's chats are refused.
 MAX_BUDGET_FAILURES = 2
-# Bytes of a request with messages; those of a larger one may be the cause, so it does not count.
-SMALL_REQUEST_BYTES = 64 << 10
+# Processor time to tokenize a character of a large prompt, in seconds; usual is a fifth.
+CPU_SECONDS_PER_CHARACTER = 5e-6
 _NO_TEMPLATE = "this model has no chat template"
+
+
+def large_seconds(characters: int) -> float:
+    """Return the processor time to tokenize a large prompt of so many characters."""
+    return CPU_SECONDS + CPU_SECONDS_PER_CHARACTER * min(characters, MAX_TEXT_CHARACTERS)
+
+
+class TemplateBudgetError(TemplateError):
+    """The template took too much time or memory."""
 
 
 class ChatPrompts:
@@ -25,15 +35,17 @@ class ChatPrompts:
         self,
         template: tuple[str, str] | None,
         special_tokens: Mapping[str, str],
-        templates: TemplateProcess,
+        requests: ModelRequests,
+        cpu_seconds: float,
     ) -> None:
-        """Compile `template`, a text and the name of its file. Call it in a thread. Raise TemplateProcessError."""
+        """Compile `template`, a text and the name of its file. Call it in a thread. Raise ModelProcessError.
+
+        `cpu_seconds`: processor time of one request.
+        """
         self._text, self._file = template or ("", "")
-        self._special_tokens, self._templates = special_tokens, templates
+        self._special_tokens, self._requests = special_tokens, requests
+        self._cpu_seconds = cpu_seconds
         self._budget_failures = 0
-        self._turn = asyncio.Semaphore(
-            1
-        )  # so that one model never waits for two requests of another
         self._fault = _NO_TEMPLATE
         if template:
             self._fault = ""
@@ -44,30 +56,49 @@ class ChatPrompts:
         """Return the sentence that chats are refused with; "" if the model can chat."""
         return f"{self._fault}; text completions work" if self._fault else ""
 
-    async def render(
-        self, messages: Sequence[Mapping[str, Any]], extra: Mapping[str, Any] | None
-    ) -> str:
-        """Return the prompt. Raise TemplateError or TemplateProcessError."""
-        async with self._turn:
-            if self._fault:
-                raise TemplateError(self.fault)
-            variables = template_variables(messages, extra, self._special_tokens)
-            try:
-                return await self._templates.render(self._text, variables)
-            except TemplateBudgetError as error:
-                # A character of the template takes up to six bytes.
-                if error.request_bytes <= SMALL_REQUEST_BYTES + 6 * len(self._text):
-                    self._count_failure(error)
-                raise
+    def request(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        extra: Mapping[str, Any] | None,
+        limit: int,
+        after: str = "",
+    ) -> tuple[Request, bool]:
+        """Return the request for the prompt's tokens, and whether it is large. Raise TemplateError.
+
+        `limit`: positions of the context. `after`: only the tokens of the text behind this one.
+        """
+        if self._fault:
+            raise TemplateError(self.fault)
+        variables = template_variables(messages, extra, self._special_tokens)
+        fields = {"template": self._text, "variables": variables, "limit": limit, "after": after}
+        try:
+            request = pack_request(fields, self._cpu_seconds, self._cpu_seconds)
+        except (RecursionError, ValueError) as error:
+            raise TemplateError(f"the messages cannot be given to a template: {error}") from error
+        # A character of the template takes up to six bytes.
+        is_large = len(request.content) > SMALL_REQUEST_BYTES + 6 * len(self._text)
+        if is_large:
+            request = pack_request(fields, self._cpu_seconds, large_seconds(len(request.content)))
+        return request, is_large
+
+    def failure(self, error: BudgetError, is_large: bool) -> TemplateError:
+        """Return the error of a template that exceeded its time or memory; count it if the request is not large."""
+        raised = TemplateBudgetError(f"the model's chat template {error}")
+        if not is_large:
+            self._count_failure(raised)
+        return raised
 
     def _compile(self) -> None:
         while not self._fault:
             try:
-                return self._templates.check(self._text)
-            except TemplateBudgetError as error:
-                self._count_failure(error)
-            except TemplateError as error:
-                self._fault = f"{self._file}: {error}"
+                head, _ = self._requests.ask_now(
+                    pack_request({"template": self._text}, self._cpu_seconds)
+                )
+            except BudgetError as error:
+                self.failure(error, is_large=False)
+            else:
+                self._fault = f"{self._file}: {head['refused']}" if "refused" in head else ""
+                return
 
     def _count_failure(self, error: TemplateBudgetError) -> None:
         self._budget_failures += 1

@@ -1,6 +1,6 @@
 """Chat template: renders chat messages to prompt text by the model's own Jinja template, in a sandbox.
 
-Used in the template process (`template_worker.py`), which bounds its time and memory. The helpers are those that
+Used in the processes of a model (`model_worker.py`), which bound its time and memory. The helpers are those that
 Hugging Face templates expect. A template can neither change its input nor reach Python's internals. Knows no tokens.
 """
 

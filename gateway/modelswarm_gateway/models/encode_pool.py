@@ -1,7 +1,6 @@
-"""Threads for tokenizing long texts: a few at a time, and a bounded number of texts that wait.
+"""Queue of a model's large requests: one runs at a time, and few over all models, because all share the memory.
 
-One pool serves all models of a gateway, because all share its memory: a tokenizer needs some 200 bytes for each
-character. Knows no tokenizers.
+A tokenizer needs some 200 bytes for each character. Small requests do not come here. Knows no tokenizers.
 """
 
 from __future__ import annotations
@@ -11,29 +10,31 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# Long texts tokenized at a time.
-MAX_LONG_ENCODES = 2
-# Long texts that wait for a thread.
+# Large requests of all models at a time.
+MAX_LARGE_REQUESTS = 2
+# Large requests of a model that wait.
 MAX_WAITING_TEXTS = 64
-# Characters of all texts that wait or are tokenized.
+# Characters of all texts of a model that wait or are tokenized.
 MAX_CHARACTERS = 32 << 20
 
 T = TypeVar("T")
 
 
 class TooManyTexts(Exception):
-    """As many long texts wait as may."""
+    """As many large requests wait as may."""
 
     def __init__(self) -> None:
         super().__init__("too many long prompts are being tokenized; retry in 1 s")
 
 
 class EncodePool:
-    """A place belongs to a text until its thread has ended, even if the client has left: a thread cannot be stopped."""
+    """A place belongs to a request until its thread has ended, even if the client has left."""
 
-    def __init__(self) -> None:
-        self._places = asyncio.Semaphore(MAX_LONG_ENCODES)
-        self._threads = ThreadPoolExecutor(MAX_LONG_ENCODES, "tokenizer")
+    def __init__(self, shared: asyncio.Semaphore | None = None) -> None:
+        """`shared`: places that all models share; by default of its own."""
+        self._turn = asyncio.Semaphore(1)  # so that one model never holds two places
+        self._places = shared or asyncio.Semaphore(MAX_LARGE_REQUESTS)
+        self._thread = ThreadPoolExecutor(1, "large-requests")
         self._waiting = self._characters = 0
 
     async def run(self, work: Callable[[], T], characters: int) -> T:
@@ -44,18 +45,27 @@ class EncodePool:
         self._waiting += 1
         self._characters += characters
         try:
-            await self._places.acquire()
+            await self._take_place()
         except BaseException:
             self._characters -= characters
             raise
         finally:
             self._waiting -= 1
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        running = asyncio.get_running_loop().run_in_executor(self._thread, work)
         running.add_done_callback(lambda done: self._free_place(done, characters))
         return await asyncio.shield(running)
+
+    async def _take_place(self) -> None:
+        await self._turn.acquire()
+        try:
+            await self._places.acquire()
+        except BaseException:
+            self._turn.release()
+            raise
 
     def _free_place(self, done: asyncio.Future[T], characters: int) -> None:
         self._characters -= characters
         self._places.release()
+        self._turn.release()
         if not done.cancelled():
             done.exception()  # the client may have left: then no other code reads it

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from modelswarm.checkpoint.tokenizer import MAX_SETTINGS_BYTES, MAX_TOKENIZER_BYTES
+from modelswarm.process.memory_limit import read_memory_limit
 from modelswarm.process.start_progress import StartPhase
 from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import Hello, Lane, ModelFileChunk, ModelFileRequest, Send
 from modelswarm.protocol.messages import reply_address as reply
-from modelswarm_gateway.models.encode_pool import EncodePool
-from modelswarm_gateway.models.template_process import TemplateProcess, TemplateProcessError
+from modelswarm_gateway.models.encode_pool import MAX_LARGE_REQUESTS
+from modelswarm_gateway.models.model_process import ModelProcessError
 from modelswarm_gateway.models.tokenizer import (
     OPTIONAL_FILES,
     REQUIRED_FILES,
@@ -113,8 +115,8 @@ class ModelRegistry:
         self._entries: dict[str, ModelEntry] = {}
         self._expected: frozenset[str] | None = None
         self._building: set[asyncio.Task[None]] = set()
-        self._encode_pool = EncodePool()  # shared by all models
-        self._templates = TemplateProcess()
+        self._places = asyncio.Semaphore(MAX_LARGE_REQUESTS)  # shared by all models
+        self._memory = tokenizer_memory()
 
     def entries(self) -> list[ModelEntry]:
         return list(self._entries.values())
@@ -177,6 +179,12 @@ class ModelRegistry:
                 entry.fetch = None
                 entry.files_problem = f"they did not arrive from {name_of(late)} in {seconds:g} s"
                 self._on_change()
+            if entry.tokenizer is not None and not entry.tokenizer.is_running:
+                log.warning(
+                    "the processes of the tokenizer of %s ended; it is loaded again", entry.name
+                )
+                self._end_tokenizer(entry)
+                self._on_change()
         # The one that was asked longest ago is next: a server that sends nothing delays others once.
         for entry in sorted(self._entries.values(), key=lambda entry: entry.asked_at):
             self._request_files(entry)
@@ -191,6 +199,7 @@ class ModelRegistry:
                 entry.unused_since = now
             elif now - entry.unused_since > FORGET_SECONDS:
                 log.info("forgot model %s: no server or pod for %g s", entry.name, FORGET_SECONDS)
+                self._end_tokenizer(entry)
                 del self._entries[entry.name]
                 self._on_change()
 
@@ -204,7 +213,8 @@ class ModelRegistry:
         for task in self._building:
             task.cancel()
         await asyncio.gather(*self._building, return_exceptions=True)
-        self._templates.close()
+        for entry in self._entries.values():
+            self._end_tokenizer(entry)
 
     def _request_files(self, entry: ModelEntry) -> None:
         now = self._clock()
@@ -248,9 +258,9 @@ class ModelRegistry:
 
         try:
             tokenizer = await asyncio.to_thread(
-                ModelTokenizer, fetch.files, self._templates, self._encode_pool, enter_phase
+                ModelTokenizer, fetch.files, self._places, enter_phase
             )
-        except (ModelFilesError, TemplateProcessError) as error:
+        except (ModelFilesError, ModelProcessError) as error:
             if entry.fetch is fetch:
                 self._reject_files(entry, str(error))
             return
@@ -259,6 +269,12 @@ class ModelRegistry:
             if entry.fetch is fetch:
                 self._reject_files(entry, f"{type(error).__name__}: {error}")
             return
+        if problem := self._memory_problem(entry, tokenizer):
+            tokenizer.close()
+            if entry.fetch is fetch:
+                self._reject_files(entry, problem)
+            return
+        self._end_tokenizer(entry)
         entry.tokenizer, entry.revision = tokenizer, fetch.revision
         entry.failures, entry.files_problem = 0, ""
         if entry.fetch is fetch:
@@ -271,6 +287,23 @@ class ModelRegistry:
             log.warning("generation_config.json of %s: %s not obeyed", entry.name, names)
         self._on_change()
 
+    def _memory_problem(self, entry: ModelEntry, tokenizer: ModelTokenizer) -> str:
+        """Return why there is no memory for the tokenizer of this entry; empty if there is."""
+        others = [e.tokenizer for e in self._entries.values() if e is not entry]
+        used = sum(other.memory_bytes for other in others if other is not None)
+        if used + tokenizer.memory_bytes <= self._memory:
+            return ""
+        needed, free = tokenizer.memory_bytes >> 20, max(0, self._memory - used) >> 20
+        return (
+            f"tokenizer.json: the tokenizer needs {needed} MiB of memory, and {free} of the {self._memory >> 20} MiB "
+            "for the tokenizers of all models are free; the gateway's memory limit is twice as much"
+        )
+
+    def _end_tokenizer(self, entry: ModelEntry) -> None:
+        if entry.tokenizer is not None:
+            entry.tokenizer.close()
+            entry.tokenizer = None
+
     def _enter_phase(self, entry: ModelEntry, phase: StartPhase) -> None:
         entry.phase = phase
         self._on_change()
@@ -282,6 +315,12 @@ class ModelRegistry:
         entry.fetch = None
         entry.retry_at = self._clock() + pause
         self._on_change()
+
+
+def tokenizer_memory() -> int:
+    """Return the bytes that the tokenizers of all models may need: half of the container's memory, or the machine's."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min(read_memory_limit() or machine, machine) // 2
 
 
 def _chunk_fault(chunk: ModelFileChunk, received: int, size: int) -> str:

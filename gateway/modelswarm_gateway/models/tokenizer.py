@@ -1,28 +1,38 @@
 """Tokenizer, chat template and sampling defaults of one model, from the bytes of its files.
 
-Built by the model registry once a server has sent the files; used by the service. Chat templates run in the template
-process. Uses no torch, no transformers, and no hub.
+Built by the model registry once a server has sent the files; used by the service. The model's processes
+tokenize texts and render chat templates; tokens are decoded here, from a table. Uses no torch, no transformers and
+no hub.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
-
-from tokenizers import Tokenizer
 
 from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template
 from modelswarm.checkpoint.tokenizer import entries_fault
 from modelswarm.process.start_progress import StartPhase
-from modelswarm_gateway.models.chat_prompts import ChatPrompts
+from modelswarm_gateway.models.chat_prompts import ChatPrompts, large_seconds
 from modelswarm_gateway.models.chat_template import TemplateError
+from modelswarm_gateway.models.circuit_breaker import CircuitBreaker
 from modelswarm_gateway.models.detokenizer import Detokenizer
-from modelswarm_gateway.models.encode_pool import EncodePool
+from modelswarm_gateway.models.model_process import (
+    CPU_SECONDS,
+    SMALL,
+    BudgetError,
+    ModelProcess,
+    ModelProcessError,
+    Request,
+    pack_request,
+)
+from modelswarm_gateway.models.model_requests import SMALL_REQUEST_BYTES, ModelRequests
+from modelswarm_gateway.models.model_worker import too_many_characters
 from modelswarm_gateway.models.sampling_defaults import SamplingDefaults, read_defaults
-from modelswarm_gateway.models.template_process import TemplateProcess
-from modelswarm_gateway.models.token_bytes import TokenBytes
+from modelswarm_gateway.models.token_table import TokenTable
 
 REQUIRED_FILES = ("tokenizer.json",)
 OPTIONAL_FILES = (
@@ -41,18 +51,6 @@ SPECIAL_TOKENS = (
     "cls_token",
     "mask_token",
 )
-# Characters; longer texts are tokenized in a thread.
-LONG_TEXT = 8_000
-# Most characters of a text: so many for each token of the context, and `MORE_CHARACTERS`. Usual are 3 to 5.
-CHARACTERS_PER_TOKEN, MORE_CHARACTERS = 16, 64 << 10
-# Most characters of a text for any context: a server may state one of any length, and a text needs 230 bytes for each.
-MAX_TEXT_CHARACTERS = 2 << 20
-# Characters for each token of the context; above, tokens are counted in pieces first.
-USUAL_CHARACTERS_PER_TOKEN = 8
-# Characters of a piece: it needs about 15 MiB.
-PIECE_CHARACTERS = 64 << 10
-# Tokens that a cut between two pieces may add.
-TOKENS_PER_CUT = 128
 # A chat before messages that are appended: the text behind its answer is the same as behind any other answer.
 _ANSWER_BEFORE = "\ue0a5answer\ue0a5"
 _CHAT_BEFORE = (
@@ -71,75 +69,77 @@ class TextTooLong(Exception):
     """The text has more characters or tokens than the context can hold; `str()` gives the numbers."""
 
 
+class EncodeError(Exception):
+    """The tokenizer cannot encode the text, or not within its time and memory; `str()` gives the reason."""
+
+
 class ModelTokenizer:
     """Templates, encodes and decodes for one model revision."""
 
     def __init__(
         self,
         files: Mapping[str, bytes],
-        templates: TemplateProcess,
-        pool: EncodePool | None = None,
+        places: asyncio.Semaphore | None = None,
         enter_phase: Callable[[StartPhase], None] = lambda phase: None,
+        cpu_seconds: float = CPU_SECONDS,
     ) -> None:
-        """Read the files. Call it in a thread: `templates` compiles the template. Raise TemplateProcessError.
+        """Start the model's processes with the files. Call it in a thread. Raise ModelFilesError, ModelProcessError.
 
-        `pool`: threads for long texts; by default of its own. `enter_phase` is called when the chat template is
-        compiled, which may take long.
+        `places`: for the large requests of all models. `enter_phase` is called when the chat template is compiled,
+        which may take long. `cpu_seconds`: processor time of a small request.
         """
-        self._tokenizer = _tokenizer(files)
         settings, config = _json(files, "tokenizer_config.json"), _json(files, "config.json")
+        generation = _json(files, "generation_config.json")
         special = _special_tokens(settings, _json(files, "special_tokens_map.json"))
-        enter_phase(StartPhase.TEMPLATE)
-        self._chat = ChatPrompts(_template(files, settings), special, templates)
-        eos = self._tokenizer.token_to_id(special["eos_token"]) if "eos_token" in special else None
-        self.defaults: SamplingDefaults = read_defaults(
-            _json(files, "generation_config.json"), config, eos
-        )
-        self.vocabulary = _vocabulary(config, self._tokenizer)
-        self._pool = pool or EncodePool()
-        self._token_bytes: TokenBytes | None = None
+        self._process = _start_process(files, special.get("eos_token"))
+        self._requests = ModelRequests(self._process, places)
+        self._cpu_seconds = cpu_seconds
+        self._breakers = {is_large: CircuitBreaker() for is_large in (False, True)}
+        try:
+            enter_phase(StartPhase.TEMPLATE)
+            template = _template(files, settings)
+            self._chat = ChatPrompts(template, special, self._requests, cpu_seconds)
+            answer = self._process.answer
+            self._table = TokenTable(self._process.table, answer["decoder"])
+            self.defaults: SamplingDefaults = read_defaults(generation, config, answer["eos"])
+            self.vocabulary = _vocabulary(config, answer["size"])
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def chat_fault(self) -> str:
         """Return the sentence that chats are refused with; "" if the model can chat."""
         return self._chat.fault
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory that the tokenizer needs as long as it is loaded, without large requests."""
+        resident: int = self._process.answer["resident"]
+        return resident + (SMALL.mebibytes << 20) + self._table.memory_bytes
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the processes run. If not, texts cannot be tokenized, but tokens can be decoded."""
+        return self._process.is_running
+
+    def close(self) -> None:
+        """End the processes. Tokens can still be decoded."""
+        self._requests.close()
+
     async def encode(self, text: str, *, special: bool, limit: int = 0) -> list[int]:
         """Return the token ids of `text`; `special` adds the tokenizer's special tokens (its bos, usually).
 
-        `limit`: positions of the context, 0 if unknown. Raise TextTooLong or TooManyTexts.
+        `limit`: positions of the context, 0 if unknown. Raise TextTooLong, TooManyTexts, EncodeError or
+        ModelProcessError.
         """
-        if len(text) <= LONG_TEXT:
-            return list(self._tokenizer.encode(text, add_special_tokens=special).ids)
         limit = limit or UNKNOWN_LIMIT
-        if len(text) > MAX_TEXT_CHARACTERS:
-            detail = f"{len(text)} characters are more than {MAX_TEXT_CHARACTERS}"
-            raise _too_long(f"{detail}; a longer prompt may be given as token ids")
-        if CHARACTERS_PER_TOKEN * limit + MORE_CHARACTERS < len(text):
-            raise _too_long(f"{len(text)} characters are more than {limit} tokens can hold")
-        return await self._pool.run(partial(self._encode_long, text, special, limit), len(text))
-
-    def _encode_long(self, text: str, special: bool, limit: int) -> list[int]:
-        if len(text) > USUAL_CHARACTERS_PER_TOKEN * limit:
-            self._check_token_count(text, limit)
-        return self._encode_outside_lock(text, special)
-
-    def _encode_outside_lock(self, text: str, special: bool) -> list[int]:
-        # encode() keeps the interpreter lock for seconds on a long text; encode_batch() does not.
-        [encoding] = self._tokenizer.encode_batch([text], add_special_tokens=special)
-        return list(encoding.ids)
-
-    def _check_token_count(self, text: str, limit: int) -> None:
-        """Raise TextTooLong if the text has clearly more than `limit` tokens, without tokenizing it as a whole."""
-        start = count = 0
-        while start < len(text):
-            end = start + PIECE_CHARACTERS
-            blank = text.rfind(" ", start + 1, end) if end < len(text) else -1
-            end = blank if blank > start else end
-            count += len(self._encode_outside_lock(text[start:end], special=False)) - TOKENS_PER_CUT
-            start = end
-            if count > limit:
-                raise _too_long(f"it has more than {limit} tokens")
+        if reason := too_many_characters(len(text), limit):
+            raise _too_long(reason)
+        is_large = len(text) > SMALL_REQUEST_BYTES
+        seconds = large_seconds(len(text)) if is_large else self._cpu_seconds
+        fields = {"text": text, "special": special, "limit": limit}
+        return await self._ask(pack_request(fields, encode_seconds=seconds), is_large)
 
     async def encode_chat(
         self,
@@ -149,10 +149,31 @@ class ModelTokenizer:
     ) -> list[int]:
         """Return the token ids of the rendered messages. Templates write bos themselves.
 
-        Raise TemplateError, TemplateProcessError, TextTooLong or TooManyTexts.
+        Raise TemplateError, and as `encode` does.
         """
-        text = await self._chat.render(messages, extra)
-        return await self.encode(text, special=False, limit=limit)
+        return await self._ask(*self._chat.request(messages, extra, limit or UNKNOWN_LIMIT))
+
+    async def _ask(self, request: Request, is_large: bool) -> list[int]:
+        breaker = self._breakers[is_large]
+        if (seconds := breaker.seconds_open) > 0:
+            raise ModelProcessError(f"the model's tokenizer {breaker.reason}", seconds)
+        try:
+            head, data = await self._requests.ask(request, is_large=is_large)
+        except BudgetError as error:
+            if not error.is_rendered:
+                raise self._chat.failure(error, is_large) from error
+            breaker.record_failure(str(error))
+            raise EncodeError(f"the model's tokenizer {error}") from error
+        if "refused" in head:
+            raise TemplateError(head["refused"])
+        breaker.record_success()
+        if "too_long" in head:
+            raise _too_long(head["too_long"])
+        if "unencodable" in head:
+            raise EncodeError(f"the model's tokenizer refuses this text: {head['unencodable']}")
+        ids = array("I")
+        ids.frombytes(data)
+        return ids.tolist()
 
     async def encode_next_messages(
         self,
@@ -164,21 +185,17 @@ class ModelTokenizer:
 
         They begin with the end of that answer. Raises as `encode_chat` does.
         """
-        text = await self._chat.render([*_CHAT_BEFORE, *messages], extra)
-        _, answer, following = text.partition(_ANSWER_BEFORE)
-        if not answer:
-            detail = "does not show an answer unchanged, so messages cannot be appended; send all messages"
-            raise TemplateError(f"the model's chat template {detail}")
-        return await self.encode(following, special=False, limit=limit)
+        request, is_large = self._chat.request(
+            [*_CHAT_BEFORE, *messages], extra, limit or UNKNOWN_LIMIT, after=_ANSWER_BEFORE
+        )
+        return await self._ask(request, is_large)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
+        return self._table.decode(ids)
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for; special tokens have those of their names."""
-        if self._token_bytes is None:
-            self._token_bytes = TokenBytes(self._tokenizer)
-        return self._token_bytes.bytes_of(token)
+        return self._table.bytes_of(token)
 
     def detokenizer(self, before: Sequence[int]) -> Detokenizer:
         return Detokenizer(self, before)
@@ -188,18 +205,17 @@ def _too_long(detail: str) -> TextTooLong:
     return TextTooLong(f"the prompt is too long for this model's context: {detail}")
 
 
-def _tokenizer(files: Mapping[str, bytes]) -> Tokenizer:
+def _start_process(files: Mapping[str, bytes], eos: str | None) -> ModelProcess:
     if "tokenizer.json" not in files:
         raise ModelFilesError("tokenizer.json: the model has no such file")
     if fault := entries_fault(files["tokenizer.json"]):
         raise ModelFilesError(f"tokenizer.json: {fault}")
     try:
-        tokenizer = Tokenizer.from_buffer(files["tokenizer.json"])
-    except Exception as error:  # the Rust library raises bare Exception
+        return ModelProcess(files["tokenizer.json"], eos)
+    except ValueError as error:
         raise ModelFilesError(f"tokenizer.json: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
+    except BudgetError as error:
+        raise ModelFilesError(f"tokenizer.json: the tokenizer {error}") from error
 
 
 def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
@@ -233,11 +249,14 @@ def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> tuple[
     return select_template(jinja, settings)
 
 
-def _vocabulary(config: Mapping[str, Any], tokenizer: Tokenizer) -> int:
-    """Return the vocabulary size: token ids below it are valid. Some models nest their text settings."""
+def _vocabulary(config: Mapping[str, Any], tokens: int) -> int:
+    """Return the vocabulary size: token ids below it are valid. Some models nest their text settings.
+
+    `tokens`: tokens of the tokenizer, if the settings have no size.
+    """
     nested = config.get("text_config")
     for source in (config, nested if isinstance(nested, dict) else {}):
         size = source.get("vocab_size")
         if isinstance(size, int) and size > 0:
             return size
-    return int(tokenizer.get_vocab_size(with_added_tokens=True))
+    return tokens

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-from functools import cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from modelswarm_gateway.models.encode_pool import EncodePool
-from modelswarm_gateway.models.template_process import TemplateProcess
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 SPECIALS = ("<|pad|>", "<|begin|>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -79,15 +76,9 @@ def model_files(**changes: Any) -> dict[str, bytes]:
     return files | {"tokenizer.json": byte_level().to_str().encode()}
 
 
-@cache
-def template_process() -> TemplateProcess:
-    """Return the template process of all unit tests. It ends with the test run."""
-    return TemplateProcess()
+def make_tokenizer(files: dict[str, bytes] | None = None, **changes: Any) -> ModelTokenizer:
+    """Return the gateway's tokenizer of `files`, by default of a byte-level model. `changes`: see `model_files`.
 
-
-def make_tokenizer(
-    files: dict[str, bytes] | None = None, pool: EncodePool | None = None, **changes: Any
-) -> ModelTokenizer:
-    """Return the gateway's tokenizer of `files`, by default of a byte-level model. `changes`: see `model_files`."""
-    chosen = model_files(**changes) if files is None else files
-    return ModelTokenizer(chosen, template_process(), pool)
+    Its processes end when it is no longer used.
+    """
+    return ModelTokenizer(model_files(**changes) if files is None else files)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.models.tokenizers import BYTES_FROM, byte_level, sentencepiece_like
+from support.models.tokenizers import BYTES_FROM, make_tokenizer, model_files, sentencepiece_like
 
 from modelswarm.protocol.messages import Finish, Sampling, TopLogprob, Turn
 from modelswarm_gateway.api.http.logprobs_json import completion_logprobs, token_text
@@ -10,7 +10,6 @@ from modelswarm_gateway.backend.token_stream import TokenEvent
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs
 from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
 from modelswarm_gateway.generation.resumption import LogMark, resume_turn
-from modelswarm_gateway.models.token_bytes import TokenBytes
 
 
 def event(token: int) -> TokenEvent:
@@ -35,20 +34,20 @@ def test_withheld_text_keeps_its_tokens_until_shown() -> None:
 
 
 def test_byte_level_tokens_are_their_bytes() -> None:
-    found = TokenBytes(byte_level())
-    assert [found.bytes_of(BYTES_FROM + byte) for byte in range(256)] == [
+    found = make_tokenizer()
+    assert [found.token_bytes(BYTES_FROM + byte) for byte in range(256)] == [
         bytes([byte]) for byte in range(256)
     ]
-    assert found.bytes_of(2) == b"<|end|>"
-    assert found.bytes_of(100_000) == b""
+    assert found.token_bytes(2) == b"<|end|>"
+    assert found.token_bytes(100_000) == b""
 
 
 def test_sentencepiece_tokens_have_blanks_and_bytes() -> None:
     tokenizer = sentencepiece_like()
-    found = TokenBytes(tokenizer)
+    found = make_tokenizer(model_files() | {"tokenizer.json": tokenizer.to_str().encode()})
     ids = tokenizer.get_vocab()
-    assert found.bytes_of(ids["▁Hello"]) == b" Hello"
-    assert found.bytes_of(ids["<0xE2>"]) == b"\xe2"
+    assert found.token_bytes(ids["▁Hello"]) == b" Hello"
+    assert found.token_bytes(ids["<0xE2>"]) == b"\xe2"
 
 
 def test_completion_names_parts_of_characters_as_openai_does() -> None:

@@ -7,7 +7,6 @@ grammar exceeds its processor time or memory. Requests wait for each other in a 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import socket
@@ -22,8 +21,8 @@ from typing import Any
 from modelswarm_gateway.generation.grammar import check_worker
 from modelswarm_gateway.generation.grammar.check_worker import CPU_SECONDS
 from modelswarm_gateway.generation.grammar.source import GrammarSource
-from modelswarm_gateway.models.template_process import ANSWER_SECONDS, child_environment
-from modelswarm_gateway.models.template_worker import receive_message, send_message
+from modelswarm_gateway.models.model_process import ANSWER_SECONDS, child_environment
+from modelswarm_gateway.models.worker_messages import pack_message, receive_message
 
 log = logging.getLogger(__name__)
 MAX_WAITING = 64  # requests that may wait for the child
@@ -89,18 +88,18 @@ class GrammarProcess:
     def _ask(self, request: dict[str, Any]) -> str:
         try:
             connection = self._connect()
-            send_message(connection, request)
-            content = receive_message(connection)
-        except ConnectionResetError:  # it ended before it had read all
-            content = None
+            connection.sendall(pack_message(request))
+            message = receive_message(connection)
+        except (BrokenPipeError, ConnectionResetError):  # it ended before it had read all
+            message = None
         except OSError as error:  # TimeoutError is one
             self._end_child()
             raise GrammarProcessError(f"the grammar process failed: {error}") from error
-        if content is None:
+        if message is None:
             reason = self._budget_sentence(self._end_child())
             log.warning("the grammar process ended: the grammar %s", reason)
             raise GrammarRefused(f"it {reason}")
-        answer = json.loads(content)
+        answer, _ = message
         if "refused" in answer:
             raise GrammarRefused(answer["refused"])
         return str(answer["grammar"])

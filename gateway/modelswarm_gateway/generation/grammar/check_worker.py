@@ -1,32 +1,28 @@
 """The grammar process: translates and checks grammars within a budget of processor time and memory.
 
 Started by `check_process.py` as `python -m modelswarm_gateway.generation.grammar.check_worker FD SECONDS`. One request
-at a time: JSON with `kind`, `text`, `whitespace` and `special`; the answer is JSON with `grammar` or `refused`. It has
-the limits of the template process. Has no threads of its own.
+at a time: JSON with `kind`, `text`, `whitespace` and `special`; the answer is JSON with `grammar` or `refused`. The
+kernel limits its time and memory. Has no threads of its own.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
 import sys
+from typing import Any
 
 from modelswarm_gateway.generation.grammar.source import GrammarKind
 from modelswarm_gateway.generation.grammar.translation import GrammarError, compile_source
-from modelswarm_gateway.models.template_worker import (
-    OUT_OF_MEMORY,
-    limit_process,
-    receive_message,
-    send_message,
-)
+from modelswarm_gateway.models.model_worker import OUT_OF_MEMORY, limit_memory, prepare_process
+from modelswarm_gateway.models.worker_messages import pack_message, receive_message
 
 CPU_SECONDS = 2.0  # processor time of one request; usual ones take less than 0.01 s
+MEMORY_BYTES = 512 << 20  # address space of the process
 
 
-def answer_request(content: bytes) -> dict[str, str]:
-    request = json.loads(content)
+def answer_request(request: dict[str, Any]) -> dict[str, str]:
     try:
         grammar = compile_source(
             GrammarKind(request["kind"]),
@@ -43,15 +39,16 @@ def answer_request(content: bytes) -> dict[str, str]:
 
 def serve(connection: socket.socket, cpu_seconds: float) -> None:
     """Answer requests until the gateway closes its end."""
-    while (content := receive_message(connection)) is not None:
+    while (message := receive_message(connection)) is not None:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
-        answer = answer_request(content)
+        answer = answer_request(message[0])
         signal.setitimer(signal.ITIMER_PROF, 0)
-        send_message(connection, dict(answer))
+        connection.sendall(pack_message(dict(answer)))
 
 
 def main() -> None:
-    limit_process()
+    prepare_process()
+    limit_memory(MEMORY_BYTES)
     try:
         serve(socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2]))
     except MemoryError:

@@ -23,7 +23,12 @@ from modelswarm_gateway.api.http.openai_requests import parse_chat, parse_comple
 from modelswarm_gateway.discovery.dialer import Dialer
 from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import ApiError, Code
-from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt, encode_prompt
+from modelswarm_gateway.generation.request import (
+    GenerationRequest,
+    TextPrompt,
+    TokenPrompt,
+    encode_prompt,
+)
 from modelswarm_gateway.generation.service import GenerationService, ServiceSettings
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.registry import ModelRegistry
@@ -167,7 +172,7 @@ async def test_requests_that_are_starting_count_as_running() -> None:
     _, node = await make_service_with_files(model_files())
     limited = ServiceSettings(max_generations=2)
     service = GenerationService(node, Metrics(node), asyncio.get_running_loop().time, limited)
-    request = GenerationRequest(MODEL, TextPrompt("a"), "prompt", SamplingOptions())
+    request = GenerationRequest(MODEL, TokenPrompt((5,)), "prompt", SamplingOptions())
     waiting = [
         asyncio.create_task(service.start_generation(replace(request, session_id=name)))
         for name in "ab"
@@ -186,7 +191,7 @@ async def test_turn_of_a_client_that_takes_nothing_is_ended() -> None:
     _, node = await make_service_with_files(model_files())
     now = 0.0
     service = GenerationService(node, Metrics(node), lambda: now)
-    request = GenerationRequest(MODEL, TextPrompt("a"), "prompt", SamplingOptions())
+    request = GenerationRequest(MODEL, TokenPrompt((5,)), "prompt", SamplingOptions())
     unread = await service.start_generation(request)
     served = await service.start_generation(request)
     waiting = asyncio.create_task(served.next_chunk(SECONDS))

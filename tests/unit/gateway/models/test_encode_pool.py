@@ -15,13 +15,14 @@ from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt, encode_prompt
 from modelswarm_gateway.models.encode_pool import (
     MAX_CHARACTERS,
-    MAX_LONG_ENCODES,
+    MAX_LARGE_REQUESTS,
     MAX_WAITING_TEXTS,
     EncodePool,
     TooManyTexts,
 )
+from modelswarm_gateway.models.model_requests import SMALL_REQUEST_BYTES
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
-from modelswarm_gateway.models.tokenizer import LONG_TEXT, TextTooLong
+from modelswarm_gateway.models.tokenizer import ModelTokenizer, TextTooLong
 
 BLANKS = 128  # characters of the longest token, as in Llama 3
 
@@ -50,38 +51,66 @@ def gate() -> Iterator[Gate]:
     made.open()
 
 
-async def start_running(
-    pool: EncodePool, gate: Gate, characters: int = 1
-) -> list[asyncio.Task[int]]:
-    """Occupy all places of the pool with texts of `characters` characters."""
-    tasks = [asyncio.create_task(pool.run(gate.work, characters)) for _ in range(MAX_LONG_ENCODES)]
+async def start_running(pool: EncodePool, gate: Gate, characters: int = 1) -> asyncio.Task[int]:
+    """Occupy the only place of the pool with a text of `characters` characters."""
+    before = gate.running
+    task = asyncio.create_task(pool.run(gate.work, characters))
     async with asyncio.timeout(SECONDS):
-        while gate.running < MAX_LONG_ENCODES:  # noqa: ASYNC110
+        while gate.running == before:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-    return tasks
+    return task
+
+
+async def cancel(task: asyncio.Task[int]) -> None:
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 async def test_place_is_held_until_the_thread_has_ended(gate: Gate) -> None:
     pool = EncodePool()
-    for task in await start_running(pool, gate):
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    await cancel(await start_running(pool, gate))
     waiting = asyncio.create_task(pool.run(lambda: gate.running, 1))
     done, _ = await asyncio.wait({waiting}, timeout=0.1)
-    assert not done, "both threads still run, although their clients have left"
+    assert not done, "the thread still runs, although its client has left"
     gate.open()
     async with asyncio.timeout(SECONDS):
-        assert await waiting == MAX_LONG_ENCODES
+        assert await waiting == 1
+
+
+async def test_all_models_share_the_places_fairly(gate: Gate) -> None:
+    """A model that waits for its own place holds none of the others'."""
+    shared = asyncio.Semaphore(MAX_LARGE_REQUESTS)
+    pools = [EncodePool(shared) for _ in range(MAX_LARGE_REQUESTS + 1)]
+    first = await start_running(pools[0], gate)
+    more = [asyncio.create_task(pools[0].run(gate.work, 1)) for _ in range(5)]
+    second = await start_running(pools[1], gate)
+    third = asyncio.create_task(pools[2].run(gate.work, 1))
+    done, _ = await asyncio.wait({third}, timeout=0.1)
+    assert not done
+    assert gate.running == MAX_LARGE_REQUESTS
+    gate.open()
+    async with asyncio.timeout(SECONDS):
+        await asyncio.gather(first, second, third, *more)
+
+
+async def test_client_that_leaves_the_queue_frees_its_turn(gate: Gate) -> None:
+    shared = asyncio.Semaphore(1)
+    busy, pool = EncodePool(shared), EncodePool(shared)
+    running = await start_running(busy, gate)
+    waiting = asyncio.create_task(pool.run(gate.work, 1))
+    await asyncio.sleep(0)
+    await cancel(waiting)
+    again = asyncio.create_task(pool.run(gate.work, 1))
+    gate.open()
+    async with asyncio.timeout(SECONDS):
+        await asyncio.gather(running, again)
 
 
 async def test_characters_count_until_the_thread_has_ended(gate: Gate) -> None:
-    """A client has left, but the thread still needs memory for each of them."""
+    """The client has left, but the process still needs memory for each of them."""
     pool = EncodePool()
-    for task in await start_running(pool, gate, MAX_CHARACTERS // MAX_LONG_ENCODES):
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
+    await cancel(await start_running(pool, gate, MAX_CHARACTERS))
     with pytest.raises(TooManyTexts):
         await pool.run(gate.work, 1)
     gate.open()
@@ -94,9 +123,7 @@ async def test_only_so_many_texts_wait(gate: Gate) -> None:
     await asyncio.sleep(0)
     with pytest.raises(TooManyTexts):
         await pool.run(gate.work, 1)
-    waiting[0].cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting[0]
+    await cancel(waiting[0])
     again = asyncio.create_task(pool.run(gate.work, 1))
     gate.open()
     async with asyncio.timeout(SECONDS):
@@ -110,19 +137,26 @@ async def test_characters_of_all_texts_are_bounded(gate: Gate) -> None:
         await pool.run(gate.work, MAX_CHARACTERS)
 
 
-async def test_prompt_beyond_the_waiting_texts_gets_429(gate: Gate) -> None:
-    pool = EncodePool()
-    await start_running(pool, gate)
-    waiting = [asyncio.create_task(pool.run(gate.work, 1)) for _ in range(MAX_WAITING_TEXTS)]
-    await asyncio.sleep(0)
-    tokenizer = make_tokenizer(pool=pool)
-    prompt = TextPrompt("a" * (LONG_TEXT + 1))
+async def test_prompt_beyond_the_waiting_texts_gets_429() -> None:
+    """All places are taken, so that each further prompt waits."""
+    places = asyncio.Semaphore(MAX_LARGE_REQUESTS)
+    for _ in range(MAX_LARGE_REQUESTS):
+        await places.acquire()
+    tokenizer = ModelTokenizer(model_files(), places)
+    prompt = TextPrompt("a" * (SMALL_REQUEST_BYTES + 1))
     request = GenerationRequest("m", prompt, "prompt", SamplingOptions())
+    # One has the model's own place and waits for one of all models.
+    waiting = [
+        asyncio.create_task(encode_prompt(request, tokenizer, 1 << 20))
+        for _ in range(MAX_WAITING_TEXTS)
+    ]
+    await asyncio.sleep(0)
     with pytest.raises(ApiError) as refused:
         await encode_prompt(request, tokenizer, 1 << 20)
     assert (refused.value.code, refused.value.retry_after) == (Code.NO_CAPACITY, 1.0)
     for task in waiting:
         task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
 
 
 def with_blanks() -> dict[str, bytes]:

@@ -1,0 +1,311 @@
+"""Hostile tokenizers: each ends its own requests only, and its processes end with the gateway.
+
+The time limits are of processor time, which other load on the machine does not use up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.eventually import SECONDS, eventually
+from support.models.tokenizers import (
+    byte_level,
+    encode_bytes,
+    make_tokenizer,
+    model_files,
+    sentencepiece_like,
+)
+from unit.gateway.models.test_model_registry import HELLO, RegistryHarness
+
+from modelswarm.checkpoint.tokenizer import MAX_STEPS, MAX_TOKEN_BYTES, MAX_TOKEN_IDS
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.request import (
+    ChatPrompt,
+    GenerationRequest,
+    TextPrompt,
+    encode_prompt,
+)
+from modelswarm_gateway.models.circuit_breaker import (
+    MAX_FAILURES,
+    REFUSAL_SECONDS,
+    CircuitBreaker,
+)
+from modelswarm_gateway.models.model_process import ModelProcessError, child_environment
+from modelswarm_gateway.models.model_requests import SMALL_REQUEST_BYTES
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.models.tokenizer import EncodeError, ModelFilesError, ModelTokenizer
+
+DOUBLINGS = [{"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}] * 60
+# Each run of 22 letters takes four million steps, below the library's limit for one match.
+REGEX = {"Regex": "(a+)+b"}
+EVIL_TEXT = ("a" * 22 + " ") * 2000
+HOSTILE: dict[str, dict[str, Any]] = {
+    "regex in the normalizer": {
+        "normalizer": {"type": "Replace", "pattern": REGEX, "content": "x"}
+    },
+    "regex in the pre-tokenizer": {
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": REGEX,
+            "behavior": "Isolated",
+            "invert": False,
+        }
+    },
+    "normalizer that allocates": {"normalizer": {"type": "Sequence", "normalizers": DOUBLINGS}},
+}
+
+
+def hostile_files(**changes: Any) -> dict[str, bytes]:
+    """Return model files with `changes` in their tokenizer.json."""
+    tokenizer = json.loads(byte_level().to_str()) | changes
+    return model_files() | {"tokenizer.json": json.dumps(tokenizer).encode()}
+
+
+@pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
+async def test_hostile_tokenizer_ends_its_own_requests_only(changes: dict[str, Any]) -> None:
+    hostile, other = ModelTokenizer(hostile_files(**changes), cpu_seconds=0.5), make_tokenizer()
+    request = asyncio.create_task(hostile.encode(EVIL_TEXT, special=False))
+    turns = 0
+    while not request.done():
+        assert await other.encode("hi", special=False) == encode_bytes("hi")
+        assert other.decode(encode_bytes("hi")) == "hi"
+        turns += 1
+    with pytest.raises(EncodeError, match=r"took more than 0\.5 s|needed more than 64 MiB"):
+        await request
+    assert turns > 2, "the other model's requests wait for no process of this one"
+    assert await hostile.encode("hi", special=False) == encode_bytes("hi"), "a new worker"
+    assert hostile.chat_fault == ""
+
+
+async def test_failures_in_a_row_refuse_the_prompts_of_this_model() -> None:
+    files = hostile_files(**HOSTILE["normalizer that allocates"])
+    hostile, other = make_tokenizer(files), make_tokenizer()
+    request = GenerationRequest("m", TextPrompt("aaaa"), "prompt", SamplingOptions())
+    chat = GenerationRequest(
+        "m", ChatPrompt([{"role": "user", "content": "aaaa"}]), "messages", SamplingOptions()
+    )
+    for each in (request, request, chat):
+        with pytest.raises(ApiError, match="the model's tokenizer needed more than") as failed:
+            await encode_prompt(each, hostile, 1000)
+        assert (failed.value.code, failed.value.param) == (Code.INVALID_REQUEST, each.prompt_field)
+    with pytest.raises(ApiError, match="64 MiB of memory, 3 times; retry in") as refused:
+        await encode_prompt(request, hostile, 1000)
+    assert refused.value.code is Code.NO_SERVERS
+    assert refused.value.retry_after is not None
+    assert refused.value.retry_after > 1.0
+    assert await encode_prompt(request, other, 1000) == tuple(encode_bytes("aaaa"))
+    assert hostile.chat_fault == "", "the template is not the cause"
+
+
+def test_circuit_breaker_needs_failures_in_a_row_and_closes_again() -> None:
+    now = 0.0
+    breaker = CircuitBreaker(lambda: now)
+    for _ in range(MAX_FAILURES - 1):
+        breaker.record_failure("failed")
+    breaker.record_success()
+    for _ in range(MAX_FAILURES):
+        assert breaker.seconds_open < 0
+        breaker.record_failure("failed")
+    assert (breaker.seconds_open, breaker.reason) == (REFUSAL_SECONDS, "failed, 3 times")
+    now = REFUSAL_SECONDS
+    assert breaker.seconds_open <= 0
+    breaker.record_failure("failed")
+    assert breaker.seconds_open > 0, "one failure after the pause is enough"
+
+
+async def test_large_prompt_does_not_delay_small_ones() -> None:
+    """The large one runs until its time is over; small ones of the same model have a worker of their own."""
+    text = ModelTokenizer(hostile_files(**HOSTILE["regex in the pre-tokenizer"]), cpu_seconds=0.5)
+    large = asyncio.create_task(text.encode(EVIL_TEXT * 2, special=False))
+    assert len(EVIL_TEXT * 2) > SMALL_REQUEST_BYTES
+    for _ in range(5):
+        assert await text.encode("hi", special=False) == encode_bytes("hi")
+    assert not large.done()
+    with pytest.raises(EncodeError, match="processor time"):
+        await large
+
+
+@pytest.mark.parametrize(
+    ("decoder", "reason"),
+    [
+        ({"type": "Replace", "pattern": REGEX, "content": "x"}, "Replace replaces a regular expr"),
+        ({"type": "Sequence", "decoders": DOUBLINGS[:9]}, "by a longer text"),
+        ({"type": "Sequence", "decoders": [{"type": "Fuse"}] * (MAX_STEPS + 1)}, "has 17 steps"),
+        ({"type": "Sequence", "decoders": [{"type": "Sequence", "decoders": []}]}, "not allowed"),
+        ({"type": "Strip", "content": " ", "start": 0, "stop": 3}, "strips the end"),
+        ({"type": "BPEDecoder", "suffix": ""}, "empty suffix"),
+    ],
+)
+def test_decoder_without_bound_is_refused_by_name(decoder: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ModelFilesError, match=rf"tokenizer\.json: the decoder .*{reason}"):
+        make_tokenizer(hostile_files(decoder=decoder))
+
+
+def test_tokenizer_of_too_long_or_too_many_tokens_is_refused() -> None:
+    model = json.loads(byte_level().to_str())["model"]
+    for token, place, reason in [
+        ("a" * (MAX_TOKEN_BYTES + 1), len(model["vocab"]), "has 1025 bytes"),
+        ("ab", MAX_TOKEN_IDS, f"ids up to {MAX_TOKEN_IDS}; allowed"),
+    ]:
+        changed = model | {"vocab": model["vocab"] | {token: place}}
+        with pytest.raises(ModelFilesError, match=reason):
+            make_tokenizer(hostile_files(model=changed))
+
+
+def test_tokenizer_that_fills_the_memory_when_loaded_is_refused() -> None:
+    """Nine characters of a regular expression are compiled to some kilobytes of ranges."""
+    regex = {"Regex": "[\\p{L}a]" * 600_000}
+    split = {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
+    with pytest.raises(ModelFilesError, match=r"tokenizer\.json: .*memory"):
+        make_tokenizer(hostile_files(pre_tokenizer=split))
+    assert make_tokenizer().decode(encode_bytes("hi")) == "hi"
+
+
+@pytest.mark.parametrize("make", [byte_level, sentencepiece_like])
+def test_table_decodes_as_the_library_does(make: Any) -> None:
+    tokenizer = make()
+    text = make_tokenizer(model_files() | {"tokenizer.json": tokenizer.to_str().encode()})
+    for start in range(tokenizer.get_vocab_size() + 3):
+        ids = [(start * step) % (tokenizer.get_vocab_size() + 9) for step in range(1, 12)]
+        assert text.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert text.decode([-1, 1 << 40]) == tokenizer.decode([])
+
+
+async def test_tokenizers_of_all_models_share_a_bounded_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = RegistryHarness()
+    needed = make_tokenizer().memory_bytes
+    monkeypatch.setattr(harness.registry, "_memory", needed * 3 // 2)
+    for number in range(2):
+        name = f"m{number}"
+        harness.registry.on_peer_connected(replace(HELLO, peer=f"s{number}/1/a", model=name))
+        harness.now += 1.0
+        harness.registry.tick()
+        harness.send_files(f"s{number}/1/a", model_files())
+        await harness.wait_until_idle()
+    first, second = harness.registry.entries()
+    assert first.tokenizer is not None
+    assert second.tokenizer is None
+    assert re.match(
+        r"tokenizer\.json: the tokenizer needs \d+ MiB of memory, and \d+ of the \d+ MiB",
+        second.files_problem,
+    )
+    await harness.registry.close()
+
+
+async def test_killed_worker_is_replaced_at_the_next_request() -> None:
+    before = set(children_of(os.getpid()))
+    text = make_tokenizer()
+    await text.encode("hi", special=False)
+    (process,) = set(children_of(os.getpid())) - before
+    (worker,) = children_of(process)
+    os.kill(worker, signal.SIGKILL)
+    with suppress(EncodeError):  # if the request was sent to the killed one
+        await text.encode("hi", special=False)
+    assert await text.encode("hi", special=False) == encode_bytes("hi")
+
+
+async def test_lost_processes_are_started_again_from_the_servers_files() -> None:
+    harness = RegistryHarness()
+    harness.registry.on_peer_connected(HELLO)
+    harness.send_files("s0/1/a", model_files())
+    assert await harness.wait_until_loaded()
+    harness.take_asked_peers()
+    [entry] = harness.registry.entries()
+    lost = entry.tokenizer
+    assert lost is not None
+    lost.close()
+    with pytest.raises(ModelProcessError):
+        await lost.encode("hi", special=False)
+    assert lost.decode(encode_bytes("hi")) == "hi", "a stream that runs needs no process"
+    harness.registry.tick()
+    assert harness.take_asked_peers() == ["s0/1/a"]
+    harness.send_files("s0/1/a", model_files())
+    assert await harness.wait_until_loaded()
+    assert entry.tokenizer is not None
+    assert await entry.tokenizer.encode("hi", special=False) == encode_bytes("hi")
+    await harness.registry.close()
+    assert not entry.tokenizer
+
+
+async def test_missing_interpreter_is_no_fault_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent/python")
+    with pytest.raises(ModelProcessError, match="No such file"):
+        make_tokenizer()
+
+
+def test_environment_of_the_processes_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    environment = child_environment()
+    assert "HF_TOKEN" not in environment
+    assert environment["TZ"] == "Asia/Tokyo"
+
+
+@pytest.mark.parametrize("end", ["kill", "terminate", "exit"])
+def test_processes_end_with_their_gateway(end: str) -> None:
+    """The gateway is a script here; a worker computes for minutes when the gateway ends."""
+    script = (
+        "import asyncio, sys\n"
+        "from support.models.tokenizers import model_files\n"
+        "from modelswarm_gateway.models.tokenizer import ModelTokenizer\n"
+        "ranges = '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}'\n"
+        "async def main():\n"
+        "    text = ModelTokenizer(model_files(template=ranges), cpu_seconds=600)\n"
+        "    task = asyncio.create_task(text.encode_chat([]))\n"
+        "    await asyncio.sleep(0.1)\n"
+        "    print('ready', flush=True)\n"
+        "    await asyncio.to_thread(sys.stdin.read)\n"
+        "    text.close()\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", script]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+    ) as gateway:
+        assert gateway.stdout is not None
+        assert gateway.stdin is not None
+        assert gateway.stdout.readline() == b"ready\n"
+        (process,) = children_of(gateway.pid)
+        eventually("the worker", lambda: len(children_of(process)) == 1)
+        processes = {process, *children_of(process)}
+        if end == "exit":
+            gateway.stdin.close()
+        else:
+            getattr(gateway, end)()
+        gateway.wait(SECONDS)
+    eventually("the end of all processes", lambda: not processes & set(running_processes()))
+
+
+def children_of(pid: int) -> list[int]:
+    return [child for child, parent in running_processes().items() if parent == pid]
+
+
+def running_processes() -> dict[int, int]:
+    """Return the parent of each process, without unreaped ones."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # the process has just ended
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                found[int(stat.parent.name)] = int(parent)
+    return found
