@@ -21,6 +21,11 @@ ASSISTED = "the server chooses by itself how it speeds up an answer"
 ENCODER = "it concerns encoder-decoder models, which are not served"
 HF_STOP = "it is a choice of Hugging Face's generate that this server does not have"
 
+MODELSWARM: Section = {
+    "append": OBEYED,
+    "session_position": OBEYED,
+}
+
 VLLM: Section = {
     "top_k": OBEYED,
     "min_p": OBEYED,
@@ -28,8 +33,6 @@ VLLM: Section = {
     "ignore_eos": OBEYED,
     "return_token_ids": OBEYED,
     "session_id": OBEYED,
-    "append": OBEYED,
-    "session_position": OBEYED,
     "min_tokens": OBEYED,
     "stop_token_ids": OBEYED,
     "bad_words": OBEYED,

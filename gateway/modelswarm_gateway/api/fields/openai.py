@@ -9,6 +9,7 @@ from __future__ import annotations
 from modelswarm_gateway.api.fields.extensions import (
     HUGGING_FACE,
     LLAMA_CPP,
+    MODELSWARM,
     NOT_BUILT,
     SGLANG,
     TEXT_ONLY,
@@ -119,6 +120,7 @@ _NO_CHAT_TEMPLATE: Section = {
 }
 
 _EXTENSIONS = {
+    "ModelSwarm": MODELSWARM,
     "vLLM": VLLM,
     "SGLang": SGLANG,
     "llama.cpp and Ollama": LLAMA_CPP,

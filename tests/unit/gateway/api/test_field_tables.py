@@ -29,6 +29,7 @@ from modelswarm_gateway.api.http.openai_requests import (
     parse_completion,
 )
 from modelswarm_gateway.errors import ApiError, Code
+from tools.ci.make_fields_page import PAGE, render_page
 
 MODELS = (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -173,6 +174,11 @@ def test_known_field_that_is_not_supported_is_refused_by_name(
     error = refusal_of(body)
     assert error.code is Code.UNSUPPORTED
     assert error.param is not None and error.param.split(".")[-1] == param
+
+
+def test_page_of_fields_is_the_generated_one() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == render_page(), "run python tools/ci/make_fields_page.py"
 
 
 def test_long_name_of_an_unknown_field_is_not_repeated() -> None:
