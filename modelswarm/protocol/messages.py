@@ -17,6 +17,7 @@ from modelswarm.protocol.sampling import (
     MAX_LOGPROBS,
     Grammar,
     PromptLogprob,
+    PromptLogprobs,
     Sampling,
     TopLogprob,
 )
@@ -426,8 +427,8 @@ Message: TypeAlias = (
 )
 """Control messages: protobuf on the wire. The link consumes Hello; the cores never receive it as a message."""
 
-Item: TypeAlias = Message | Rows | Token
-"""Everything a link carries: control messages, or packed groups of Rows and Tokens."""
+Item: TypeAlias = Message | Rows | Token | PromptLogprobs
+"""Everything a link carries: control messages, or packed Rows, Tokens and PromptLogprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,6 +480,7 @@ __all__ = [
     "OwnedSession",
     "OwnedSessions",
     "PromptLogprob",
+    "PromptLogprobs",
     "Refusal",
     "RetainedRows",
     "Role",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from modelswarm.protocol.identity import Epoch, Handle
+
 MAX_LOGPROBS = 20
 """Top alternatives that a request may ask for; OpenAI's limit, and vLLM's default."""
 MAX_LOGIT_BIAS = 1024
@@ -71,6 +73,16 @@ class PromptLogprob:
     token: int
     logprob: float
     top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of the prompt's entries [start, start + len(entries)), from the tail, before any Token."""
+
+    handle: Handle  # the gateway's
+    epoch: Epoch
+    start: int
+    entries: tuple[PromptLogprob, ...]
 
 
 def find_problem(sampling: Sampling) -> str | None:

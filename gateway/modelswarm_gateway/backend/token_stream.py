@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from modelswarm.protocol.messages import Finish, TopLogprob
+from modelswarm.protocol.messages import Finish, PromptLogprob, TopLogprob
 from modelswarm_gateway.errors import ApiError
 
 
@@ -33,6 +33,8 @@ class TokenStream:
         keeps that many log entries."""
         self.read_to = read_to
         self.stop_at = stop_at
+        # Of the prompt's entries from position 1 on; complete before the first event.
+        self.prompt_logprobs: list[PromptLogprob] = []
         self._events: deque[TokenEvent] = deque()
         self._failure: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None

@@ -22,6 +22,7 @@ from modelswarm.protocol.messages import (
     LogChunk,
     OwnedSession,
     OwnedSessions,
+    PromptLogprobs,
     Send,
     SessionInfo,
     Token,
@@ -56,6 +57,7 @@ from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.refusals import explain_refusal
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.epoch_counters import EpochCounters, without_absurd_epochs
+from modelswarm_gateway.core.sessions.prompt_scores import begin_scores, needs_scores, take_scores
 from modelswarm_gateway.core.sessions.session import Session, SessionState
 from modelswarm_gateway.core.snapshots import server_view, session_view
 from modelswarm_gateway.core.takeover.session_search import SessionSearch
@@ -157,6 +159,8 @@ class GatewayCore:
         self.on_message(peer, now)
         if isinstance(item, Token):
             self._on_token(peer, item, now)
+        elif isinstance(item, PromptLogprobs):
+            self._on_prompt_logprobs(peer, item, now)
         elif isinstance(item, FenceAck):
             self._on_fence_ack(peer, item, now)
         elif isinstance(item, FaultReport):
@@ -253,6 +257,7 @@ class GatewayCore:
         end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
         begin = length if request.begin is None else request.begin
         s.turn = Turn(max(1, end - 1), end, request.sampling, begin)
+        begin_scores(s, request.is_resumed)
         s.turn_number += 1
         s.reused = s.replayed = 0
         s.credit_ahead, s.read_position = max(1, request.credit_ahead), length
@@ -344,21 +349,32 @@ class GatewayCore:
 
     # ---- messages of servers
 
-    def _on_token(self, peer: PeerId, token: Token, now: float) -> None:
-        found = self._recovery.hops_by_handle.get(token.handle)
+    def _session_of_tail(self, peer: PeerId, item: Token | PromptLogprobs) -> Session | None:
+        """Return the running session whose tail sent the item in the present epoch."""
+        found = self._recovery.hops_by_handle.get(item.handle)
         if found is None:
-            return
+            return None
         s, hop = found
-        if (
-            s.state is not SessionState.RUNNING
-            or token.epoch != s.epoch
-            or hop is not s.hops[-1]
-            or hop.peer != peer
-        ):
+        runs = s.state is SessionState.RUNNING and item.epoch == s.epoch
+        return s if runs and hop is s.hops[-1] and hop.peer == peer else None
+
+    def _on_prompt_logprobs(self, peer: PeerId, item: PromptLogprobs, now: float) -> None:
+        s = self._session_of_tail(peer, item)
+        if s is None or not needs_scores(s):
+            return
+        if item.start > s.scored:
+            self._recovery.on_fault(s, "gap", peer, now)
+        elif (found := take_scores(s, item)) is not None:
+            self._effects.append(found)
+
+    def _on_token(self, peer: PeerId, token: Token, now: float) -> None:
+        s = self._session_of_tail(peer, token)
+        if s is None:
             return  # R4 (freeze): stale
+        hop = s.hops[-1]
         if token.position < s.length:
             return  # R1 (rows never truncate): already received
-        if token.position > s.length:
+        if token.position > s.length or needs_scores(s):
             self._recovery.on_fault(s, "gap", peer, now)
             return
         if token.token >= 0:

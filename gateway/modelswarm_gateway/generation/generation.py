@@ -75,6 +75,7 @@ class Generation:
         self._stops = StopMatcher(request.stop)
         self._logprobs = LogprobsBuffer() if turn.keeps_logprobs else None
         self._released: list[TokenLogprob] = []  # of the next chunk
+        self._echoes = request.echo and start.resumed is None  # before the first token
         self._meter = context.metrics.meter_turn(
             request.model, len(turn.tokens), start.requested_at
         )
@@ -217,7 +218,7 @@ class Generation:
         return self.completion_tokens - self._resumed_tokens
 
     def _build_chunk(self, events: Sequence[TokenEvent]) -> OutputChunk:
-        texts: list[str] = []
+        texts = [self._echo_prompt()] if self._echoes else []
         tokens: list[int] = []
         finish: str | None = None
         for event in events:
@@ -232,6 +233,22 @@ class Generation:
             self._meter.on_tokens(len(tokens), self._context.clock())
             self.completion_tokens += len(tokens)
         return self._finish_chunk(texts, tokens, events[0].position)
+
+    def _echo_prompt(self) -> str:
+        """Return the prompt's text, once, with the log probabilities of its tokens if they are reported."""
+        self._echoes = False
+        detokenizer, pieces = self.tokenizer.detokenizer(()), []
+        scores = [None, *self._stream.prompt_logprobs]
+        for place, token in enumerate(self.prompt):
+            piece = detokenizer.feed(token)
+            piece += detokenizer.flush() if place == len(self.prompt) - 1 else ""
+            pieces.append(piece)
+            if self._logprobs is not None:
+                self._logprobs.add_prompt(token, scores[place], piece)
+        text = "".join(pieces)
+        if self._logprobs is not None:
+            self._released += self._logprobs.release(text, is_last=True)
+        return text
 
     def _finish_chunk(self, texts: Sequence[str], tokens: Sequence[int], first: int) -> OutputChunk:
         """Return the chunk of these texts and tokens, with the mark of the log so far."""

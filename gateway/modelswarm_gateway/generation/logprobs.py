@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from modelswarm.protocol.messages import TopLogprob
+from modelswarm.protocol.messages import PromptLogprob, TopLogprob
 from modelswarm_gateway.backend.token_stream import TokenEvent
 
 
@@ -18,7 +18,7 @@ class TokenLogprob:
     """A token of the answer with its log probability; `offset`: characters of the answer before its text."""
 
     token: int
-    logprob: float
+    logprob: float | None  # None: the first token of a prompt, which follows nothing
     top: tuple[TopLogprob, ...]
     offset: int
 
@@ -36,6 +36,12 @@ class LogprobsBuffer:
         if event.token >= 0:
             entry = TokenLogprob(event.token, event.logprob, event.top, self._decoded)
             self._withheld.append(entry)
+        self._decoded += len(piece)
+
+    def add_prompt(self, token: int, score: PromptLogprob | None, piece: str) -> None:
+        """Add a token of a prompt that is repeated in the answer."""
+        logprob, top = (None, ()) if score is None else (score.logprob, score.top)
+        self._withheld.append(TokenLogprob(token, logprob, top, self._decoded))
         self._decoded += len(piece)
 
     def release(self, text: str, *, is_last: bool = False) -> list[TokenLogprob]:

@@ -56,6 +56,7 @@ class GenerationRequest:
     position: int | None = None  # of the log, behind which it is appended; None: the log's end
     resume_after: int | None = None  # last log position that the client has
     resume_mark: str = ""  # short hash of the log up to there
+    echo: bool = False  # the answer begins with the prompt
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
 
 

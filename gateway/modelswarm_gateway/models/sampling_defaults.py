@@ -62,6 +62,7 @@ class SamplingOptions:
     allowed_token_ids: tuple[int, ...] = ()
     seed: int | None = None
     ignore_eos: bool = False
+    prompt_logprobs: int | None = None  # the same for the prompt's tokens; None: no report
     logprobs: int | None = None  # top alternatives to report with a token; None: no report
 
 
@@ -106,6 +107,7 @@ class SamplingDefaults:
             min_tokens=min(_first(options.min_tokens, self.min_tokens), MAX_COUNT),
             allowed_tokens=tuple(dict.fromkeys(options.allowed_token_ids)),
             logprobs=options.logprobs or 0,
+            prompt_logprobs=-1 if options.prompt_logprobs is None else options.prompt_logprobs,
         )
 
 

@@ -38,6 +38,7 @@ from modelswarm_gateway.core.interface.effects import (
     Emitted,
     MigrationEnded,
     OwnershipLost,
+    PromptScored,
     Refused,
     Rerouted,
     Resumed,
@@ -277,7 +278,7 @@ class Node:
             match effect:
                 case Send():
                     sends.append(effect)
-                case Emitted():
+                case Emitted() | PromptScored():
                     self._deliver_token(effect)
                 case Refused(session=session):
                     self._fail_stream(session, from_refusal(effect))
@@ -316,9 +317,12 @@ class Node:
             case Resumed(session=session, seconds=seconds):
                 self.recovery_events.record_resumption(session, self._streams.get(session), seconds)
 
-    def _deliver_token(self, effect: Emitted) -> None:
+    def _deliver_token(self, effect: Emitted | PromptScored) -> None:
         stream = self._streams.get(effect.session)
         if stream is None:
+            return
+        if isinstance(effect, PromptScored):
+            stream.prompt_logprobs += effect.entries
             return
         event = TokenEvent(effect.position, effect.token, effect.finish, effect.logprob, effect.top)
         stream.add_event(event)

@@ -14,7 +14,16 @@ import struct
 from collections.abc import Callable, Iterable, Iterator
 
 from modelswarm.protocol.identity import MAX_NUMBER, Epoch
-from modelswarm.protocol.messages import Finish, Input, Item, Rows, Token, TopLogprob
+from modelswarm.protocol.messages import (
+    Finish,
+    Input,
+    Item,
+    PromptLogprob,
+    PromptLogprobs,
+    Rows,
+    Token,
+    TopLogprob,
+)
 from modelswarm.protocol.wire.codec import FrameError, decode, encode
 
 MAX_FRAME = 4 << 20
@@ -26,10 +35,11 @@ MAX_ITEMS = 16384
 FRAME_TARGET = 256 << 10
 """Bytes at which a frame is ended: 20 ms at 100 Mbit/s, so that no item waits long behind a frame."""
 
-_CONTROL, _ROWS, _TOKEN = 1, 2, 3
+_CONTROL, _ROWS, _TOKEN, _PROMPT = 1, 2, 3, 4
 _ITEM = struct.Struct("<BxxxI")  # kind, body length
 _ROWS_HEAD = struct.Struct("<QQQQII")  # handle, epoch (counter, gateway), first, count, flags
 _TOKEN_BODY = struct.Struct("<QQQQdiBB2x")  # handle, epoch, position, logprob, token, finish, flags
+_PROMPT_HEAD = struct.Struct("<QQQQII")  # handle, epoch (counter, gateway), start, count, top
 _TOP_LOGPROB = struct.Struct("<di4x")  # log probability, token
 _ROWS_TARGET = FRAME_TARGET - _ITEM.size - _ROWS_HEAD.size
 _SAMPLE, _STORE_ONLY = 1, 2
@@ -104,6 +114,8 @@ def _decode_item(kind: int, body: memoryview) -> Item:
         return _decode_token(body)
     if kind == _CONTROL:
         return decode(body)
+    if kind == _PROMPT:
+        return _decode_prompt_logprobs(body)
     raise FrameError(f"an item of kind {kind}")
 
 
@@ -127,7 +139,10 @@ def _encode_item(item: Item) -> tuple[bytes | memoryview, ...]:
         )
         body += b"".join(_TOP_LOGPROB.pack(each.logprob, each.token) for each in item.top)
         return (_ITEM.pack(_TOKEN, len(body)) + body,)
-    assert not isinstance(item, Rows | Token)
+    if type(item) is PromptLogprobs:
+        body = _encode_prompt_logprobs(item)
+        return (_ITEM.pack(_PROMPT, len(body)) + body,)
+    assert not isinstance(item, Rows | Token | PromptLogprobs)
     body = encode(item)
     return (_ITEM.pack(_CONTROL, len(body)) + body,)
 
@@ -168,6 +183,37 @@ def _decode_token(body: memoryview) -> Token:
     epoch, reason = Epoch(counter, gateway), _FINISH_REASONS[finish]
     top = () if len(body) == size else _decode_top(body[size:])
     return Token(handle, epoch, position, token, logprob, reason, flags == 1, top)
+
+
+def _encode_prompt_logprobs(item: PromptLogprobs) -> bytes:
+    """Every entry has as many top alternatives as the first one."""
+    entries = item.entries
+    top = len(entries[0].top)
+    if any(len(entry.top) != top for entry in entries):
+        raise ValueError("entries of a prompt with different numbers of top alternatives")
+    head = _PROMPT_HEAD.pack(item.handle, *item.epoch, item.start, len(entries), top)
+    parts = [head]
+    for entry in entries:
+        parts.append(_TOP_LOGPROB.pack(entry.logprob, entry.token))
+        parts += [_TOP_LOGPROB.pack(each.logprob, each.token) for each in entry.top]
+    return b"".join(parts)
+
+
+def _decode_prompt_logprobs(body: memoryview) -> PromptLogprobs:
+    if len(body) < _PROMPT_HEAD.size:
+        raise FrameError("log probabilities of a prompt without a whole header")
+    handle, counter, gateway, start, count, top = _PROMPT_HEAD.unpack_from(body)
+    if max(counter, gateway, start) > MAX_NUMBER:
+        raise FrameError(f"log probabilities with an epoch or position above {MAX_NUMBER}")
+    values = body[_PROMPT_HEAD.size :]
+    if count == 0 or len(values) != count * (1 + top) * _TOP_LOGPROB.size:
+        raise FrameError(f"{len(values)} bytes are not {count} log probabilities with {top} others")
+    each = _decode_top(values)
+    entries = tuple(
+        PromptLogprob(each[at].token, each[at].logprob, each[at + 1 : at + 1 + top])
+        for at in range(0, len(each), 1 + top)
+    )
+    return PromptLogprobs(handle, Epoch(counter, gateway), start, entries)
 
 
 def _decode_top(body: memoryview) -> tuple[TopLogprob, ...]:

@@ -16,7 +16,7 @@ from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
 from modelswarm_serving.core.kv.transfer import KvTransfers
 from modelswarm_serving.core.parts import CoreParts
 from modelswarm_serving.core.stall_estimator import StallEstimator
-from modelswarm_serving.model.base import BatchItem, Result, SampleRequest, Task
+from modelswarm_serving.model.base import BatchItem, Result, SampleRequest, ScoreRequest, Task
 
 MEAN_WEIGHT = 0.1
 """Weight of the newest step in the running mean of step times."""
@@ -95,7 +95,15 @@ class Steps:
             rows=None if hop.is_head else hop.row_buffer.take(end - first),
             emit_from=self._first_emitted(hop, first, end),
             sample=sample,
+            score=self._score_request(hop, first, end),
         )
+
+    def _score_request(self, hop: Hop, first: int, end: int) -> ScoreRequest | None:
+        """Request the log probabilities of the prompt's entries that follow rows [first, end)."""
+        if not hop.scores_prompt or first + 1 >= hop.turn.begin:
+            return None
+        targets = hop.log[first + 1 : min(end + 1, hop.turn.begin)]
+        return ScoreRequest(targets, hop.turn.sampling.prompt_logprobs) if targets else None
 
     def _first_emitted(self, hop: Hop, first: int, end: int) -> int:
         """Return the first position whose output row is needed. The replay log takes all rows, also those that the
@@ -186,6 +194,8 @@ class Steps:
             return "the model returned a wrong number of rows"
         if work.sample is not None and result.sampled is None:
             return "the model sampled no token"
+        if len(result.scores) != (0 if work.score is None else len(work.score.targets)):
+            return "the model scored a wrong number of tokens"
         return None
 
     def _send_outputs(self, hop: Hop, work: BatchItem, result: Result) -> None:
@@ -197,6 +207,8 @@ class Steps:
             if first > work.emit_from:
                 rows = memoryview(rows)[(first - work.emit_from) * self._shape.row_bytes :]
             send.send_rows(self._outbox, hop, first, rows, self._shape.row_bytes)
+        if result.scores:
+            send.send_prompt_logprobs(self._outbox, hop, work.first + 1, result.scores)
         if work.sample is not None and result.sampled is not None:
             send.send_token(self._outbox, hop, result.sampled)
         if not hop.is_head:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from modelswarm.protocol.messages import FaultKind, Sampling, TopLogprob
+from modelswarm.protocol.messages import FaultKind, PromptLogprob, Sampling, TopLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,14 @@ class SampleRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """Request to the tail for the log probabilities of `targets`: each follows one of the item's first rows."""
+
+    targets: Sequence[int]  # at least one, at most the rows of the item
+    top: int  # most probable tokens to report with each
+
+
+@dataclass(frozen=True, slots=True)
 class BatchItem:
     """Contiguous positions [first, first + count) of one session in one step.
 
@@ -66,6 +74,7 @@ class BatchItem:
     rows: bytes | memoryview | None  # count x row_bytes
     emit_from: int  # output rows are wanted for positions [emit, first + count); none when emit == first + count
     sample: SampleRequest | None  # tail only
+    score: ScoreRequest | None = None  # tail only
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,7 @@ class Result:
 
     rows: bytes | memoryview | None = None
     sampled: SampledToken | None = None
+    scores: tuple[PromptLogprob, ...] = ()  # one for each target of a score request
     error: str | None = None  # of this session only; a failure of the whole step is an exception
     fault: FaultKind = FaultKind.FAILED  # kind of the error
 

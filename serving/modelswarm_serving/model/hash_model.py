@@ -16,7 +16,7 @@ from array import array
 from collections.abc import Sequence
 from operator import attrgetter
 
-from modelswarm.protocol.messages import Sampling, TopLogprob
+from modelswarm.protocol.messages import PromptLogprob, Sampling, TopLogprob
 from modelswarm_serving.model.base import (
     BatchItem,
     Compute,
@@ -26,6 +26,7 @@ from modelswarm_serving.model.base import (
     Result,
     SampledToken,
     SampleRequest,
+    ScoreRequest,
     Task,
 )
 
@@ -112,6 +113,16 @@ def _choose_token(value: int, sampling: Sampling, banned: Sequence[int], vocabul
         if token not in banned:
             return token
     return choices[value % size] if choices else value % size
+
+
+def score_token(row: int, token: int, top: int, vocabulary: int) -> PromptLogprob:
+    """Return the log probability of the log entry after `row`, a function of both."""
+    value = mix(row ^ mix(token ^ 0x73636F7265))
+    logprob = -((value >> 32) % 1000) / 100
+    others = tuple(
+        TopLogprob((value + i) % vocabulary, logprob - i) for i in range(min(top, vocabulary))
+    )
+    return PromptLogprob(token, logprob, others)
 
 
 def reference_tokens(
@@ -223,7 +234,16 @@ class HashModel:
         picked = None
         if item.sample is not None:
             picked = self._sample(item.sample, rows[-1])
-        return Result(rows=self._pack_rows(emitted) if emitted else None, sampled=picked)
+        scores = () if item.score is None else self._score(item.score, rows)
+        packed = self._pack_rows(emitted) if emitted else None
+        return Result(rows=packed, sampled=picked, scores=scores)
+
+    def _score(self, score: ScoreRequest, rows: Sequence[int]) -> tuple[PromptLogprob, ...]:
+        vocabulary = self._shape.vocab_size
+        return tuple(
+            score_token(row, token, score.top, vocabulary)
+            for row, token in zip(rows, score.targets, strict=False)
+        )
 
     def _check_item(self, item: BatchItem) -> None:
         """Raise ValueError for batch items that a correct core never plans."""

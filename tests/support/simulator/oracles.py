@@ -13,11 +13,18 @@ from support.simulator.actors.server_process import ServerProcess
 from support.simulator.scenario import Scenario
 from support.simulator.trace import Violation
 
-from modelswarm.protocol.messages import Sampling, StartEpoch
+from modelswarm.protocol.messages import PromptLogprob, Sampling, StartEpoch
 from modelswarm_gateway.core.interface.effects import Effect, Emitted
 from modelswarm_serving.core.hops.hop import TransferCursor
 from modelswarm_serving.model.base import SampledToken
-from modelswarm_serving.model.hash_model import MASK, embed, key_value, output, sample_token
+from modelswarm_serving.model.hash_model import (
+    MASK,
+    embed,
+    key_value,
+    output,
+    sample_token,
+    score_token,
+)
 
 # A replay log of this many bytes holds all rows of a simulated server.
 AMPLE_REPLAY_BYTES = 1 << 20
@@ -33,21 +40,32 @@ class Reference:
         self._sums: list[
             tuple[int, ...]
         ] = []  # for each position, the sum of each block's KV up to it
-        self._row = 0  # output of the last block at the last position
+        self._rows: list[int] = []  # output of the last block at each position
 
     def next_token(self, log: Sequence[int], sampling: Sampling, begin: int) -> SampledToken:
         """Return the expected entry at position len(log) of a turn that began at `begin`."""
+        self._advance(log)
+        return sample_token(self._rows[-1], sampling, len(log), log, begin, self._vocab)
+
+    def scores(self, log: Sequence[int], start: int) -> tuple[PromptLogprob, ...]:
+        """Return the expected log probabilities of the entries from `start` on, with one alternative."""
+        self._advance(log)
+        return tuple(
+            score_token(self._rows[at - 1], log[at], 1, self._vocab)
+            for at in range(start, len(log))
+        )
+
+    def _advance(self, log: Sequence[int]) -> None:
         common = 0
         for ours, theirs in zip(self._log, log, strict=False):
             if ours != theirs:
                 break
             common += 1
         common = min(common, len(log) - 1)
-        del self._sums[common:]
+        del self._sums[common:], self._rows[common:]
         for position in range(common, len(log)):
             self._append(position, log[position])
         self._log = list(log)
-        return sample_token(self._row, sampling, len(log), log, begin, self._vocab)
 
     def _append(self, position: int, token: int) -> None:
         before = self._sums[-1] if self._sums else (0,) * self._n_blocks
@@ -57,7 +75,7 @@ class Reference:
             row = output(stored, attention)
             sums.append((attention + stored) & MASK)
         self._sums.append(tuple(sums))
-        self._row = row
+        self._rows.append(row)
 
 
 class OwnLogs:

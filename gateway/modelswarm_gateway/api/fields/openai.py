@@ -75,7 +75,7 @@ _COMPLETIONS: Section = {
     "prompt": OBEYED,
     "suffix": refused("the models that are served cannot fill a gap in a text", ""),
     "best_of": refused("use n, which returns all answers", 1),
-    "echo": refused(NOT_BUILT, False),
+    "echo": OBEYED,
     "logprobs": OBEYED,
     "top_logprobs": refused(f"use logprobs; {OF_CHAT}", 0),
     "messages": refused(OF_CHAT),

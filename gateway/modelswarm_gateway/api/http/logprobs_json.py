@@ -25,15 +25,18 @@ def chat_logprobs(entries: Sequence[TokenLogprob], bytes_of: BytesOf) -> dict[st
     return {"content": content, "refusal": None}
 
 
-def _chat_entry(token: int, logprob: float, bytes_of: BytesOf) -> dict[str, Any]:
+def _chat_entry(token: int, logprob: float | None, bytes_of: BytesOf) -> dict[str, Any]:
     raw = bytes_of(token)
     return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
 
 
 def completion_logprobs(entries: Sequence[TokenLogprob], bytes_of: BytesOf) -> dict[str, Any]:
     """Return `logprobs` of a text completion. The sampled token is always among `top_logprobs`."""
-    tops = []
+    tops: list[dict[str, float] | None] = []
     for entry in entries:
+        if entry.logprob is None:
+            tops.append(None)
+            continue
         top = {token_text(each.token, bytes_of): each.logprob for each in entry.top}
         tops.append(top | {token_text(entry.token, bytes_of): entry.logprob})
     return {

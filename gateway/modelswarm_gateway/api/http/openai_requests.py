@@ -135,6 +135,10 @@ class _Request(RequestModel):
     def token_limit(self) -> int | None:
         return self.max_tokens
 
+    def echoes(self) -> bool:
+        """Return whether the answer begins with the prompt."""
+        return False
+
     def logprobs_count(self) -> int | None:
         """Return the top alternatives to report with each token; None: no report."""
         raise NotImplementedError
@@ -166,6 +170,7 @@ class _Request(RequestModel):
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.logprobs_count(),
+            prompt_logprobs=self.logprobs_count() if self.echoes() else None,
         )
         return GenerationRequest(
             self.model,
@@ -177,6 +182,7 @@ class _Request(RequestModel):
             self.default_max_tokens,
             append=bool(self.append),
             position=self.session_position,
+            echo=self.echoes(),
         )
 
 
@@ -221,10 +227,14 @@ class CompletionRequest(_Request):
     table = COMPLETIONS
     prompt: str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]]
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    echo: bool | None = None
     default_max_tokens = COMPLETION_MAX_TOKENS
 
     def logprobs_count(self) -> int | None:
         return self.logprobs
+
+    def echoes(self) -> bool:
+        return bool(self.echo)
 
     def given_prompt(self) -> tuple[str, Prompt]:
         prompt = self.prompt

@@ -37,6 +37,7 @@ ALLOWED = {
     "ignore_eos": _FLAG,
     "return_token_ids": _FLAG,
     "n": "a whole number from 1 to 128",
+    "echo": _FLAG,
     "top_logprobs": f"a whole number from 0 to {MAX_LOGPROBS}",
     "logprobs": f"true or false for a chat, a whole number from 0 to {MAX_LOGPROBS} for a text completion",
     "session_id": f"a string of 1 to {MAX_SESSION_ID_LENGTH} characters",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Finish, Send, TopLogprob
+from modelswarm.protocol.messages import Finish, PromptLogprob, Send, TopLogprob
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.turn import RefusalReason
 
@@ -25,6 +25,15 @@ class Emitted:
     logprob: float
     finish: Finish
     top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScored:
+    """Log probabilities of the prompt's entries from `start` on: each once, in order, before the first Emitted."""
+
+    session: str
+    start: int
+    entries: tuple[PromptLogprob, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +109,7 @@ class Ejected:
 Effect: TypeAlias = (
     Send
     | Emitted
+    | PromptScored
     | Refused
     | SessionLost
     | OwnershipLost

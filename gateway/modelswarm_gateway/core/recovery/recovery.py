@@ -34,6 +34,7 @@ from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
 from modelswarm_gateway.core.sessions.hop_messages import HopMessages
 from modelswarm_gateway.core.sessions.hop_table import HopTable
+from modelswarm_gateway.core.sessions.prompt_scores import truncate_unscored
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
 from modelswarm_gateway.core.sessions.session import (
     NO_TRUNCATION,
@@ -87,6 +88,7 @@ class Recovery:
         session.credit_cap = None
         session.attempts += 1
         session.truncate_hops(session.length)
+        truncate_unscored(session)
         for hop in session.owned_hops:
             hop.is_fenced, hop.is_round_trip_timed = False, True
         if session.attempts % self._settings.attempts_without_token == 0:

@@ -108,6 +108,7 @@ class Session:
     lost_hops: list[Hop] = field(default_factory=list)
 
     turn: Turn = field(default_factory=lambda: Turn(reserved_positions=1, end=1))
+    scored: int = 1  # entries of the prompt below this have their log probabilities
     turn_number: int = 0
     read_only: bool = False  # max_tokens 0
     has_run: bool = False  # an epoch was started: hops created from now on are for recovery

@@ -6,14 +6,26 @@ within the successor's window, and retained rows are sent only as far as the win
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from modelswarm.protocol.messages import FaultKind, Finish, Lane, Rows, StartEpoch, Token
+from modelswarm.protocol.messages import (
+    FaultKind,
+    Finish,
+    Lane,
+    PromptLogprob,
+    PromptLogprobs,
+    Rows,
+    StartEpoch,
+    Token,
+)
 from modelswarm_serving.core.hops.hop import Fault, Hop
 from modelswarm_serving.core.hops.outbox import Outbox
 from modelswarm_serving.core.hops.replay_log import ReplayLog
 from modelswarm_serving.model.base import SampledToken
 
+SCORES_PER_ITEM = 256
+"""Log probabilities of a prompt in one item: at most 86 KiB with 20 alternatives each."""
 BULK_GROUP_BYTES = 256 * 1024
 """A control message never waits for longer than this on a shared wire; frames stay under 4 MiB."""
 
@@ -86,6 +98,18 @@ def flush_live(out: Outbox, hop: Hop) -> None:
         rows = Rows(to.handle, started.epoch, at, 1, row, sample=True)
         out.send(to.address, Lane.LIVE, rows)
         hop.sent = at + 1
+
+
+def send_prompt_logprobs(
+    out: Outbox, hop: Hop, start: int, scores: Sequence[PromptLogprob]
+) -> None:
+    """Send the scores on the live lane, so that no Token overtakes them."""
+    started = hop.started
+    assert started is not None
+    for at in range(0, len(scores), SCORES_PER_ITEM):
+        part = tuple(scores[at : at + SCORES_PER_ITEM])
+        item = PromptLogprobs(hop.gateway_handle, started.epoch, start + at, part)
+        out.send_to_gateway(hop.gateway, item)
 
 
 def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:

@@ -292,7 +292,14 @@ class Hop:
             end = min(end, max(self.window, started.send_from))
         if not started.sample:
             end = min(end, started.length - 1)
+        if self.scores_prompt and len(self.log) < started.length:
+            end = min(end, self.kv)  # a row is scored with the log entry after it
         return min(end, self.turn.reserved_positions)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True for a tail that reports the log probabilities of the prompt."""
+        return self.is_tail and self.turn.sampling.prompt_logprobs >= 0
 
     def is_neighbour(self, peer: PeerId) -> bool:
         started = self.started

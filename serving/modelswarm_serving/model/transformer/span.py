@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from modelswarm.placement.memory import LOGIT_ROWS, sample_rows
+from modelswarm.protocol.messages import PromptLogprob
 from modelswarm_serving.model.attention.attention import SDPA, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
@@ -27,10 +28,12 @@ from modelswarm_serving.model.base import (
     OutOfDeviceMemory,
     Result,
     SampleRequest,
+    ScoreRequest,
     Task,
 )
 from modelswarm_serving.model.device import HOST, Device
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
+from modelswarm_serving.model.sampling.prompt_scores import score_tokens
 from modelswarm_serving.model.sampling.sampler import Sampled, Unsampled, sample
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.loading import LoadedSpan
@@ -203,12 +206,32 @@ class TransformerSpan:
         everyone = len(asking) == len(rows)  # plain decode
         wanted = rows if everyone else rows[[row for row, _ in asking]]
         picks = [work.sample for _, work in asking if work.sample is not None]
+        scores = {
+            id(work): self._score_rows(rows[row : row + len(work.score.targets)], work.score)
+            for row, work in zip(layout.starts, layout.items, strict=True)
+            if work.score is not None
+        }
+        for work in layout.items if scores else ():
+            results[id(work)] = Result(scores=scores.get(id(work), ()))
         for (_, work), picked in zip(asking, self._sample_rows(wanted, picks), strict=True):
             if isinstance(picked, Unsampled):
                 results[id(work)] = Result(error=picked.value, fault=picked.fault)
             else:
-                results[id(work)] = Result(sampled=picked)
+                found = scores.get(id(work), ())
+                results[id(work)] = Result(sampled=picked, scores=found)
         return results
+
+    def _score_rows(self, rows: Tensor, score: ScoreRequest) -> tuple[PromptLogprob, ...]:
+        """Return the log probabilities of the targets, some rows at a time, as the memory plan counts them."""
+        made: list[PromptLogprob] = []
+        for start in range(0, len(rows), LOGIT_ROWS):
+            logits = self.logits(rows[start : start + LOGIT_ROWS])
+            targets = score.targets[start : start + LOGIT_ROWS]
+            count = sample_rows(logits.shape[-1])
+            for first in range(0, len(targets), count):
+                part = slice(first, first + count)
+                made += score_tokens(logits[part], targets[part], score.top)
+        return tuple(made)
 
     def _sample_rows(self, rows: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
         """Return a token for each of these rows of the last block."""

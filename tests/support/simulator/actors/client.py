@@ -20,6 +20,7 @@ from modelswarm_gateway.core.interface.effects import (
     Effect,
     Emitted,
     MigrationEnded,
+    PromptScored,
     Refused,
     Rerouted,
     SessionLost,
@@ -58,6 +59,7 @@ class Client:
             False  # a request was refused, or its gateway is lost, and it is not yet repeated
         )
         self._read = 0
+        self._scored = 0  # entries of the prompt below this have their log probabilities
         self._reading = False
         self._slow = self._rng.random() < self._load.slow_reader_chance
         self._reroutes = 0  # in this turn
@@ -105,10 +107,12 @@ class Client:
         ahead = rng.randint(1, 4) if self._slow else rng.choice((1, 8, 64))
         room = self._tools.scenario.layout.max_length - len(log)
         has_no_limit = rng.random() < load.no_limit_chance
+        most = None if has_no_limit else min(room, rng.randint(*load.max_tokens))
+        scored = 1 if self.turns_left % 3 == 0 else -1
         return TurnRequest(
             tokens=tuple(log),
-            max_tokens=None if has_no_limit else min(room, rng.randint(*load.max_tokens)),
-            sampling=self._draw_sampling(),
+            max_tokens=most,
+            sampling=replace(self._draw_sampling(), prompt_logprobs=scored),
             credit_ahead=ahead,
         )
 
@@ -163,6 +167,8 @@ class Client:
             self._previous_log = self._previous_log[:kept]
         self.log, self.has_token = list(request.tokens), False
         self._read, self._reroutes = length, 0
+        wants_scores = request.sampling.prompt_logprobs >= 0 and not request.is_resumed
+        self._scored = 1 if wants_scores else length
         self._serial += 1
         self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
         first = self.gateway.core.start_turn(self.name, request, self._tools.clock.now)
@@ -243,6 +249,8 @@ class Client:
             if isinstance(effect, Emitted):
                 if not self._on_token(effect):
                     return
+            elif isinstance(effect, PromptScored):
+                self._check_scores(effect)
             elif isinstance(effect, Refused):
                 self._on_refusal(effect)
             elif isinstance(effect, Rerouted | MigrationEnded):
@@ -256,6 +264,8 @@ class Client:
         assert turn is not None
         self._expect(seen.position == len(self.log), f"{seen}, but the log has {len(self.log)}")
         self._record_progress()
+        length = len(turn.request.tokens)
+        self._expect(self._scored == length, f"{seen}, but {self._scored} of {length} are scored")
         if seen.token == -1:
             self._expect(turn.end == len(self.log), f"{seen}, but tokens were asked for")
             self._expect(seen.finish is Finish.LENGTH, f"{seen} does not finish")
@@ -269,6 +279,17 @@ class Client:
         self.tokens += 1
         self._read_token()
         return self._act(seen, turn)
+
+    def _check_scores(self, seen: PromptScored) -> None:
+        assert self.turn is not None or self._expect(False, f"{seen} while no turn runs")
+        assert self.turn is not None
+        self._expect(seen.start == self._scored, f"{seen}, but {self._scored} is the next one")
+        self._scored += len(seen.entries)
+        self._record_progress()
+        tokens = self.turn.request.tokens
+        self._expect(self._scored <= len(tokens), f"{seen} beyond the prompt")
+        expected = self._reference.scores(tokens[: self._scored], seen.start)
+        self._expect(seen.entries == expected, f"{seen}, but the reference says {expected}")
 
     def _check_token(self, seen: Emitted, turn: Progress) -> None:
         request = turn.request

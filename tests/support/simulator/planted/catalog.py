@@ -56,6 +56,7 @@ from support.simulator.planted.protocol import (
 from support.simulator.planted.recovery import (
     CutsOverParkedSessions,
     IgnoresRetainedRows,
+    LosesScores,
     NeverOverdue,
     NeverSuspects,
 )
@@ -198,6 +199,7 @@ PLANTS: dict[str, Plant] = {
     "R6 reads the rows before": in_replay_log(ReadsRowsBefore, "kills"),
     "R6 mixes boundaries": in_server(MixesBoundaries, "reshaped", 300),
     "R6 ignores retained rows": in_gateway(IgnoresRetainedRows, "kills"),
+    "R6 loses scores of a prompt": in_gateway(LosesScores, "prefill"),
     "R7 ignores credit": in_server(IgnoresCredit, "slow_readers"),
     "R9 mixes lanes": in_server(MixesLanes, "slow_bulk"),
     "R10 tail does not wait": in_server(TailDoesNotWait, "slow_bulk"),

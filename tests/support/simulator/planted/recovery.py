@@ -9,14 +9,17 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+from support.simulator.planted.swap import swap_class
 from typing_extensions import override
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Fence, FenceAck, Item
+from modelswarm.protocol.messages import Fence, FenceAck, Item, PromptLogprobs
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.migration.migration import Migration
 from modelswarm_gateway.core.migration.migrations import Migrations
+from modelswarm_gateway.core.recovery.recovery import Recovery
+from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Session
 from modelswarm_serving.core.server import ServerCore
 
 
@@ -76,3 +79,30 @@ class NeverOverdue(GatewayCore):
         self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
     ) -> None:
         super().__init__(replace(settings, token_timeout_seconds=math.inf), peer, incarnation, draw)
+
+
+class KeepsUnscoredKv(Recovery):
+    """R6 (replay): after a fault in a prompt the tail keeps the KV of rows whose log probabilities were lost."""
+
+    @override
+    def enter_loop(self, session: Session, now: float) -> None:
+        scored, session.scored = session.scored, NO_TRUNCATION
+        super().enter_loop(session, now)
+        session.scored = scored
+
+
+class LosesScores(GatewayCore):
+    """R1 (rows never truncate) and R6 (replay): later log probabilities of a prompt are taken for the missing ones."""
+
+    def __init__(
+        self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
+    ) -> None:
+        super().__init__(settings, peer, incarnation, draw)
+        swap_class(self._recovery, KeepsUnscoredKv)
+
+    @override
+    def _on_prompt_logprobs(self, peer: PeerId, item: PromptLogprobs, now: float) -> None:
+        s = self._session_of_tail(peer, item)
+        if s is not None and item.start > s.scored:
+            item = replace(item, start=s.scored)
+        super()._on_prompt_logprobs(peer, item, now)

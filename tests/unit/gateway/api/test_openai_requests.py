@@ -108,7 +108,6 @@ def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
         ("modalities", ["text", "audio"]),
-        ("echo", True),
         ("suffix", "x"),
         ("best_of", 4),
         ("audio", {"voice": "x"}),
