@@ -50,7 +50,11 @@ QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 32, 60)
 HOP_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 OTHER_MODEL = "other"
-REROUTE_CAUSES = (*(trouble.value for trouble in FaultKind), "silent", "late")
+REROUTE_CAUSES = (
+    *(trouble.value for trouble in FaultKind if trouble is not FaultKind.NO_TOKEN),
+    "silent",
+    "late",
+)
 EJECTION_CAUSES = ("silent", "overdue", "failed", "slow")
 MIGRATION_CAUSES = ("drain", "shutdown", "slow", "rebalance")
 USUAL_CODES = (200, 429, 499, 500, 503)
