@@ -254,9 +254,9 @@ class World:
         gateway.tick()
         for server in self.servers.values():
             if server.name not in self._unannounced:
-                gateway.later(
-                    self._rng.uniform(0.0, DISCOVERY_SECONDS), gateway.learn, server.address
-                )
+                delay = self._rng.uniform(0.0, DISCOVERY_SECONDS)
+                if server.alive:  # a dial of a server that has ended is refused: it is not waited for
+                    gateway.later(delay, gateway.learn, server.address)
         load = self.scenario.load
         last = min(load.max_sessions, len(self.clients) + load.sessions)
         for number in range(len(self.clients), last):
