@@ -141,11 +141,11 @@ class GatewayCore:
         self._recovery.hops.forget_peer(peer)
         self._session_search.forget_peer(peer, now)
         for session in list(self._sessions.values()):
+            if any(hop.peer == peer for hop in session.owned_hops):
+                self._ownership_check.on_link_lost(session, now)
             if session.state is not SessionState.HELD and any(
                 hop.peer == peer for hop in session.hops
             ):
-                if not session.is_in_turn:
-                    self._ownership_check.require(session, now)
                 self._recovery.on_fault(session, "link_down", peer, now)
         self._health_monitor.remove_peer(peer, now)
 
@@ -185,9 +185,12 @@ class GatewayCore:
         if session in self._sessions:
             raise SessionBusy(f"session {session} is open already")
         counter = 0 if above is None else max(above, self._ended_counters.counter_of(session))
-        named = above is not None
         self._sessions[session] = Session(
-            session, model, Epoch(counter, self._incarnation), is_named=named
+            session,
+            model,
+            Epoch(counter, self._incarnation),
+            found_epoch=Epoch(counter + 1, 0),
+            is_named=above is not None,
         )
 
     def find_session(

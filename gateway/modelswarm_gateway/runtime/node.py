@@ -49,6 +49,7 @@ from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.servers.variant import is_valid
+from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 from modelswarm_gateway.discovery.dialer import Dialer, EndpointSource
 from modelswarm_gateway.errors import (
     ApiError,
@@ -81,7 +82,7 @@ class Node:
     ) -> None:
         """`replaces`: gateways whose processes have ended; servers then end their leases."""
         self.peer = peer
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._core = GatewayCore(settings, peer, incarnation, lambda: secrets.randbits(64))
         hello = Hello(
             PROTOCOL_VERSION,
@@ -202,7 +203,8 @@ class Node:
 
     def open_session(self, model: str, name: str = "", epoch_floor: int = 0) -> str:
         session = name or f"{self.peer}:{secrets.token_hex(8)}"
-        self._core.open_session(session, model, self._clock(), epoch_floor if name else None)
+        above = lowest_epoch(epoch_floor, self._wall()) if name else None
+        self._core.open_session(session, model, self._clock(), above)
         self.recovery_events.session_opened(session, model)
         return session
 

@@ -20,6 +20,7 @@ from support.core.network import Network
 from support.core.server import MODEL, expected
 
 from modelswarm_gateway.core.interface.effects import OwnershipLost
+from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 
 
 def lose(made: Network, server: str, *gateways: Gateway) -> None:
@@ -105,3 +106,28 @@ def test_one_of_waking_gateway_and_new_owner_continues(seed: int, number: int, w
         assert second.tokens(SESSION) == expected(read, NEW)
     else:
         assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
+
+
+@pytest.mark.parametrize("number", range(3, 9))
+def test_gateway_whose_only_server_ended_asks_for_the_owner(number: int) -> None:
+    """A gateway stalls for less than half a lease. Its session's only server ends, and another gateway opens the name.
+
+    Each `number` of the stalled gateway draws another server. Its counter is low, and the name is opened later.
+    """
+    made = takeover_network()
+    for _ in range(3):
+        made.serve(0, 4)
+    first, second = start_partial_turn(made, number), add_gateway(made, 2)
+    [lost] = first.route(SESSION)
+    first.frozen = True
+    lose(made, lost, second)
+    made.wait(0.5)
+    where = second.find(SESSION, opens=True)
+    assert not where.log_holders
+    second.start(SESSION, PROMPT, NEW, ahead=2, above=lowest_epoch(where.epoch.counter, made.now))
+    made.wait(1.0)
+    first.frozen = False
+    first.core.on_peer_lost(lost, made.now)
+    made.wait(1.0)
+    states = [each.core.find_view(SESSION) for each in (first, second)]
+    assert [view.state for view in states if view is not None] == ["running"]

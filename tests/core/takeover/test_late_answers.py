@@ -27,6 +27,8 @@ def test_suspected_server_gets_no_create_before_it_answers() -> None:
     """The session has run there since, at a gateway that has ended. The server is stopped, and known to be silent."""
     made = takeover_network()
     first, server, read = return_to_old_server(made)
+    del made.lanes[first.peer, server.peer, Lane.LIVE]  # the question that followed the link
+    server.frozen = False
     first.start("unnamed", PROMPT, NEW, ahead=2)
     server.frozen = True
     made.wait(2.5)

@@ -212,9 +212,9 @@ def test_newest_log_survives_a_create_of_a_returning_gateway() -> None:
     [spare] = [peer for peer in (one.peer, other.peer) if peer != old]
     read = leave_cut_off_turn(made, first, second)
     made.kill(spare)
-    reconnect(made, first, [old])
     server = made.servers[old]
     server.frozen = True
+    reconnect(made, first, [old])
     first.begin(SESSION, read, len(WHOLE) - len(read))
     made.wait(0.6)
     server.frozen = False
@@ -226,7 +226,6 @@ def test_returning_gateway_creates_no_hop_before_the_answer() -> None:
     """It ran on another server last, so it has no hop on the server where the session has run since."""
     made = takeover_network()
     first, server, read = return_to_old_server(made)
-    server.frozen = True
     first.begin(SESSION, read, len(WHOLE) - len(read))
     made.wait(0.6)
     server.frozen = False

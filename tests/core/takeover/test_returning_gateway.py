@@ -66,7 +66,7 @@ def leave_cut_off_turn(made: Network, first: Gateway, second: Gateway) -> list[i
 def return_to_old_server(made: Network) -> tuple[Gateway, Server, list[int]]:
     """A gateway ran on another server last, which dies. Another one has run on the first server since, and is gone.
 
-    Return the gateway, which has its link again, that server, and what was read before.
+    Return the gateway, which has its link again, that server, which is stopped, and what was read.
     """
     made.serve(0, 4)
     made.serve(0, 4)
@@ -82,6 +82,7 @@ def return_to_old_server(made: Network) -> tuple[Gateway, Server, list[int]]:
     first.core.cancel_turn(SESSION, made.now)
     made.wait(LEASE + 0.2)
     run_other_prompt(made, second)
+    made.servers[old].frozen = True
     reconnect(made, first, [old])
     return first, made.servers[old], read
 

@@ -156,8 +156,10 @@ def _no_route(g: Gateway, at: Context) -> Outcome:
 def _hold(g: Gateway, at: Context) -> Gateway:
     """Hold the session. Only the first hold since the last token counts the half lease until the question is due."""
     if not g.held:
-        is_leased = any(view is not None and view.handle is not None for view in g.views)
-        g = require(g, at, LATER if is_leased else NOW, has_route=True)
+        g = require(g, at, LATER if _has_owner(g, at) else NOW)
+        if g.query is not None:
+            held = tuple(view is not None for view in g.views)
+            g = g._replace(query=g.query._replace(route=held))
     return g._replace(state=HELD, held=True)
 
 
@@ -221,12 +223,20 @@ def forget(g: Gateway) -> Gateway:
 # ---- the ownership check
 
 
-def require(g: Gateway, at: Context, due: int, *, has_route: bool = False) -> Gateway:
+def _has_owner(g: Gateway, at: Context) -> bool:
+    """Return whether a linked server has a hop of it."""
+    return any(
+        v is not None and v.handle is not None and at.linked[s] for s, v in enumerate(g.views)
+    )
+
+
+def require(g: Gateway, at: Context, due: int) -> Gateway:
     if not at.world.rules.asks_after_cut:
         return g
     if g.query is None:
-        route = tuple(has_route and view is not None and not view.lost for view in g.views)
-        return g._replace(query=Query(g.run, due, route))
+        return g._replace(
+            query=Query(g.run if g.run != NO_EPOCH else g.found, due, (False,) * len(g.views))
+        )
     return g._replace(query=g.query._replace(due=max(due, g.query.due)))
 
 
@@ -286,10 +296,10 @@ def on_lost(g: Gateway, at: Context, s: int) -> Outcomes:
     g = g._replace(closing=put(g.closing, s, NO_EPOCH))
     if view is not None:
         g = g._replace(views=put(g.views, s, view._replace(created=NO_EPOCH)))
-    if view is None or view.lost or g.state in (NONE, HELD):
+        if g.state == PARKED or not _has_owner(g, at):
+            g = require(g, at, NOW)
+    if view is None or view.lost or g.state in (NONE, HELD, PARKED):
         yield g, ()
-    elif g.state == PARKED:
-        yield require(g, at, NOW), ()
     else:
         yield from enter_loop(g._replace(recovering=True), at)
 
@@ -463,7 +473,8 @@ def begin_turn(g: Gateway, at: Context, tokens: Log) -> Outcomes:
 
 
 def open_session(g: Gateway, at: Context, above: int, prompt: Log) -> Outcomes:
-    g = g._replace(epoch=(max(above, g.counter), at.me + 1), state=PARKED)
+    counter = max(above, g.counter)
+    g = g._replace(epoch=(counter, at.me + 1), found=(counter + 1, 0), state=PARKED)
     return begin_turn(g, at, prompt)
 
 

@@ -111,6 +111,7 @@ class Gateway(NamedTuple):
 
     state: str = NONE
     epoch: Epoch = NO_EPOCH
+    found: Epoch = NO_EPOCH  # when it was opened: what ran below it is older
     run: Epoch = NO_EPOCH
     log: Log = ()
     views: tuple[View | None, ...] = ()

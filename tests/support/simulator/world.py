@@ -255,7 +255,9 @@ class World:
         for server in self.servers.values():
             if server.name not in self._unannounced:
                 delay = self._rng.uniform(0.0, DISCOVERY_SECONDS)
-                if server.alive:  # a dial of a server that has ended is refused: it is not waited for
+                if (
+                    server.alive
+                ):  # a dial of a server that has ended is refused: it is not waited for
                     gateway.later(delay, gateway.learn, server.address)
         load = self.scenario.load
         last = min(load.max_sessions, len(self.clients) + load.sessions)

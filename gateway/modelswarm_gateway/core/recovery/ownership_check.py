@@ -29,17 +29,23 @@ class OwnershipCheck:
     ) -> None:
         self._settings, self._peer, self._registry, self._emit = settings, peer, registry, emit
 
-    def require(self, session: Session, due_at: float, *, has_route: bool = False) -> None:
-        """Ask before the first Fences after `due_at`. `has_route`: also wait for servers of the route without a link.
+    def require(self, session: Session, due_at: float) -> None:
+        """Ask before the first Fences after `due_at`. What had run here until the first cut-off is compared."""
+        if session.is_named:
+            session.query = session.query or OwnershipQuery(session.newest_known_epoch)
+            session.query.due_at = min(session.query.due_at, due_at)
 
-        What had run here until the first cut-off is compared.
+    def on_link_lost(self, session: Session, now: float, *, is_held: bool = False) -> None:
+        """Ask at once if it is parked, or no linked server has a hop of it: those may all have ended.
+
+        `is_held`: also wait for servers of its hops without a link. Ask after half a lease.
         """
-        if not session.is_named:
-            return
-        if session.query is None:
-            route = frozenset(hop.peer for hop in session.hops if has_route)
-            session.query = OwnershipQuery(session.rank[0], route)
-        session.query.due_at = min(session.query.due_at, due_at)
+        linked = any(self._registry.is_connected(hop.peer) for hop in session.created_hops)
+        has_owner = session.is_in_turn and linked
+        if is_held or not has_owner:
+            self.require(session, now + self._settings.lease_seconds / 2 if has_owner else now)
+        if is_held and session.query is not None:
+            session.query.servers = frozenset(hop.peer for hop in session.owned_hops)
 
     def before_turn(self, session: Session) -> None:
         """Ask before this turn. After one check it is enough: a later answer may be of a gateway that lost since."""
@@ -74,10 +80,9 @@ class OwnershipCheck:
 
     def on_start(self, session: Session) -> None:
         """The session runs: only servers that were not reached are still asked."""
-        if session.query is not None and session.query.until == -math.inf:
-            session.query = None
-        elif session.query is not None:
-            session.query.due_at = math.inf
+        if session.query is not None:
+            is_asked, session.query.due_at = session.query.until > -math.inf, math.inf
+            session.query = session.query if is_asked else None
 
     def ask_again(self, session: Session, server: PeerId | None = None) -> None:
         """Ask a server that connects after the check, or all of them because a hop is gone: its owner may be new."""

@@ -364,14 +364,12 @@ class Recovery:
         )
 
     def hold(self, session: Session, now: float) -> None:
-        """Hold the session. After a few tries it frees all its KV, so that recoveries never wait for each other."""
+        """Hold the session. After a few tries without room it frees all its KV: no recovery waits for another."""
         session.state = SessionState.HELD
         session.excluded.clear()
         if session.held_at is None:
             session.held_at = now
-            is_leased = any(hop.server_handle != NO_HANDLE for hop in session.owned_hops)
-            due_at = now + self._settings.lease_seconds / 2 if is_leased else now
-            self._ownership_check.require(session, due_at, has_route=True)
+            self._ownership_check.on_link_lost(session, now, is_held=True)
         ends = session.held_at + self._hold_limits.limit_seconds(session.model)
         if now >= ends:
             self.fail(session, explain_refusal(self._registry, session, session.refusal))
@@ -379,8 +377,8 @@ class Recovery:
         pause = self._settings.retry_seconds * 2 ** min(session.hold_tries, 16)
         session.retry_at = min(now + min(pause, self._settings.retry_limit_seconds), ends)
         session.hold_tries += 1
-        is_kv_useless = session.refusal in (RefusalReason.NO_ROOM, RefusalReason.FAULTS)
-        if is_kv_useless and session.hold_tries >= self._settings.release_kv_after:
+        is_jammed = session.refusal is RefusalReason.NO_ROOM
+        if is_jammed and session.hold_tries >= self._settings.release_kv_after:
             self.close_hops(session)
 
     def fail(self, session: Session, detail: str) -> None:

@@ -35,6 +35,14 @@ class EpochCounters:
         return self._counters.get(name, self._dropped)
 
 
+def lowest_epoch(found: int, unix_seconds: float) -> int:
+    """Return the counter above which a new session begins: of two that have one name, the newer one outranks.
+
+    `found`: the highest counter that was found. Epochs are raised more slowly than once in a millisecond.
+    """
+    return max(found, int(1000 * unix_seconds))
+
+
 def without_absurd_epochs(found: SessionInfo) -> SessionInfo:
     """Return an answer without hops if an epoch in it is absurd. Otherwise this gateway would go on above that one."""
     epochs: list[Epoch | None] = [found.epoch, found.last_started]

@@ -79,7 +79,7 @@ class OwnershipQuery:
     """The question to all servers for the owner of a session that was cut off (R20, ownership)."""
 
     newest_run_epoch: Epoch  # newest one that this gateway knew to have run when it was cut off
-    servers: frozenset[PeerId]  # of its route then
+    servers: frozenset[PeerId] = frozenset()  # of its hops at the hold, waited for without a link
     due_at: float = math.inf  # Fences from then on wait for it
     until: float = -math.inf  # answers are awaited until then; -inf: not asked yet
     unanswered: set[PeerId] = field(default_factory=set)
@@ -94,6 +94,7 @@ class Session:
     epoch: Epoch
     variant: ModelVariant | None = None  # of the servers of this turn
     newest_run_epoch: Epoch = NO_EPOCH  # newest epoch that is known to have run, here or elsewhere
+    found_epoch: Epoch = NO_EPOCH  # when it was opened: what ran below it is older
     is_named: bool = False  # a client chose the name and may use it again after the session ended
     query: OwnershipQuery | None = None  # another gateway may own it
     log: list[int] = field(default_factory=list)
@@ -159,6 +160,16 @@ class Session:
     def last_started(self) -> Epoch | None:
         """The newest epoch that is known to have run; None before."""
         return None if self.newest_run_epoch == NO_EPOCH else self.newest_run_epoch
+
+    @property
+    def newest_known_epoch(self) -> Epoch:
+        """The newest epoch that is known to have run; before one has, what was found when it was opened."""
+        return self.last_started or self.found_epoch
+
+    @property
+    def created_hops(self) -> list[Hop]:
+        """Hops whose servers know this gateway as the owner."""
+        return [hop for hop in self.owned_hops if hop.server_handle != NO_HANDLE]
 
     @property
     def owned_hops(self) -> list[Hop]:

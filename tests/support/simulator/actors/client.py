@@ -26,6 +26,7 @@ from modelswarm_gateway.core.interface.effects import (
     SessionLost,
 )
 from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 from modelswarm_gateway.core.sessions.session import common_prefix
 
 
@@ -78,8 +79,9 @@ class Client:
     def start(self) -> None:
         if self.done or self._serial:
             return
-        above = 0 if self._tools.scenario.can_take_over else None
-        self.gateway.core.open_session(self.name, MODEL, self._tools.clock.now, above)
+        now = self._tools.clock.now
+        above = lowest_epoch(0, now) if self._tools.scenario.can_take_over else None
+        self.gateway.core.open_session(self.name, MODEL, now, above)
         self._next_turn()
 
     def _next_turn(self) -> None:

@@ -17,6 +17,7 @@ from support.simulator.trace import Violation
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.interface.effects import Effect, OwnershipLost
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
+from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 from modelswarm_gateway.core.sessions.session import SessionState, common_prefix
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
@@ -172,7 +173,8 @@ class ResumingClient:
                 not (self._received and has_common),
                 "nothing is left of the log that the client has received",
             )
-            client.gateway.core.open_session(client.name, MODEL, now, above=where.epoch.counter)
+            above = lowest_epoch(where.epoch.counter, now)
+            client.gateway.core.open_session(client.name, MODEL, now, above)
             self._end()
 
     def _fetched(self, log: FetchedLog) -> None:
