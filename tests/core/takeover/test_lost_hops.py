@@ -6,8 +6,8 @@ from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners, start_part
 from support.core.gateway import LEASE, add_gateway, takeover_network
 from support.core.network import Network
 
-from modelswarm.protocol.messages import Close, Lane
-from modelswarm_gateway.core.interface.effects import MigrationEnded
+from modelswarm.protocol.messages import Close, Lane, StartEpoch
+from modelswarm_gateway.core.interface.effects import MigrationEnded, OwnershipLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 
 
@@ -94,3 +94,51 @@ def test_hop_replaced_after_its_answer_is_closed_by_a_token() -> None:
     assert first.route(SESSION) != [old]
     assert len(first.tokens(SESSION)) > 12
     assert not list(made.servers[old].core._fencing.hops)
+
+
+def test_log_outlives_a_session_that_makes_no_token() -> None:
+    """The links break in turn, for more than three holds of ten loops each, and then the gateway ends."""
+    made = two_servers()
+    first, second = start_partial_turn(made), add_gateway(made, 2)
+    for server in made.servers.values():
+        server.lazy = True
+    while "no token in 30 attempts" not in first.view(SESSION).hold_reason:
+        [old] = first.route(SESSION)
+        made.cut_link(first.peer, old)
+        made.tick(0.1)
+        made.link(first.peer, old)
+        made.run(until=lambda: "no token in 30" in first.view(SESSION).hold_reason)
+    made.run(until=lambda: not owners(made))
+    made.kill(first.peer)
+    made.wait(LEASE + 0.2)
+    assert second.find(SESSION).log_holders, "both servers are alive"
+
+
+def test_held_session_waits_for_the_server_of_a_replaced_hop() -> None:
+    """It moves from a server that lost its link, and loses all links. Another gateway continues on the first server.
+
+    The link to the second server is back 0.1 s before that to the first.
+    """
+    made = two_servers()
+    first, second = start_partial_turn(made), add_gateway(made, 2)
+    [old] = first.route(SESSION)
+    [spare] = [peer for peer in made.servers if peer != old]
+    made.servers[spare].lazy = True
+    made.cut_link(first.peer, old)
+    made.wait(0.1)
+    assert first.route(SESSION) == [spare]
+    made.cut_link(first.peer, spare)
+    made.wait(LEASE + 0.2)
+    for server in made.servers.values():
+        server.lazy = False
+    made.cut_link(second.peer, spare)
+    log = second.adopt(second.find(SESSION))
+    second.start(SESSION, log, NEW, ahead=2)
+    assert second.route(SESSION) == [old]
+    started = len(made.sent(StartEpoch, first.peer))
+    made.link(first.peer, spare)
+    made.wait(0.1)
+    made.link(first.peer, old)
+    made.wait(1.0)
+    assert len(made.sent(StartEpoch, first.peer)) == started
+    assert (len(first.all(OwnershipLost)), second.view(SESSION).state) == (1, "running")
