@@ -132,7 +132,7 @@ def test_returning_gateway_needs_the_rule(
 def test_name_without_log_needs_the_lease() -> None:
     """A gateway has started its first turn, and loses its link before the prompt arrives. Another one searches."""
     rules = Rules(waits_for_lease=False)
-    assert TWO_OWNERS in explore(replace(replicas(5, CUT_AND_KILL), rules=rules)).fault
+    assert LOST in explore(replace(replicas(5, CUT_AND_KILL), rules=rules)).fault
 
 
 @pytest.mark.full
