@@ -139,4 +139,4 @@ def test_name_without_log_needs_the_lease() -> None:
 @pytest.mark.timeout(1800)
 def test_known_limit_is_found_by_the_model() -> None:
     """A gateway that reaches no server that holds the session, but another one, runs a second session of that name."""
-    assert LOST in explore(replicas(4, Budget(cuts=2, expiries=0))).fault
+    assert TWO_OWNERS in explore(replicas(4, Budget(cuts=2, expiries=0))).fault
