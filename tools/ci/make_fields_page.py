@@ -24,6 +24,7 @@ from modelswarm_gateway.api.fields.states import (  # noqa: E402
     Renamed,
     State,
 )
+from modelswarm_gateway.api.fields.tokenization import DETOKENIZE, TOKENIZE  # noqa: E402
 from modelswarm_gateway.api.http.validation_messages import ALLOWED  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "fields.md"
@@ -44,7 +45,7 @@ A field that is in no table is refused, with the nearest known name as a hint.
 
 def render_page() -> str:
     parts = [INTRODUCTION]
-    for table in TABLES:
+    for table in (*TABLES, TOKENIZE, DETOKENIZE):
         parts += [f"## {_title(table)}\n", *_rows(table), ""]
     parts += ["## Headers\n", "| header | state | reason |", "|---|---|---|"]
     parts += [f"| `{name}` | refused | {reason} |" for name, reason in REFUSED_HEADERS.items()]

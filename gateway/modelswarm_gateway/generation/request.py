@@ -25,6 +25,7 @@ MAX_SESSION_ID_LENGTH = 256  # characters; the gateway keeps them
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
     text: str
+    special: bool = True  # add the tokenizer's special tokens (its bos, usually)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +110,9 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
                         request.prompt_field, f"{request.prompt_field}[{place}]: {detail}"
                     )
             return ids
-        case TextPrompt(words):
-            return tuple(await text.encode(words, special=not request.append, limit=limit))
+        case TextPrompt(words, special):
+            special = special and not request.append
+            return tuple(await text.encode(words, special=special, limit=limit))
         case ChatPrompt(messages, variables):
             encode = text.encode_next_messages if request.append else text.encode_chat
             return tuple(await encode(messages, variables, limit))

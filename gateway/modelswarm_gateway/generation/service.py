@@ -121,7 +121,7 @@ class GenerationService:
             generations.append(generation)
 
     async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
-        card, tokenizer = self._find_model(request.model)
+        card, tokenizer = self.find_model(request.model)
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         turn = TurnRequest(
@@ -214,7 +214,8 @@ class GenerationService:
             return False
         return True
 
-    def _find_model(self, name: str) -> tuple[ModelCard, ModelTokenizer]:
+    def find_model(self, name: str) -> tuple[ModelCard, ModelTokenizer]:
+        """Return the model and its tokenizer. Raise ApiError if it is not served, or is starting."""
         card = self.backend.model_card(name)
         if card is None and not self.backend.is_discovery_complete():
             detail = "the gateway is still discovering models; retry in 1 s"

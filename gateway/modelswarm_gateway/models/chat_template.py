@@ -51,9 +51,9 @@ def template_variables(
     extra: Mapping[str, Any] | None,
     special_tokens: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Return the variables of a prompt up to the start of the assistant's message. `extra`: more variables."""
-    names = {**(extra or {}), **special_tokens, "messages": list(messages)}
-    return names | {"add_generation_prompt": True, "tools": None, "documents": None}
+    """Return the variables of a prompt, by default up to the start of the assistant's message. `extra`: others."""
+    names: dict[str, Any] = {"add_generation_prompt": True, "tools": None, "documents": None}
+    return names | {**(extra or {}), **special_tokens, "messages": list(messages)}
 
 
 class ChatTemplate:

@@ -75,6 +75,17 @@ class TokenTable:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of the tokens. Ids without a token, and special tokens, have none."""
         texts = [text for each in ids if (text := self._shown_text(each)) is not None]
+        return self._join(texts)
+
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Return the text of the tokens, with that of special tokens."""
+        return self._join(self.names(ids))
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Return the entries of the vocabulary; "" for an id without a token."""
+        return [self._text(each) for each in ids]
+
+    def _join(self, texts: list[str]) -> str:
         return " ".join(texts) if self._decoder is None else self._decoder.decode(texts)
 
     def bytes_of(self, token: int) -> bytes:

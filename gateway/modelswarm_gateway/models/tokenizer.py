@@ -193,6 +193,14 @@ class ModelTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return self._table.decode(ids)
 
+    def decode_all(self, ids: Sequence[int]) -> str:
+        """Return the text of the tokens, with that of special tokens."""
+        return self._table.decode_all(ids)
+
+    def token_names(self, ids: Sequence[int]) -> list[str]:
+        """Return the vocabulary's entries of the ids; "" for an id without a token."""
+        return self._table.names(ids)
+
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes that a token stands for; special tokens have those of their names."""
         return self._table.bytes_of(token)

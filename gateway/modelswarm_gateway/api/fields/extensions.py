@@ -47,7 +47,6 @@ VLLM: Section = {
     "spaces_between_special_tokens": refused(NOT_BUILT, True),
     "truncate_prompt_tokens": refused(NOT_BUILT),
     "truncation_side": refused("nothing is truncated without truncate_prompt_tokens"),
-    "add_special_tokens": refused(NOT_BUILT),
     "structured_outputs": refused(NOT_BUILT, {}),
     "guided_json": refused(NOT_BUILT),
     "guided_regex": refused(NOT_BUILT, ""),

@@ -76,6 +76,7 @@ _COMPLETIONS: Section = {
     "suffix": refused("the models that are served cannot fill a gap in a text", ""),
     "best_of": refused("use n, which returns all answers", 1),
     "echo": OBEYED,
+    "add_special_tokens": OBEYED,
     "logprobs": OBEYED,
     "top_logprobs": refused(f"use logprobs; {OF_CHAT}", 0),
     "messages": refused(OF_CHAT),
@@ -97,9 +98,10 @@ _COMPLETIONS: Section = {
 _CHAT_TEMPLATE: Section = {
     "chat_template_kwargs": OBEYED,
     "chat_template": refused("templates of clients are not run; the model's own is used"),
-    "add_generation_prompt": refused(NOT_BUILT, True),
+    "add_generation_prompt": OBEYED,
     "continue_final_message": refused(NOT_BUILT, False),
-    "documents": refused(NOT_BUILT, []),
+    "documents": OBEYED,
+    "add_special_tokens": refused("the chat template writes the special tokens of a chat", False),
     "echo": refused("the answer does not begin with a copy of the last message", False),
     "include_reasoning": refused(NOT_BUILT, True),
     "separate_reasoning": refused(NOT_BUILT, True),
@@ -113,10 +115,11 @@ _CHAT_TEMPLATE: Section = {
     "mm_processor_kwargs": refused(TEXT_ONLY, {}),
     "return_prompt_text": refused("use POST /tokenize", False),
 }
+_COMPLETIONS_HAVE = ("echo", "add_special_tokens")
 _NO_CHAT_TEMPLATE: Section = {
     name: refused(OF_CHAT, *getattr(state, "harmless", ()))
     for name, state in _CHAT_TEMPLATE.items()
-    if name != "echo"
+    if name not in _COMPLETIONS_HAVE
 }
 
 _EXTENSIONS = {

@@ -44,6 +44,7 @@ from modelswarm_gateway.api.http.openai_responses import (
 from modelswarm_gateway.api.http.relay import ForwardContext
 from modelswarm_gateway.api.http.request_log import RequestLog, set_outcome
 from modelswarm_gateway.api.http.sessions import add_session_routes
+from modelswarm_gateway.api.tokenization import add_tokenization_routes
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found, shorten
@@ -54,7 +55,8 @@ from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
 READ_METHODS = ["GET", "HEAD"]
 ROUTES = (
-    "POST /v1/chat/completions, POST /v1/completions, DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
+    "POST /v1/chat/completions, POST /v1/completions, POST /tokenize, POST /detokenize, "
+    "DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
     "GET /health, GET /live, GET /ready, GET /version"
 )
 
@@ -74,6 +76,7 @@ def build_http_app(
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None, dependencies=checks)
     forwarder = forwarder or Forwarder()
     _generation_routes(app, service, forwarder)
+    add_tokenization_routes(app, service)
     _model_routes(app, service)
     add_session_routes(app, service, forwarder)
     _state_routes(app, service, unready or (lambda: _unready_reason(service.backend)))

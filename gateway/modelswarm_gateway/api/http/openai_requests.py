@@ -192,6 +192,8 @@ class ChatRequest(_Request):
     max_completion_tokens: int | None = _in_range("max_tokens")
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    documents: ListOf[dict[str, Any]] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
@@ -219,6 +221,10 @@ class ChatRequest(_Request):
             raise invalid_request(field, f"{field}: the gateway sets this variable; leave it out")
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
+        if self.add_generation_prompt is False:
+            variables["add_generation_prompt"] = False
+        if self.documents:
+            variables["documents"] = self.documents
         messages = [_template_message(f"messages[{n}]", m) for n, m in enumerate(self.messages)]
         return "messages", ChatPrompt(messages, variables)
 
@@ -228,6 +234,7 @@ class CompletionRequest(_Request):
     prompt: str | ListOf[TokenId] | ListOf[str] | ListOf[ListOf[TokenId]]
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
+    add_special_tokens: bool | None = None
     default_max_tokens = COMPLETION_MAX_TOKENS
 
     def logprobs_count(self) -> int | None:
@@ -237,9 +244,9 @@ class CompletionRequest(_Request):
         return bool(self.echo)
 
     def given_prompt(self) -> tuple[str, Prompt]:
-        prompt = self.prompt
+        prompt, special = self.prompt, self.add_special_tokens is not False
         if isinstance(prompt, str):
-            return "prompt", TextPrompt(prompt)
+            return "prompt", TextPrompt(prompt, special)
         if not prompt:
             raise invalid_request("prompt", "prompt: the list is empty")
         first = prompt[0]
@@ -251,7 +258,8 @@ class CompletionRequest(_Request):
                 f"prompt: one prompt per request is supported, this list has {len(prompt)}",
                 param="prompt",
             )
-        return "prompt", TextPrompt(first) if isinstance(first, str) else TokenPrompt(tuple(first))
+        text = TextPrompt(first, special) if isinstance(first, str) else None
+        return "prompt", text or TokenPrompt(tuple(t for t in first if isinstance(t, int)))
 
 
 def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:

@@ -28,10 +28,19 @@ from modelswarm_gateway.api.http.openai_requests import (
     parse_chat,
     parse_completion,
 )
+from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import ApiError, Code
 from tools.ci.make_fields_page import PAGE, render_page
 
-MODELS = (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
+MODELS = (
+    TokenizeRequest,
+    DetokenizeRequest,
+    ChatRequest,
+    CompletionRequest,
+    ChatMessage,
+    TextPart,
+    StreamOptions,
+)
 MESSAGES = [{"role": "user", "content": "hi"}]
 ODD = {"odd": ["value"]}  # a value that is harmless for no field
 

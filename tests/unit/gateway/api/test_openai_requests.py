@@ -20,6 +20,7 @@ from modelswarm_gateway.api.http.openai_requests import (
     parse_completion,
 )
 from modelswarm_gateway.api.http.validation_messages import ALLOWED
+from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import ChatPrompt, TextPrompt, TokenPrompt
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
@@ -120,7 +121,7 @@ def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
         ("guided_grammar", "root ::= x"),
         ("structured_outputs", {"json": {}}),
         ("grammar", "root ::= x"),
-        ("add_special_tokens", False),
+        ("add_special_tokens", True),
         ("logits_processors", ["x"]),
         ("max_new_tokens", 5),
         ("repeat_penalty", 1.1),
@@ -208,7 +209,8 @@ def test_invalid_field_is_named_with_what_is_allowed(
 
 
 def test_every_field_has_a_sentence_of_what_is_allowed() -> None:
-    models = (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
+    models: tuple[Any, ...] = (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
+    models += (TokenizeRequest, DetokenizeRequest)
     fields = {name for model in models for name in model.model_fields}
     assert fields == ALLOWED.keys()
 

@@ -1,0 +1,90 @@
+"""`POST /tokenize` and `POST /detokenize`, with vLLM's fields: what a prompt is for the model, without running it.
+
+Added to the HTTP API by `app.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import Field
+from starlette.responses import JSONResponse
+
+from modelswarm_gateway.api.fields.request_model import RequestModel
+from modelswarm_gateway.api.fields.tokenization import DETOKENIZE, TOKENIZE
+from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
+from modelswarm_gateway.api.http.openai_requests import ListOf, TokenId, parse_body, parse_chat
+from modelswarm_gateway.errors import invalid_request
+from modelswarm_gateway.generation.request import (
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    encode_prompt,
+)
+from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+
+# Fields that `parse_chat` reads.
+_CHAT_FIELDS = ("model", "messages", "chat_template_kwargs", "add_generation_prompt", "documents")
+
+
+class TokenizeRequest(RequestModel):
+    table = TOKENIZE
+    model: str = Field(min_length=1)
+    prompt: str | None = None
+    messages: ListOf[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    documents: ListOf[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+
+    def given_prompt(self) -> tuple[str, Prompt]:
+        """Return the name of the field that carries the prompt, and the prompt. Raise ApiError."""
+        if (self.prompt is None) == (self.messages is None):
+            raise invalid_request("prompt", "prompt: give one of prompt and messages")
+        if self.prompt is not None:
+            special = self.add_special_tokens is not False
+            return "prompt", TextPrompt(self.prompt, special)
+        if self.add_special_tokens:
+            detail = "the chat template writes the special tokens of a chat; leave it out"
+            raise invalid_request("add_special_tokens", f"add_special_tokens: {detail}")
+        return parse_chat({name: getattr(self, name) for name in _CHAT_FIELDS}).given_prompt()
+
+
+class DetokenizeRequest(RequestModel):
+    table = DETOKENIZE
+    model: str = Field(min_length=1)
+    tokens: ListOf[TokenId]
+
+
+def add_tokenization_routes(app: FastAPI, service: GenerationService) -> None:
+    budget = BodyBudget()
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        asked = parse_body(TokenizeRequest, await read_json(request, budget))
+        field, prompt = asked.given_prompt()
+        card, tokenizer = service.find_model(asked.model)
+        wanted = GenerationRequest(asked.model, prompt, field, SamplingOptions())
+        tokens = await encode_prompt(wanted, tokenizer, card.max_length)
+        names = tokenizer.token_names(tokens) if asked.return_token_strs else None
+        return JSONResponse(
+            {
+                "count": len(tokens),
+                "max_model_len": card.max_length or None,
+                "tokens": list(tokens),
+                "token_strs": names,
+            }
+        )
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        asked = parse_body(DetokenizeRequest, await read_json(request, budget))
+        card, tokenizer = service.find_model(asked.model)
+        prompt = TokenPrompt(tuple(asked.tokens))
+        wanted = GenerationRequest(asked.model, prompt, "tokens", SamplingOptions())
+        tokens = await encode_prompt(wanted, tokenizer, card.max_length)  # checks the ids
+        return JSONResponse({"prompt": tokenizer.decode_all(tokens)})
