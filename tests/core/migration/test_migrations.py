@@ -28,6 +28,23 @@ from modelswarm.protocol.messages import (
     Window,
 )
 from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.migration.migrations import NO_TARGET_SECONDS
+
+
+def test_search_for_a_target_is_repeated_after_a_pause() -> None:
+    """Without the pause, each tick would search routes for all sessions of the drained server."""
+    script = Script(settings=GatewaySettings())
+    script.add_server("a", 0, 2)
+    old = script.add_server("b", 2, 4)
+    script.start_turn("s", PROMPT, AHEAD)
+    script.token("s")
+    leave(script, old)
+    script.wait(TICK)
+    new = script.add_server("c", 2, 4)
+    script.wait(TICK)
+    assert not script.sent_to(new, Fence), "the last search was just now"
+    script.wait(NO_TARGET_SECONDS)
+    assert script.sent_to(new, Fence)
 
 
 def test_tail_serves_during_kv_copy_and_is_then_replaced() -> None:
