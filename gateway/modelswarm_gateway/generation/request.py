@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
+from modelswarm_gateway.generation.grammar.source import GrammarSource
 from modelswarm_gateway.models.chat_template import TemplateError
 from modelswarm_gateway.models.encode_pool import TooManyTexts
 from modelswarm_gateway.models.model_process import ModelProcessError
@@ -58,6 +59,7 @@ class GenerationRequest:
     resume_after: int | None = None  # last log position that the client has
     resume_mark: str = ""  # short hash of the log up to there
     echo: bool = False  # the answer begins with the prompt
+    grammar: GrammarSource | None = None  # that the answer must follow
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
 
 

@@ -24,6 +24,7 @@ from modelswarm_gateway.errors import (
 )
 from modelswarm_gateway.generation.continuation import append_to_log, appended_prompt
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
+from modelswarm_gateway.generation.grammar.check_process import GrammarProcess
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest, encode_prompt, token_limit
 from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
@@ -68,6 +69,7 @@ class GenerationService:
         self._context = GenerationContext(
             backend, self.named_sessions, metrics, clock, self._on_closed
         )
+        self._grammars = GrammarProcess()
         self.accepting = True
         self.shutting_down = False  # clients are sent elsewhere; new requests are still served
         self._last_request_at = clock()
@@ -124,10 +126,14 @@ class GenerationService:
         card, tokenizer = self.find_model(request.model)
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
+        sampling = await add_bad_words(sampling, request.options, tokenizer)
+        if request.grammar is not None:
+            grammar = await self._grammars.check(request.grammar, sampling.eos)
+            sampling = replace(sampling, grammar=grammar)
         turn = TurnRequest(
             tokens=tokens,
             max_tokens=token_limit(request, tokenizer),
-            sampling=await add_bad_words(sampling, request.options, tokenizer),
+            sampling=sampling,
             credit_ahead=self.settings.credit_ahead,
             keeps_logprobs=request.options.logprobs is not None,
         )

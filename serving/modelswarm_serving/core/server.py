@@ -7,8 +7,9 @@ the hop of each message; the other modules of `core/` change it. Does no I/O, ha
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
-from modelswarm.protocol.identity import Handle, PeerId
+from modelswarm.protocol.identity import Epoch, Handle, PeerId
 from modelswarm.protocol.messages import (
     Close,
     CopyKv,
@@ -17,6 +18,7 @@ from modelswarm.protocol.messages import (
     FaultReport,
     Fence,
     FindSession,
+    Grammar,
     Heartbeat,
     Input,
     Item,
@@ -44,6 +46,15 @@ from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.core.stats import ServerStats
 from modelswarm_serving.core.step import Steps
 from modelswarm_serving.model.base import ModelShape, Result, Task
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarRequest:
+    """A hop waits for this grammar to be compiled."""
+
+    handle: Handle
+    epoch: Epoch
+    grammar: Grammar
 
 
 class ServerCore:
@@ -75,6 +86,7 @@ class ServerCore:
         self._fencing = Fencing(parts, random_bits)
         self._session_lookup = SessionLookup(self._fencing.hops, self._peers, self._outbox)
         self._steps = Steps(parts, self._fencing, self._transfers)
+        self._grammar_requests: list[GrammarRequest] = []
 
     # --- links -------------------------------------------------------------------------------
 
@@ -197,6 +209,9 @@ class ServerCore:
         self._fencing.on_started(hop)
         self._scheduler.on_start(hop)
         hop.for_recovery = True
+        grammar = hop.turn.sampling.grammar
+        if hop.awaits_grammar and grammar is not None:
+            self._grammar_requests.append(GrammarRequest(hop.handle, hop.epoch, grammar))
         if message.standby:
             self._transfers.grant_window(hop)
         elif message.predecessor is not None:
@@ -348,6 +363,23 @@ class ServerCore:
     def is_in_use(self, now: float) -> bool:
         """True while a graceful stop has to wait for sessions."""
         return self._fencing.is_in_use(now)
+
+    def take_grammar_requests(self) -> list[GrammarRequest]:
+        """Return the grammars to compile, each for one hop; `on_grammar_ready` takes the answers."""
+        requests, self._grammar_requests = self._grammar_requests, []
+        return requests
+
+    def on_grammar_ready(self, request: GrammarRequest, fault: str | None, now: float) -> None:
+        """The grammar of a hop is compiled, or cannot be: then its session ends."""
+        self._advance_clock(now)
+        hop = self._fencing.hops.get(request.handle)
+        if hop is None or hop.epoch != request.epoch or not hop.awaits_grammar:
+            return
+        hop.awaits_grammar = False
+        if fault is not None:
+            self._steps.stop_hop(hop, "", Fault(FaultKind.NO_TOKEN, fault))
+        self._steps.schedule_ready(hop, now)
+        self._deliver_loopback(now)
 
     def take_sends(self) -> list[Send]:
         return self._outbox.take_sends()

@@ -85,7 +85,7 @@ class Steps:
         hop.in_step = True
         sample = None
         if hop.is_tail and end >= started.length and end == len(hop.log):
-            sample = SampleRequest(hop.turn.sampling, end, hop.log, hop.turn.begin)
+            sample = SampleRequest(hop.turn.sampling, end, hop.log, hop.turn.begin, hop.handle)
         return BatchItem(
             pages=hop.pages,
             first=first,

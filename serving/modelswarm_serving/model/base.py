@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from modelswarm.protocol.messages import FaultKind, PromptLogprob, Sampling, TopLogprob
+from modelswarm.protocol.messages import FaultKind, Grammar, PromptLogprob, Sampling, TopLogprob
+
+NO_GRAMMARS = "this server has no tokenizer by which an answer could be constrained"
+"""Error of a session with a grammar at a model without `grammars`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,10 @@ class SampleRequest:
     position: int
     log: Sequence[int]  # entries [0, position); borrowed until the step retires, never changed
     begin: int  # log length at the turn's begin: log[begin:] has been generated in this turn
+    session: int = 0  # key of what the model keeps for the session: the hop's handle
+    mask: bytes | None = (
+        None  # tokens that the grammar allows, one bit each; set by the tail's model
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +147,26 @@ class OutOfDeviceMemory(Exception):
     """A step needed more memory than its device has; the step is lost, the model can go on."""
 
 
+class GrammarCompiler(Protocol):
+    """The grammars of a tail's model. Both may run in any thread but the engine's."""
+
+    def load(self) -> object:
+        """Do once what all grammars need."""
+        ...
+
+    def prepare(self, grammar: Grammar) -> str | None:
+        """Compile the grammar for the sessions that have it; return why it cannot be used."""
+        ...
+
+
 class Model(Protocol):
     @property
     def shape(self) -> ModelShape: ...
+
+    @property
+    def grammars(self) -> GrammarCompiler | None:
+        """The compiler of grammars; None if no session can be constrained here."""
+        ...
 
     @property
     def compute(self) -> Compute: ...

@@ -179,6 +179,11 @@ class HashModel:
     def compute(self) -> Compute:
         return Compute()
 
+    @property
+    def grammars(self) -> None:
+        """None: its tokens are no text."""
+        return None
+
     def prepare_thread(self) -> None:
         """Do nothing: a thread needs no set-up."""
 

@@ -14,6 +14,7 @@ import random
 import secrets
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from modelswarm.errors import UserError
 from modelswarm.placement.replay_memory import replay_bytes
@@ -31,11 +32,11 @@ from modelswarm.protocol.messages import (
     Send,
     reply_address,
 )
-from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.server import GrammarRequest, ServerCore
 from modelswarm_serving.core.settings import TRANSFER_RATE, ServerSettings, row_window
 from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
 from modelswarm_serving.metrics import Metrics
-from modelswarm_serving.model.base import Model, ModelShape
+from modelswarm_serving.model.base import NO_GRAMMARS, Model, ModelShape
 from modelswarm_serving.runtime.engine import Engine, StepDone
 from modelswarm_serving.runtime.hello import ServerIdentity
 from modelswarm_serving.runtime.liveness import Liveness
@@ -76,6 +77,8 @@ class Node:
             replay_bytes=replay_limit(settings, model.shape),
             transfer_rate=TRANSFER_RATE,
         )
+        # One thread: compiling drops the interpreter's lock, and recoveries wait for nothing else here.
+        self._grammar_compiler = ThreadPoolExecutor(1, "grammars")
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         self._identity = ServerIdentity(settings, self._peer, model.shape, revision)
         self._files = files
@@ -100,6 +103,8 @@ class Node:
             loop.add_signal_handler(number, self._on_signal)
         self._engine = Engine(self._model, self._on_step_done)
         self._links = Links(self._identity.hello(self._core.max_session_length), self)
+        if self._model.grammars is not None:
+            self._grammar_compiler.submit(self._model.grammars.load)
         target = await self._listen(self._settings.listen)
         self._announce(target)
         self._liveness.mark_ready()
@@ -193,9 +198,27 @@ class Node:
             now = self._clock()
             for send in sends:
                 self._heartbeats.on_sent(send.to.peer, now)
+        for request in self._core.take_grammar_requests():
+            self._compile_grammar(request)
         if not self._plan_scheduled and not self._step_running:
             self._plan_scheduled = True
             asyncio.get_running_loop().call_soon(self._plan_step)
+
+    def _compile_grammar(self, request: GrammarRequest) -> None:
+        """Compile a grammar off the engine thread; steps of other sessions go on meanwhile."""
+        loop, compiler = asyncio.get_running_loop(), self._model.grammars
+
+        def compile_it() -> None:
+            fault = NO_GRAMMARS if compiler is None else compiler.prepare(request.grammar)
+            loop.call_soon_threadsafe(self._on_grammar_ready, request, fault)
+
+        self._grammar_compiler.submit(compile_it)
+
+    def _on_grammar_ready(self, request: GrammarRequest, fault: str | None) -> None:
+        if fault is not None:
+            log.warning("a session ends: %s", fault)
+        self._core.on_grammar_ready(request, fault, self._clock())
+        self._flush()
 
     def _plan_step(self) -> None:
         self._plan_scheduled = False

@@ -87,6 +87,14 @@ _SHARED: dict[str, tuple[Body, Body]] = {
     "bad_words": ({}, {"bad_words": ["ab"]}),
     "min_tokens": ({}, {"min_tokens": 3}),
     "allowed_token_ids": ({}, {"allowed_token_ids": [70, 71]}),
+    "response_format": ({}, {"response_format": {"type": "json_object"}}),
+    "structured_outputs": ({}, {"structured_outputs": {"regex": "a"}}),
+    "guided_json": ({}, {"guided_json": {"type": "integer"}}),
+    "guided_regex": ({}, {"guided_regex": "a"}),
+    "guided_choice": ({}, {"guided_choice": ["a"]}),
+    "guided_grammar": ({}, {"guided_grammar": 'start: "a"'}),
+    "guided_whitespace_pattern": ({}, {"guided_json": {}, "guided_whitespace_pattern": " "}),
+    "grammar": ({}, {"grammar": 'start: "a"'}),
     "stop_token_ids": (LONG, {"stop_token_ids": list(range(70, 110))}),
 }
 # Fields of sessions need several requests: `test_fields_of_sessions_have_their_effects`.

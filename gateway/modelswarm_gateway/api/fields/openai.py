@@ -38,7 +38,7 @@ _SHARED: Section = {
     "presence_penalty": OBEYED,
     "frequency_penalty": OBEYED,
     "logit_bias": OBEYED,
-    "response_format": refused(NOT_BUILT, {"type": "text"}),
+    "response_format": OBEYED,
     "user": CALLER,
     "safety_identifier": CALLER,
     "metadata": NOTHING_KEPT,

@@ -22,6 +22,8 @@ from modelswarm_gateway.api.fields.openai import (
 from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.validation_messages import first_problem, missing_field
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.generation.grammar.request_fields import GRAMMAR_FIELDS, read_grammar
+from modelswarm_gateway.generation.grammar.source import GrammarSource
 from modelswarm_gateway.generation.request import (
     MAX_SESSION_ID_LENGTH,
     MAX_STOP_LENGTH,
@@ -113,6 +115,14 @@ class _Request(RequestModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: ListOf[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    grammar: str | None = None
     return_token_ids: bool | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
@@ -146,6 +156,10 @@ class _Request(RequestModel):
     def given_prompt(self) -> tuple[str, Prompt]:
         """Return the name of the field that carries the prompt, and the prompt."""
         raise NotImplementedError
+
+    def _grammar_source(self) -> GrammarSource | None:
+        names = (*GRAMMAR_FIELDS, "guided_whitespace_pattern", "ignore_eos")
+        return read_grammar({name: getattr(self, name) for name in names})
 
     def to_generation_request(self) -> GenerationRequest:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -183,6 +197,7 @@ class _Request(RequestModel):
             append=bool(self.append),
             position=self.session_position,
             echo=self.echoes(),
+            grammar=self._grammar_source(),
         )
 
 

@@ -16,8 +16,11 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
 from typing import Any
 
+from modelswarm.protocol.messages import Grammar
+from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.grammar import check_worker
 from modelswarm_gateway.generation.grammar.check_worker import CPU_SECONDS
 from modelswarm_gateway.generation.grammar.source import GrammarSource
@@ -25,6 +28,7 @@ from modelswarm_gateway.models.model_process import ANSWER_SECONDS, child_enviro
 from modelswarm_gateway.models.worker_messages import pack_message, receive_message
 
 log = logging.getLogger(__name__)
+VERSION = f"llguidance {version('llguidance')}"
 MAX_WAITING = 64  # requests that may wait for the child
 REMEMBERED_BYTES = 8 << 20  # of sources and grammars that were accepted
 
@@ -48,6 +52,19 @@ class GrammarProcess:
         self._finalizer: weakref.finalize[..., Any] | None = None
         self._accepted: OrderedDict[tuple[GrammarSource, tuple[str, ...]], str] = OrderedDict()
         self._accepted_bytes = 0
+
+    async def check(self, source: GrammarSource, eos: Sequence[int]) -> Grammar:
+        """Return the grammar for the wire. Raise ApiError. `eos`: tokens that end the answer."""
+        name = source.param
+        if not eos:
+            raise invalid_request(name, f"{name}: this model has no token that ends an answer")
+        try:
+            return Grammar(await self.compile(source), VERSION)
+        except GrammarRefused as error:
+            raise invalid_request(name, f"{name}: {error}") from error
+        except GrammarProcessError as error:
+            detail = f"{error}; retry in 1 s"
+            raise ApiError(Code.NO_CAPACITY, detail, param=name, retry_after=1.0) from error
 
     async def compile(self, source: GrammarSource, special: Sequence[str] = ()) -> str:
         """Return llguidance's grammar. Raise GrammarRefused or GrammarProcessError."""

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import llguidance
 from llguidance import LLMatcher, LLTokenizer, StructTag, TokenizerWrapper, grammar_from
 
 from modelswarm_gateway.generation.grammar.source import GrammarKind
@@ -119,7 +118,3 @@ def one_sentence(message: str) -> str:
             continue
         words.append(bare)
     return " ".join(words)[:MAX_REASON_CHARACTERS]
-
-
-def library_version() -> str:
-    return f"llguidance {llguidance.__version__}"

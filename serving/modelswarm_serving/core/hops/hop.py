@@ -135,6 +135,7 @@ class Hop:
     tokens_sent: int = 0
     bulk_acknowledged: bool = False  # predecessor knows: all its bulk rows are here (R9, lanes)
     finished: bool = False  # the last token of the turn was sampled (tail) or stored (head)
+    awaits_grammar: bool = False  # tail: its grammar is being compiled, so it samples nothing yet
     withheld_token: Token | None = None  # tail: the one token beyond the credit (R7, credit)
     # live rows (R9, lanes)
     unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)
@@ -181,7 +182,7 @@ class Hop:
             self.counters = None if self.started.standby else self._counters_of(self.started)
         self.phase, self.started, self.fence_ack = Phase.FENCED, None, None
         self.granted = self.window = self.acked = self.credit = self.tokens_sent = 0
-        self.bulk_acknowledged = self.finished = False
+        self.bulk_acknowledged = self.finished = self.awaits_grammar = False
         self.withheld_token = None
         self.row_buffer.clear()
         self.unsent.clear()
@@ -228,6 +229,8 @@ class Hop:
         self.sent = message.send_from
         self.credit = max(self.credit, message.credit)
         self.tokens_sent = message.length if self.is_tail else 0
+        samples = self.is_tail and message.sample and not message.standby
+        self.awaits_grammar = samples and self.turn.sampling.grammar is not None
         self.on_log_extended()
 
     def on_log_extended(self) -> None:
@@ -290,7 +293,7 @@ class Hop:
                 )
         else:  # R11 (windows)
             end = min(end, max(self.window, started.send_from))
-        if not started.sample:
+        if not started.sample or self.awaits_grammar:
             end = min(end, started.length - 1)
         if self.scores_prompt and len(self.log) < started.length:
             end = min(end, self.kv)  # a row is scored with the log entry after it

@@ -16,6 +16,7 @@ from modelswarm.placement.memory import LOGIT_ROWS, sample_rows
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.attention.staging import to_device, to_host
 from modelswarm_serving.model.base import SampleRequest
+from modelswarm_serving.model.grammar.masking import apply_masks
 from modelswarm_serving.model.sampling.filters import is_filtered
 from modelswarm_serving.model.sampling.noise import GOLDEN, MIX_1, MIX_2
 from modelswarm_serving.model.sampling.processors import apply_processors
@@ -86,7 +87,7 @@ def sample_tokens(
     `whole`: filter the whole vocabulary, which decides every row.
     """
     logits = logits.float()
-    scores = apply_processors(logits, picks)
+    scores = apply_masks(apply_processors(logits, picks), picks)
     best, tokens = scores.max(dim=-1)
     is_masked = torch.isneginf(best)
     decided = torch.ones_like(tokens, dtype=torch.float64)

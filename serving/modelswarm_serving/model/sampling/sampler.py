@@ -18,6 +18,7 @@ from torch import Tensor
 
 from modelswarm.protocol.messages import FaultKind, Sampling, TopLogprob
 from modelswarm_serving.model.base import SampledToken, SampleRequest
+from modelswarm_serving.model.grammar.masking import apply_masks
 from modelswarm_serving.model.sampling.filters import (
     Flags,
     find_thresholds,
@@ -54,7 +55,7 @@ Sampled: TypeAlias = SampledToken | Unsampled
 def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
     """Return a token for each row of `logits` [n, vocab], or why there is none."""
     logits = logits.float()
-    scores = apply_processors(logits, picks)
+    scores = apply_masks(apply_processors(logits, picks), picks)
     best, tokens = scores.max(dim=-1)
     is_masked = torch.isneginf(best).tolist()
     totals = torch.logsumexp(logits, dim=-1)

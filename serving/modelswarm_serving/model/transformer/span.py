@@ -7,19 +7,21 @@ the packed layout. Knows no sessions: a batch item names pages, positions and ro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from modelswarm.placement.memory import LOGIT_ROWS, sample_rows
-from modelswarm.protocol.messages import PromptLogprob
+from modelswarm.protocol.messages import FaultKind, PromptLogprob
 from modelswarm_serving.model.attention.attention import SDPA, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.staging import current_device, to_device, to_host
 from modelswarm_serving.model.attention.step_layout import RowLayout, StepLayout
 from modelswarm_serving.model.base import (
+    NO_GRAMMARS,
     BatchItem,
     Compute,
     KvRead,
@@ -32,6 +34,7 @@ from modelswarm_serving.model.base import (
     Task,
 )
 from modelswarm_serving.model.device import HOST, Device
+from modelswarm_serving.model.grammar.matchers import GrammarFault, GrammarMatchers
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
 from modelswarm_serving.model.sampling.prompt_scores import score_tokens
 from modelswarm_serving.model.sampling.sampler import Sampled, Unsampled, sample
@@ -58,6 +61,7 @@ class TransformerSpan:
         graphs: DecodeGraphs | None = None,
         device: Device = HOST,
         threads: int = 1,
+        grammars: GrammarMatchers | None = None,
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
@@ -66,6 +70,7 @@ class TransformerSpan:
         self._backend = backend
         self._graphs = graphs
         self._threads = threads
+        self._grammars = grammars
         self._accelerator = device
         self._dtype = cache.dtype
         self._device = cache.device
@@ -78,6 +83,10 @@ class TransformerSpan:
     def compute(self) -> Compute:
         dtype = str(self._dtype).removeprefix("torch.")
         return Compute(self._threads, self._accelerator.name, dtype)
+
+    @property
+    def grammars(self) -> GrammarMatchers | None:
+        return self._grammars
 
     def prepare_thread(self) -> None:
         """Set the number of threads, which torch keeps per thread: without, matrix products here take all CPUs."""
@@ -203,9 +212,11 @@ class TransformerSpan:
             for row, work in zip(layout.starts, layout.items, strict=True)
             if work.sample is not None
         ]
+        picks, faults = self._constrain([work.sample for _, work in asking if work.sample])
+        refused = [(asking[place][1], fault) for place, fault in faults.items()]
+        asking = [each for place, each in enumerate(asking) if place not in faults]
         everyone = len(asking) == len(rows)  # plain decode
         wanted = rows if everyone else rows[[row for row, _ in asking]]
-        picks = [work.sample for _, work in asking if work.sample is not None]
         scores = {
             id(work): self._score_rows(rows[row : row + len(work.score.targets)], work.score)
             for row, work in zip(layout.starts, layout.items, strict=True)
@@ -213,6 +224,8 @@ class TransformerSpan:
         }
         for work in layout.items if scores else ():
             results[id(work)] = Result(scores=scores.get(id(work), ()))
+        for work, fault in refused:
+            results[id(work)] = Result(error=fault, fault=FaultKind.NO_TOKEN)
         for (_, work), picked in zip(asking, self._sample_rows(wanted, picks), strict=True):
             if isinstance(picked, Unsampled):
                 results[id(work)] = Result(error=picked.value, fault=picked.fault)
@@ -232,6 +245,24 @@ class TransformerSpan:
                 part = slice(first, first + count)
                 made += score_tokens(logits[part], targets[part], score.top)
         return tuple(made)
+
+    def _constrain(
+        self, picks: Sequence[SampleRequest]
+    ) -> tuple[list[SampleRequest], dict[int, str]]:
+        """Return the requests with the masks of their grammars, and the faults of the others by their place."""
+        good: list[SampleRequest] = []
+        faults: dict[int, str] = {}
+        for place, pick in enumerate(picks):
+            if pick.sampling.grammar is None:
+                good.append(pick)
+            elif self._grammars is None:
+                faults[place] = NO_GRAMMARS
+            else:
+                try:
+                    good.append(replace(pick, mask=self._grammars.mask(pick)))
+                except GrammarFault as fault:
+                    faults[place] = str(fault)
+        return good, faults
 
     def _sample_rows(self, rows: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
         """Return a token for each of these rows of the last block."""

@@ -13,7 +13,7 @@ import torch
 
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
 from modelswarm.checkpoint.families.family import BlockPath
-from modelswarm.checkpoint.tokenizer import check_tokenizer
+from modelswarm.checkpoint.tokenizer import TOKENIZER_FILE, check_tokenizer
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
     PROCESS_BYTES,
@@ -33,6 +33,7 @@ from modelswarm_serving.model.attention.selection import choose_backend
 from modelswarm_serving.model.attention.staging import current_device
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.device import HOST, Device, check_dtype
+from modelswarm_serving.model.grammar.matchers import GrammarMatchers
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.device_pages import (
     check_weights_fit,
@@ -144,7 +145,9 @@ def _load_checked(
         if graphs is not None:
             check_decode(graphs, rows, output, cache, folder)
     shape = with_pages(shape, pages)
-    return TransformerSpan(loaded, blocks, cache, shape, backend, graphs, device, threads)
+    tokenizer = (options.tokenizer or folder) / TOKENIZER_FILE
+    grammars = GrammarMatchers(tokenizer, shape.vocab_size) if shape.is_tail else None
+    return TransformerSpan(loaded, blocks, cache, shape, backend, graphs, device, threads, grammars)
 
 
 def _checked_blocks(

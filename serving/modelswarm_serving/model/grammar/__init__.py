@@ -1,0 +1,1 @@
+"""Grammars at the tail: matchers of sessions, and the masks that they put on logits."""

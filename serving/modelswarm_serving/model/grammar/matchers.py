@@ -1,0 +1,139 @@
+"""The grammar matchers of a tail: a mask of the tokens that may follow, per session and step.
+
+A matcher is a cache. Its state is a function of the tokens that the turn has generated, `log[begin:]`. It is compared
+with the log before each use, and advanced or built anew by replay. Grammars are compiled by `prepare`, off the engine
+thread. llguidance never raises for a grammar: its error state is looked at after every call. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import llguidance
+import numpy as np
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from numpy.typing import NDArray
+
+from modelswarm.protocol.messages import Grammar
+from modelswarm_serving.model.base import SampleRequest
+
+VERSION = f"llguidance {llguidance.__version__}"
+MAX_COMPILED = 64  # grammars that are kept compiled
+MAX_SESSIONS = 512  # matchers that are kept
+MAX_LEXER_STATES = 50_000  # of one matcher; each takes up to 2 KB
+_MAX_REASON = 300  # characters
+
+Bits = NDArray[np.uint8]
+
+
+class GrammarFault(Exception):
+    """The session cannot be constrained any further; the text says why."""
+
+
+@dataclass(slots=True)
+class _SessionMatcher:
+    grammar: str
+    tokens: list[int]  # that the matcher has consumed
+    matcher: LLMatcher
+
+
+class GrammarMatchers:
+    """Matchers for one tokenizer. `prepare` may run in other threads than `mask`."""
+
+    def __init__(self, tokenizer: Path, vocab: int) -> None:
+        """`tokenizer`: tokenizer.json. `vocab`: width of the logits."""
+        self._path, self._vocab = tokenizer, vocab
+        self._lock = threading.Lock()
+        self._tokenizer: LLTokenizer | None = None
+        self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._sessions: OrderedDict[int, _SessionMatcher] = OrderedDict()
+
+    def load(self) -> LLTokenizer:
+        """Build the tokenizer once: 0.1 to 1 s. Called at the start of a server, so that no recovery waits for it."""
+        with self._lock:
+            if self._tokenizer is None:
+                self._tokenizer = LLTokenizer(self._path.read_text("utf-8"), n_vocab=self._vocab)
+            return self._tokenizer
+
+    def prepare(self, grammar: Grammar) -> str | None:
+        """Compile the grammar; return why it cannot be used. Called off the engine thread."""
+        try:
+            self._compile(grammar)
+        except GrammarFault as fault:
+            return str(fault)
+        return None
+
+    def _compile(self, grammar: Grammar) -> LLMatcher:
+        tokenizer = self.load()
+        with self._lock:
+            found = self._compiled.get(grammar.text)
+            if found is not None:
+                self._compiled.move_to_end(grammar.text)
+                return found
+        made = LLMatcher(tokenizer, grammar.text, log_level=0, limits=self._limits)
+        if made.is_error():
+            raise _fault(grammar, made.get_error())
+        with self._lock:
+            self._compiled[grammar.text] = made
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return made
+
+    def mask(self, pick: SampleRequest) -> bytes:
+        """Return the tokens that may come next, one bit each, from the lowest bit of each byte. Raise GrammarFault.
+
+        The tokens that end the sequence may come only where the grammar is complete.
+        """
+        grammar = pick.sampling.grammar
+        assert grammar is not None
+        matcher = self._advance(pick, grammar)
+        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).copy()
+        if matcher.is_error():
+            self._sessions.pop(pick.session, None)
+            raise _fault(grammar, matcher.get_error())
+        _set_bits(bits, self.load().eos_tokens, False)
+        _set_bits(bits, pick.sampling.eos, matcher.is_accepting())
+        if not bits.any():
+            raise _fault(grammar, "no token may follow")
+        return bits.tobytes()
+
+    def _advance(self, pick: SampleRequest, grammar: Grammar) -> LLMatcher:
+        """Return the session's matcher after the tokens that the turn has generated."""
+        generated = list(pick.log[pick.begin : pick.position])
+        entry = self._sessions.pop(pick.session, None)
+        if (
+            entry is None
+            or entry.grammar != grammar.text
+            or entry.tokens != generated[: len(entry.tokens)]
+        ):
+            entry = _SessionMatcher(grammar.text, [], self._compile(grammar).deep_copy())
+        new = generated[len(entry.tokens) :]
+        taken = entry.matcher.try_consume_tokens(new) if new else 0
+        if taken < len(new) or entry.matcher.is_error():
+            place = pick.begin + len(entry.tokens) + taken
+            detail = entry.matcher.get_error() or f"it refuses the token at position {place}"
+            raise _fault(grammar, detail)
+        entry.tokens = generated
+        self._sessions[pick.session] = entry
+        while len(self._sessions) > MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+        return entry.matcher
+
+
+def _set_bits(bits: Bits, tokens: Sequence[int], value: bool) -> None:
+    for token in tokens:
+        if 0 <= token < 8 * len(bits):
+            place, bit = token >> 3, np.uint8(1 << (token & 7))
+            bits[place] = bits[place] | bit if value else bits[place] & ~bit
+
+
+def _fault(grammar: Grammar, detail: str) -> GrammarFault:
+    """Return the fault as one sentence; it names both libraries where they differ."""
+    words = " ".join(detail.split("\n<state>")[0].split())[:_MAX_REASON]
+    other = f" ({grammar.version} had checked it)" if grammar.version != VERSION else ""
+    return GrammarFault(f"the grammar cannot be followed by {VERSION}{other}: {words}")

@@ -1,0 +1,202 @@
+"""Grammar matchers of a tail: masks, replay, ends, faults; judged by llguidance itself and by jsonschema."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import torch
+from llguidance import LLMatcher, LLTokenizer
+from support.models.tiny_models import EOS, VOCAB, write_tokenizer
+
+from modelswarm.protocol.messages import Grammar, Sampling
+from modelswarm_serving.model.base import SampledToken, SampleRequest
+from modelswarm_serving.model.grammar.masking import apply_masks
+from modelswarm_serving.model.grammar.matchers import VERSION, GrammarFault, GrammarMatchers
+from modelswarm_serving.model.sampling.sampler import sample
+
+PROMPT = [5, 6, 7]
+WORD = {"type": "string", "maxLength": 12}
+PERSON = {
+    "type": "object",
+    "properties": {"name": WORD, "age": {"type": "integer", "minimum": 0, "maximum": 130}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+TREE = {
+    "$ref": "#/$defs/tree",
+    "$defs": {
+        "tree": {
+            "type": "object",
+            "properties": {
+                "value": {"type": "boolean"},
+                "parts": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 1},
+            },
+            "required": ["value"],
+            "additionalProperties": False,
+        }
+    },
+}
+SCHEMAS: dict[str, Any] = {
+    "object": PERSON,
+    "enum": {"enum": ["red", "grün", 3, None, 'q"\\']},
+    "const": {"const": {"a": [1, "é😀"]}},
+    "array": {"type": "array", "items": WORD, "minItems": 1, "maxItems": 3},
+    "any of": {"anyOf": [PERSON, {"type": "boolean"}, {"type": "null"}]},
+    "ref": TREE,
+    "range": {"type": "number", "minimum": -2.5, "maximum": 10},
+    "pattern": {"type": "string", "pattern": "^[a-z]{2,4}-[0-9]+$", "maxLength": 12},
+    "date": {"type": "string", "format": "date"},
+    "uuid": {"type": "string", "format": "uuid"},
+    "tuple": {"type": "array", "prefixItems": [WORD, {"type": "integer"}], "items": False},
+}
+
+
+def _schema(schema: Any) -> Grammar:
+    text = LLMatcher.grammar_from_json_schema(
+        json.dumps(schema), overrides={"whitespace_flexible": False}
+    )
+    return Grammar(text, VERSION)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(folder, VOCAB)
+    return folder / "tokenizer.json"
+
+
+@pytest.fixture
+def matchers(tokenizer_file: Path) -> GrammarMatchers:
+    return GrammarMatchers(tokenizer_file, VOCAB)
+
+
+def _pick(grammar: Grammar, generated: Sequence[int], **changes: Any) -> SampleRequest:
+    log = [*PROMPT, *generated]
+    fields: dict[str, Any] = {"temperature": 1.0, "eos": (EOS,), "seed": 7} | changes
+    sampling = Sampling(grammar=grammar, **fields)
+    return SampleRequest(sampling, len(log), log, len(PROMPT), session=1)
+
+
+def _masked(matchers: GrammarMatchers, pick: SampleRequest) -> SampleRequest:
+    return SampleRequest(
+        pick.sampling, pick.position, pick.log, pick.begin, pick.session, matchers.mask(pick)
+    )
+
+
+def _allowed(matchers: GrammarMatchers, pick: SampleRequest) -> list[int]:
+    scores = apply_masks(torch.zeros(1, VOCAB), [_masked(matchers, pick)])
+    return torch.isfinite(scores[0]).nonzero()[:, 0].tolist()
+
+
+def _generate(matchers: GrammarMatchers, grammar: Grammar, seed: int, most: int = 400) -> list[int]:
+    """Return the tokens that a random model samples at temperature 1, with eos if it came."""
+    torch.manual_seed(seed)
+    tokens: list[int] = []
+    while len(tokens) < most and EOS not in tokens:
+        pick = _masked(matchers, _pick(grammar, tokens, seed=seed))
+        found = sample(torch.randn(1, VOCAB) * 3, [pick])[0]
+        assert isinstance(found, SampledToken)
+        tokens.append(found.token)
+    return tokens
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_output_of_random_models_is_valid(
+    matchers: GrammarMatchers, tokenizer_file: Path, name: str
+) -> None:
+    text_of = LLTokenizer(tokenizer_file.read_text(), n_vocab=VOCAB).decode_bytes
+    for seed in range(3):
+        tokens = _generate(matchers, _schema(SCHEMAS[name]), seed)
+        assert tokens[-1] == EOS
+        made = json.loads(text_of(tokens[:-1]))
+        jsonschema.validate(made, SCHEMAS[name], format_checker=jsonschema.FormatChecker())
+
+
+@pytest.mark.parametrize("name", ["object", "ref"])
+def test_masks_equal_a_replayed_matcher_at_each_step(
+    matchers: GrammarMatchers, tokenizer_file: Path, name: str
+) -> None:
+    """Also llguidance's own mask of the same tokens, which has its end token where the grammar is complete."""
+    grammar = _schema(SCHEMAS[name])
+    tokens = _generate(matchers, grammar, 3)[:-1]
+    reference = LLMatcher(LLTokenizer(tokenizer_file.read_text(), n_vocab=VOCAB), grammar.text)
+    kept = GrammarMatchers(tokenizer_file, VOCAB)
+    for end in range(len(tokens) + 1):
+        if end:
+            assert reference.consume_token(tokens[end - 1])
+        bits = reference.compute_bitmask()
+        wanted = [token for token in range(VOCAB) if bits[token >> 3] >> (token & 7) & 1]
+        pick = _pick(grammar, tokens[:end])
+        assert _allowed(kept, pick) == wanted
+        assert _allowed(GrammarMatchers(tokenizer_file, VOCAB), pick) == wanted
+
+
+def test_rewound_log_gives_the_mask_of_its_tokens(matchers: GrammarMatchers) -> None:
+    grammar = _schema(PERSON)
+    tokens = _generate(matchers, grammar, 1)[:-1]
+    early = _allowed(matchers, _pick(grammar, tokens[:9]))
+    _allowed(matchers, _pick(grammar, tokens))
+    assert _allowed(matchers, _pick(grammar, tokens[:9])) == early
+
+
+def test_end_tokens_follow_complete_text_only(matchers: GrammarMatchers) -> None:
+    """All end tokens of the request count, and none that is not its own."""
+    grammar = Grammar('start: "ab"', VERSION)
+    a, b = matchers.load().tokenize_str("ab")
+    stop = 99
+    assert _allowed(matchers, _pick(grammar, [], eos=(EOS, stop))) == [a]
+    assert _allowed(matchers, _pick(grammar, [a, b], eos=(EOS, stop))) == [EOS, stop]
+    assert _allowed(matchers, _pick(grammar, [a, b], eos=(stop,))) == [stop]
+    with pytest.raises(GrammarFault, match="no token may follow"):
+        matchers.mask(_pick(grammar, [a, b], eos=()))
+
+
+def test_token_that_does_not_fit_ends_the_session(matchers: GrammarMatchers) -> None:
+    other = Grammar('start: "ab"', "llguidance 0.1")
+    a, b = matchers.load().tokenize_str("ab")
+    with pytest.raises(GrammarFault, match=r"position 4.*|llguidance 0\.1 had checked it"):
+        matchers.mask(_pick(other, [a, a, b]))
+    assert _allowed(matchers, _pick(other, [a])) == [b]
+
+
+def test_grammar_that_cannot_be_compiled_is_named(matchers: GrammarMatchers) -> None:
+    fault = matchers.prepare(Grammar("start: foo", VERSION))
+    assert fault is not None
+    assert "unknown name" in fault
+    assert "\n" not in fault
+    assert matchers.prepare(_schema(PERSON)) is None
+
+
+def test_rows_without_a_grammar_are_sampled_as_without_neighbours(
+    matchers: GrammarMatchers,
+) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(4, VOCAB)
+    free = SampleRequest(Sampling(temperature=1.0, seed=3), 3, PROMPT, 3)
+    bound = _masked(matchers, _pick(_schema(PERSON), []))
+    mixed = sample(logits, [free, bound, free, bound])
+    assert mixed[0] == sample(logits[:1], [free])[0]
+    assert mixed[2] == sample(logits[2:3], [free])[0]
+    assert mixed[1] == sample(logits[1:2], [bound])[0]
+    assert isinstance(mixed[1], SampledToken)
+    brace = matchers.load().tokenize_str("{")[0]
+    assert mixed[1].token == brace
+    raw = torch.log_softmax(logits[1], -1)[brace].item()
+    assert mixed[1].logprob == pytest.approx(raw)
+
+
+def test_batch_of_grammars_keeps_them_apart(matchers: GrammarMatchers) -> None:
+    rng = random.Random(1)
+    words = ["".join(rng.choice("abc") for _ in range(6)) for _ in range(5)]
+    for end in range(6):
+        for place, word in enumerate(words):
+            tokens = matchers.load().tokenize_str(word)
+            pick = _pick(Grammar(f'start: "{word}"', VERSION), tokens[:end])
+            pick = SampleRequest(pick.sampling, pick.position, pick.log, pick.begin, place)
+            assert _allowed(matchers, pick) == [tokens[end]]
