@@ -20,6 +20,7 @@ from modelswarm_serving.model.base import (
     Result,
     SampledToken,
     SampleRequest,
+    ScoreRequest,
 )
 from modelswarm_serving.model.sampling.sampler import sample
 from modelswarm_serving.model.transformer.span import TransformerSpan
@@ -215,6 +216,33 @@ def test_kv_of_another_length_is_refused_alone(folder: Path) -> None:
     results = span.step([wrong, missing, good])
     assert "7 bytes of KV" in str(results[0].error) and "not within" in str(results[1].error)
     assert results[2].error is None and results[2].rows
+
+
+def test_prompt_scores_equal_the_whole_models(folder: Path) -> None:
+    """A chunk that only scores shares its step with one that also samples."""
+    whole, span = load_whole(folder), load_span(folder, 0, 4, OPTIONS)
+    size = span.shape.page_size
+    one, two = prompts()[4], prompts()[2]
+    items, page = [], 0
+    for prompt, scored, samples in ((one, 20, False), (two, len(two) - 1, True)):
+        pages = list(range(page, page + -(-len(prompt) // size)))
+        page += len(pages)
+        request = SampleRequest(Sampling(), len(prompt), prompt, 0) if samples else None
+        score = ScoreRequest(prompt[1 : 1 + scored], 3)
+        blocks, end = (0, 4), len(prompt)
+        items.append(BatchItem(pages, 0, end, blocks, prompt, None, end, request, score))
+    results = span.step(items)
+    assert [result.error for result in results] == [None, None]
+    assert results[0].sampled is None and results[1].sampled is not None
+    for prompt, result in zip((one, two), results, strict=True):
+        with torch.no_grad():
+            logprobs = whole(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        assert result.scores
+        for row, found in enumerate(result.scores):
+            assert found.token == prompt[row + 1]
+            assert abs(found.logprob - logprobs[row, found.token].item()) < TAU
+            best = torch.topk(logprobs[row], 3).values.tolist()
+            assert [top.logprob for top in found.top] == pytest.approx(best, abs=TAU)
 
 
 def test_only_the_wanted_rows_come_back(folder: Path) -> None:
