@@ -7,6 +7,7 @@ from support.core.scripted_server import Script
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId, name_of
 from modelswarm.protocol.messages import FaultKind, Fence, FenceAck, Refusal
+from modelswarm_gateway.core.interface.effects import SessionLost
 
 SESSION = "s"
 TAIL = "b/1/0"
@@ -65,3 +66,14 @@ def test_server_with_failed_step_is_eligible_after_start() -> None:
     assert running_route(script) == ["a", "c"]
     script.kill(spare)
     assert running_route(script) == ["a", "b"]
+
+
+def test_session_without_a_token_ends_and_excludes_no_server() -> None:
+    """The session's own parameters leave no token: every server would find the same."""
+    script = start_session()
+    script.reports(SESSION, TAIL, FaultKind.NO_TOKEN)
+    [lost] = script.gateway.troubles(SESSION)
+    assert isinstance(lost, SessionLost)
+    assert script.gateway.core.find_view(SESSION) is None
+    script.start_turn("t", (5, 6, 7))
+    assert script.names("t") == ["a", "b"]
