@@ -117,6 +117,6 @@ class GoesOnAfterHolds(OwnershipCheck):
     """B7: a session that was held for longer than a lease goes on without asking for its owner."""
 
     @override
-    def require(self, session: Session, due_at: float, *, has_route: bool = False) -> None:
-        if not has_route:
-            super().require(session, due_at)
+    def on_link_lost(self, session: Session, now: float, *, is_held: bool = False) -> None:
+        if not (is_held or session.is_in_turn):
+            super().on_link_lost(session, now)

@@ -10,7 +10,6 @@ from typing_extensions import override
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
 from modelswarm.protocol.messages import StartEpoch
 from modelswarm_gateway.core.recovery.fault_attribution import attribute
-from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.route_planner import Plan, RoutePlanner
 from modelswarm_gateway.core.servers.variant import ModelVariant
@@ -87,15 +86,6 @@ class AwaitsLostAnswers(HopTable):
 
 
 # -- sessions that two gateways claim ----------------------------------------------------------
-
-
-class AsksLinkedServersOnly(OwnershipCheck):
-    """R19 (leases): a server that connects after the servers were asked is not asked."""
-
-    @override
-    def ask_again(self, session: Session, server: PeerId | None = None) -> None:
-        if server is None:
-            super().ask_again(session)
 
 
 class SilentAboutTakenHops(ServerCore):
