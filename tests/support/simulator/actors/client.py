@@ -25,6 +25,7 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
     SessionLost,
 )
+from modelswarm_gateway.core.interface.errors import SessionBusy
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 from modelswarm_gateway.core.sessions.session import common_prefix
@@ -173,12 +174,20 @@ class Client:
         self._scored = 1 if wants_scores else length
         self._serial += 1
         self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
-        first = self.gateway.core.start_turn(self.name, request, self._tools.clock.now)
+        first = self._start_turn(request)
         self._expect(first == length, f"start_turn() returned position {first} instead of {length}")
         self._record_progress()
         self.gateway.pump()
         if close == length:
             self.gateway.later(rng.uniform(0, 0.05), self._close_if_current, self._serial)
+
+    def _start_turn(self, request: TurnRequest) -> int:
+        """Start the turn in the core. A session whose turn has ended must not be busy."""
+        try:
+            return self.gateway.core.start_turn(self.name, request, self._tools.clock.now)
+        except SessionBusy as error:
+            detail = f"{self.name}: the turn has ended, and the next one is refused: {error}"
+            raise Violation(detail, self.name) from error
 
     def _close_if_current(self, serial: int) -> None:
         if serial == self._serial and not self.done:

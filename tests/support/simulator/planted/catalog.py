@@ -157,8 +157,8 @@ def in_planner(bug: type, scenario: str) -> Plant:
     return in_gateway(gateway_with(lambda core: core._recovery._planner, bug), scenario)
 
 
-def in_transfers(bug: type, scenario: str) -> Plant:
-    return in_server(server_with(lambda core: core._transfers, bug), scenario)
+def in_transfers(bug: type, scenario: str, budget: int = 100) -> Plant:
+    return in_server(server_with(lambda core: core._transfers, bug), scenario, budget)
 
 
 def in_peers(bug: type, scenario: str) -> Plant:
@@ -209,7 +209,7 @@ PLANTS: dict[str, Plant] = {
     "R12 never ends grants": in_fencing(NeverEndsGrants, "handover", 100),
     "R11 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
-    "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies"),
+    "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies", 150),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
     "R20 shares handles": slow(in_server(SharesHandles, "rivals")),
