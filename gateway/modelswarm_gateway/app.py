@@ -182,6 +182,7 @@ def _service_settings(settings: Settings) -> ServiceSettings:
         max_named_sessions=settings.max_named_sessions,
         idle_seconds=settings.idle_seconds,
         keepalive_seconds=settings.keepalive_seconds,
+        tool_call_parser=settings.tool_call_parser,
     )
 
 

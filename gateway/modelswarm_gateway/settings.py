@@ -19,6 +19,7 @@ from modelswarm.errors import UserError
 from modelswarm.process.command_line import Seconds, read_flags, split_target
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.identity import MAX_NUMBER
+from modelswarm_gateway.generation.tool_calls.families import FAMILIES, NO_PARSER
 
 # Default of --keepalive, in seconds.
 DEFAULT_KEEPALIVE = 5.0
@@ -61,6 +62,7 @@ class Settings:
     idle_seconds: float
     max_named_sessions: int
     vllm_metrics: bool
+    tool_call_parser: str  # empty: found by each model's chat template
     cors_origins: tuple[str, ...]  # none: browsers may not send cross-origin requests
 
 
@@ -133,6 +135,9 @@ _OPTIONS: list[click.Parameter] = [
                  show_default=True, help="Seconds that an unused named session is kept."),
     click.Option(["--max-named-sessions"], type=click.IntRange(min=1), default=1000, show_default=True,
                  help="Maximum number of named sessions kept."),
+    click.Option(["--tool-call-parser"], default="", metavar="NAME", help="Parser of tool calls for all models: "
+                 f"{', '.join(FAMILIES)}; {NO_PARSER}: requests with tools are refused. Default: found by each "
+                 "model's chat template."),
     click.Option(["--vllm-metrics"], is_flag=True, help="Export the metrics under vLLM's names too, "
                  "for dashboards and autoscalers that expect those."),
     click.Option(["--cors-origin", "cors_origins"], multiple=True, metavar="ORIGIN", help="Origin whose web "
@@ -174,6 +179,11 @@ def _build_settings(
     if not re.fullmatch(r"[A-Za-z0-9.:_-]*", values["advertise"]):
         raise UserError("--advertise", f"{values['advertise']!r} is not a host, like 10.0.0.3")
     _check_cors_origins(values["cors_origins"])
+    if values["tool_call_parser"] not in ("", NO_PARSER, *FAMILIES):
+        known = ", ".join((*FAMILIES, NO_PARSER))
+        raise UserError(
+            "--tool-call-parser", f"{values['tool_call_parser']!r} is not one of {known}"
+        )
     hold = values["hold_limit_seconds"]
     suspect_after = suspect_after_seconds
     return Settings(

@@ -19,6 +19,17 @@ from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionK
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn
 from modelswarm_gateway.generation.stop_strings import StopMatcher
+from modelswarm_gateway.generation.tool_calls.answer import (
+    PROMPT_END_TOKENS,
+    AnswerParser,
+    has_events,
+)
+from modelswarm_gateway.generation.tool_calls.events import (
+    OutputEvent,
+    TextDelta,
+    merge_events,
+)
+from modelswarm_gateway.generation.tool_calls.families import NO_FORMAT, ChatFormat
 from modelswarm_gateway.metrics.counters import Metrics, TurnOutcome
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
@@ -37,6 +48,14 @@ class OutputChunk:
     finish: str | None
     mark: str  # short hash of the log up to `end`; "" for a session without a name
     logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that belong to `text`, if requested
+    events: tuple[OutputEvent, ...] | None = None  # None: the answer is nothing but its text
+
+    @property
+    def output(self) -> tuple[OutputEvent, ...]:
+        """Return what the client may see now, as typed events."""
+        if self.events is not None:
+            return self.events
+        return (TextDelta(self.text),) if self.text else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +79,7 @@ class TurnStart:
     epoch_floor: int = 0  # highest epoch that other gateways have used for the session's name
     resumed: ResumedTurn | None = None  # None: a new turn
     position: int | None = None  # entries of the log behind which the input was appended
+    form: ChatFormat = NO_FORMAT  # of the model's tool calls and reasoning
 
 
 class Generation:
@@ -71,7 +91,11 @@ class Generation:
         turn = start.turn
         self._context, self._request = context, request
         self._turn, self._epoch_floor = turn, start.epoch_floor
-        self._detokenizer = start.tokenizer.detokenizer(turn.tokens)
+        self._form = start.form
+        self._answer = self._parser(start)
+        markers = start.form.markers if self._answer else ()
+        self._detokenizer = start.tokenizer.detokenizer(turn.tokens, markers)
+        self._events: list[OutputEvent] = []  # of the next chunk
         self._stops = StopMatcher(request.stop)
         self._logprobs = LogprobsBuffer() if turn.keeps_logprobs else None
         self._released: list[TokenLogprob] = []  # of the next chunk
@@ -103,8 +127,22 @@ class Generation:
     def start_choice(self, choice: int) -> Generation:
         """Start another answer to the same prompt: the same seed, with noise of its own (R17, sampling)."""
         turn = replace(self._turn, sampling=replace(self._turn.sampling, choice=choice))
-        start = TurnStart(turn, self.tokenizer, self._context.clock())
+        start = TurnStart(turn, self.tokenizer, self._context.clock(), form=self._form)
         return Generation(self._context, self._request, start)
+
+    def _parser(self, start: TurnStart) -> AnswerParser | None:
+        """Return the parser of the answer; None if it is plain text."""
+        options, turn = self._request.answer, start.turn
+        if options is None or not has_events(options, start.form):
+            return None
+        sampling = start.resumed.turn.sampling if start.resumed else turn.sampling
+        end = start.tokenizer.decode(turn.tokens[-PROMPT_END_TOKENS:], start.form.markers)
+        return AnswerParser(options, start.form, turn.tokens, end, sampling.seed + sampling.choice)
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Return the generated tokens of the reasoning; None for plain text."""
+        return None if self._answer is None else self._answer.reasoning_tokens
 
     def _start_turn(self) -> tuple[str, TokenStream]:
         """Open or acquire a session and start its turn; open it anew if the core has lost a kept one."""
@@ -139,6 +177,7 @@ class Generation:
                 shown.append(text)
             else:
                 self._released.clear()
+                self._events.clear()
             if self._finish is not None:
                 break
         self.completion_tokens = self._resumed_tokens = end - first
@@ -255,12 +294,32 @@ class Generation:
         mark = "" if self._log_mark is None else str(self._log_mark)
         end = first + len(tokens)
         logprobs, self._released = tuple(self._released), []
-        return OutputChunk("".join(texts), tuple(tokens), first, end, self._finish, mark, logprobs)
+        events, self._events = tuple(merge_events(self._events)), []
+        return OutputChunk(
+            "".join(texts),
+            tuple(tokens),
+            first,
+            end,
+            self._finish_reason(),
+            mark,
+            logprobs,
+            None if self._answer is None else events,
+        )
+
+    def _finish_reason(self) -> str | None:
+        has_calls = self._answer is not None and self._answer.has_calls
+        return "tool_calls" if has_calls and self._finish == Finish.STOP.value else self._finish
 
     def _detokenize(self, event: TokenEvent) -> tuple[str, str | None]:
         """Return the text that one token makes visible, and the finish reason if the turn ends with it."""
         piece = self._decode(event)
         text, finish = self._match_stops(event, piece)
+        if self._answer is not None:
+            is_last = finish is not None
+            self._events += self._answer.add_token(event.position, text, is_last=is_last)
+            if self._answer.has_ended and not is_last:
+                self._stream.stop_at(event.position + 1)
+                finish = Finish.STOP.value
         if self._logprobs is not None:
             is_last = finish is not None and not self._stops.has_matched
             self._logprobs.add_token(event, piece)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
 from modelswarm_gateway.generation.grammar.source import GrammarSource
+from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, check_answer
+from modelswarm_gateway.generation.tool_calls.families import ChatFormat
+from modelswarm_gateway.generation.tool_calls.template_input import template_messages
 from modelswarm_gateway.models.chat_template import TemplateError
 from modelswarm_gateway.models.encode_pool import TooManyTexts
 from modelswarm_gateway.models.model_process import ModelProcessError
@@ -38,6 +41,7 @@ class TokenPrompt:
 class ChatPrompt:
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
+    tools: Sequence[Mapping[str, Any]] = ()  # for the template
 
 
 Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
@@ -61,6 +65,21 @@ class GenerationRequest:
     echo: bool = False  # the answer begins with the prompt
     grammar: GrammarSource | None = None  # that the answer must follow
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
+    answer: AnswerOptions | None = None  # None: plain text
+
+
+def fit_to_format(request: GenerationRequest, form: ChatFormat) -> GenerationRequest:
+    """Return the request with its prompt as the model's chat template takes it. Raise ApiError if it has no parser."""
+    if request.answer is None or not isinstance(request.prompt, ChatPrompt):
+        return request
+    check_answer(request.answer, form)
+    if request.grammar is not None and request.answer.tools:
+        param = request.grammar.param
+        detail = "a grammar leaves no room for calls; leave it or tools out"
+        raise ApiError(Code.UNSUPPORTED, f"{param}: {detail}", param=param)
+    tools = [tool.template_value() for tool in request.answer.tools]
+    messages = template_messages(request.prompt.messages, form)
+    return replace(request, prompt=replace(request.prompt, messages=messages, tools=tools))
 
 
 def check_append(session_id: str | None, append: bool | None, position: int | None) -> None:
@@ -115,9 +134,9 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
         case TextPrompt(words, special):
             special = special and not request.append
             return tuple(await text.encode(words, special=special, limit=limit))
-        case ChatPrompt(messages, variables):
+        case ChatPrompt(messages, variables, tools):
             encode = text.encode_next_messages if request.append else text.encode_chat
-            return tuple(await encode(messages, variables, limit))
+            return tuple(await encode(messages, variables, limit, tools))
 
 
 def token_limit(request: GenerationRequest, text: ModelTokenizer) -> int | None:

@@ -26,9 +26,15 @@ from modelswarm_gateway.generation.continuation import append_to_log, appended_p
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
 from modelswarm_gateway.generation.grammar.check_process import GrammarProcess
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
-from modelswarm_gateway.generation.request import GenerationRequest, encode_prompt, token_limit
+from modelswarm_gateway.generation.request import (
+    GenerationRequest,
+    encode_prompt,
+    fit_to_format,
+    token_limit,
+)
 from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
 from modelswarm_gateway.generation.session_locator import SessionLocator
+from modelswarm_gateway.generation.tool_calls.families import find_format
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.sampling_tokens import add_bad_words
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
@@ -46,6 +52,7 @@ class ServiceSettings:
     keepalive_seconds: float = 5.0  # silence after which a client is sent a keepalive
     max_generations: int = 4096  # at a time
     unread_seconds: float = 120.0  # after which a turn ends whose client takes nothing
+    tool_call_parser: str = ""  # a family of tool calls; "": that of the model's chat template
 
 
 class GenerationService:
@@ -124,6 +131,8 @@ class GenerationService:
 
     async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
         card, tokenizer = self.find_model(request.model)
+        form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)
+        request = fit_to_format(request, form)
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         sampling = await add_bad_words(sampling, request.options, tokenizer)
@@ -155,7 +164,7 @@ class GenerationService:
                 turn = replace(turn, tokens=append_to_log(kept, tokens, request.position))
                 position = len(kept.tokens) if kept else 0
                 position = position if request.position is None else request.position
-        begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position)
+        begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form)
         return Generation(self._context, request, begin)
 
     async def is_owned_by(self, request: GenerationRequest, target: str) -> bool | None:

@@ -52,6 +52,11 @@ class ChatPrompts:
             self._compile()
 
     @property
+    def template(self) -> str:
+        """Return the template's text; "" without one."""
+        return self._text
+
+    @property
     def fault(self) -> str:
         """Return the sentence that chats are refused with; "" if the model can chat."""
         return f"{self._fault}; text completions work" if self._fault else ""
@@ -62,6 +67,7 @@ class ChatPrompts:
         extra: Mapping[str, Any] | None,
         limit: int,
         after: str = "",
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> tuple[Request, bool]:
         """Return the request for the prompt's tokens, and whether it is large. Raise TemplateError.
 
@@ -69,7 +75,7 @@ class ChatPrompts:
         """
         if self._fault:
             raise TemplateError(self.fault)
-        variables = template_variables(messages, extra, self._special_tokens)
+        variables = template_variables(messages, extra, self._special_tokens, tools)
         fields = {"template": self._text, "variables": variables, "limit": limit, "after": after}
         try:
             request = pack_request(fields, self._cpu_seconds, self._cpu_seconds)

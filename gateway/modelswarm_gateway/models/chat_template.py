@@ -50,10 +50,15 @@ def template_variables(
     messages: Sequence[Mapping[str, Any]],
     extra: Mapping[str, Any] | None,
     special_tokens: Mapping[str, str],
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Return the variables of a prompt, by default up to the start of the assistant's message. `extra`: others."""
     names: dict[str, Any] = {"add_generation_prompt": True, "tools": None, "documents": None}
-    return names | {**(extra or {}), **special_tokens, "messages": list(messages)}
+    return (
+        names
+        | {**(extra or {}), **special_tokens, "messages": list(messages)}
+        | ({"tools": list(tools)} if tools else {})
+    )
 
 
 class ChatTemplate:

@@ -72,9 +72,12 @@ class TokenTable:
         self._shown_text = lru_cache(maxsize=CACHED_TEXTS)(self._read_shown_text)
         self.memory_bytes = len(content) + CACHED_TEXTS * MAX_TOKEN_BYTES
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of the tokens. Ids without a token, and special tokens, have none."""
+    def decode(self, ids: Sequence[int], markers: Sequence[str] = ()) -> str:
+        """Return the text of the tokens. Ids without a token have none; of special tokens only `markers` have one."""
         texts = [text for each in ids if (text := self._shown_text(each)) is not None]
+        if markers:
+            found = [self._shown_text(each) or self._marker(each, markers) for each in ids]
+            texts = [text for text in found if text is not None]
         return self._join(texts)
 
     def decode_all(self, ids: Sequence[int]) -> str:
@@ -102,6 +105,10 @@ class TokenTable:
 
     def _read_shown_text(self, token: int) -> str | None:
         return self._text(token) if self._flags_of(token) & _SHOWN else None
+
+    def _marker(self, token: int, markers: Sequence[str]) -> str | None:
+        text = self._text(token)
+        return text if text in markers and self._flags_of(token) & _ADDED else None
 
     def _flags_of(self, token: int) -> int:
         return self._flags[token] if 0 <= token < len(self._ends) else 0

@@ -146,12 +146,15 @@ class ModelTokenizer:
         messages: Sequence[Mapping[str, Any]],
         extra: Mapping[str, Any] | None = None,
         limit: int = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """Return the token ids of the rendered messages. Templates write bos themselves.
 
         Raise TemplateError, and as `encode` does.
         """
-        return await self._ask(*self._chat.request(messages, extra, limit or UNKNOWN_LIMIT))
+        return await self._ask(
+            *self._chat.request(messages, extra, limit or UNKNOWN_LIMIT, tools=tools)
+        )
 
     async def _ask(self, request: Request, is_large: bool) -> list[int]:
         breaker = self._breakers[is_large]
@@ -180,18 +183,29 @@ class ModelTokenizer:
         messages: Sequence[Mapping[str, Any]],
         extra: Mapping[str, Any] | None = None,
         limit: int = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
         """Return the token ids that follow an assistant's answer in a chat that goes on with `messages`.
 
         They begin with the end of that answer. Raises as `encode_chat` does.
         """
         request, is_large = self._chat.request(
-            [*_CHAT_BEFORE, *messages], extra, limit or UNKNOWN_LIMIT, after=_ANSWER_BEFORE
+            [*_CHAT_BEFORE, *messages],
+            extra,
+            limit or UNKNOWN_LIMIT,
+            after=_ANSWER_BEFORE,
+            tools=tools,
         )
         return await self._ask(request, is_large)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._table.decode(ids)
+    @property
+    def chat_template(self) -> str:
+        """Return the text of the model's chat template; "" without one."""
+        return self._chat.template
+
+    def decode(self, ids: Sequence[int], markers: Sequence[str] = ()) -> str:
+        """Return the text. Special tokens have none, unless they are among `markers`."""
+        return self._table.decode(ids, markers)
 
     def decode_all(self, ids: Sequence[int]) -> str:
         """Return the text of the tokens, with that of special tokens."""
@@ -205,8 +219,19 @@ class ModelTokenizer:
         """Return the bytes that a token stands for; special tokens have those of their names."""
         return self._table.bytes_of(token)
 
-    def detokenizer(self, before: Sequence[int]) -> Detokenizer:
-        return Detokenizer(self, before)
+    def detokenizer(self, before: Sequence[int], markers: Sequence[str] = ()) -> Detokenizer:
+        """Return the detokenizer of one turn. `markers`: special tokens that have a text."""
+        return Detokenizer(_MarkerDecoder(self, markers), before)
+
+
+class _MarkerDecoder:
+    """Decodes with some special tokens as text."""
+
+    def __init__(self, tokenizer: ModelTokenizer, markers: Sequence[str]) -> None:
+        self._tokenizer, self._markers = tokenizer, markers
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(ids, self._markers)
 
 
 def _too_long(detail: str) -> TextTooLong:

@@ -55,7 +55,6 @@ SIMULATED = (
 )
 PLANTED = f"{CORE}/simulation/test_planted_bugs.py::test_planted_bug_is_found_in_half_budget"
 FACTS = f"{UNIT}/shared/test_checkpoint_facts.py::test_facts_equal_those_of_transformers"
-REFUSED = f"{UNIT}/gateway/api/test_openai_requests.py::test_unsupported_field_is_refused_by_name"
 SHOWN = f"{CLI}/test_readme.py"
 
 SENTENCES: Promises = {  # parts of the README's sentences, unchanged
@@ -95,7 +94,6 @@ SENTENCES: Promises = {  # parts of the README's sentences, unchanged
     ),
     "which a test runs word for word": QUICKSTART,
     "every answer is checked": ("tests/chaos/test_oracle.py::test_a_wrong_answer_is_found",),
-    "refused by name: tools": (f"{REFUSED}[tools-value0]",),
 }
 COMPARISON: Promises = {
     "the running stream": (*KILLS, *POD_LOSSES),

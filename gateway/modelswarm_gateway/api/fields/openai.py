@@ -16,6 +16,7 @@ from modelswarm_gateway.api.fields.extensions import (
     VLLM,
 )
 from modelswarm_gateway.api.fields.states import OBEYED, FieldTable, NoEffect, Section, refused
+from modelswarm_gateway.api.fields.tools import TOOL_TABLES
 
 NOTHING_KEPT = NoEffect("answers are not stored; the log has ids and sizes only")
 ONE_TIER = NoEffect("there is one tier")
@@ -56,9 +57,9 @@ _CHAT: Section = {
     "reasoning_effort": OBEYED,
     "logprobs": OBEYED,
     "top_logprobs": OBEYED,
-    "tools": refused(NOT_BUILT, []),
-    "tool_choice": refused(NOT_BUILT, "none", "auto"),
-    "parallel_tool_calls": refused("tools are not supported yet", True, False),
+    "tools": OBEYED,
+    "tool_choice": OBEYED,
+    "parallel_tool_calls": OBEYED,
     "functions": refused("use tools", []),
     "function_call": refused("use tool_choice", "none", "auto"),
     "verbosity": refused(NOT_BUILT, "medium"),
@@ -103,7 +104,7 @@ _CHAT_TEMPLATE: Section = {
     "documents": OBEYED,
     "add_special_tokens": refused("the chat template writes the special tokens of a chat", False),
     "echo": refused("the answer does not begin with a copy of the last message", False),
-    "include_reasoning": refused(NOT_BUILT, True),
+    "include_reasoning": OBEYED,
     "separate_reasoning": refused(NOT_BUILT, True),
     "stream_reasoning": refused(NOT_BUILT, True),
     "reasoning": refused("use reasoning_effort", {}),
@@ -196,4 +197,4 @@ STREAM_OPTIONS = FieldTable(
     },
 )
 
-TABLES = (CHAT, COMPLETIONS, MESSAGE, CONTENT_PART, STREAM_OPTIONS)
+TABLES = (CHAT, COMPLETIONS, MESSAGE, CONTENT_PART, STREAM_OPTIONS, *TOOL_TABLES)

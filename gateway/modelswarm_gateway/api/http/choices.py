@@ -16,16 +16,42 @@ from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
 from modelswarm_gateway.generation.logprobs import TokenLogprob
 from modelswarm_gateway.generation.resumption import format_event_id
+from modelswarm_gateway.generation.tool_calls.events import OutputEvent, TextDelta
+
+NO_TEXT = (TextDelta(""),)
 
 
 @dataclass(slots=True)
 class _Answer:
     """The output of one choice, for a response that is not streamed."""
 
-    texts: list[str] = field(default_factory=list)
+    output: list[OutputEvent] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish: str = ""
+
+
+class PendingOutput:
+    """Tokens and log probabilities of an answer, from those that have shown nothing yet."""
+
+    def __init__(self, prefix: str = "") -> None:
+        """Hold nothing. `prefix` begins the ids of the events."""
+        self._prefix = prefix
+        self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def format_chunk(self, builder: ResponseBuilder, chunk: OutputChunk) -> bytes:
+        """Return the event; empty for a chunk that shows nothing yet, unless it is the last one."""
+        self._tokens += chunk.tokens
+        self._logprobs += chunk.logprobs
+        output = chunk.output
+        if not output and (chunk.finish is None or not self._tokens):
+            return b""
+        mark = f"{self._prefix}{format_event_id(chunk.end - 1, chunk.mark)}"
+        # Without output the delta has an empty text, as clients expect of an event with tokens.
+        event = builder.output_event(output or NO_TEXT, self._tokens, mark, self._logprobs)
+        self._tokens, self._logprobs = [], []
+        return event
 
 
 class Choices:
@@ -42,13 +68,13 @@ class Choices:
                     continue
                 index, chunk = each
                 answer = answers[index]
-                answer.texts.append(chunk.text)
+                answer.output += chunk.output
                 answer.tokens += chunk.tokens
                 answer.logprobs += chunk.logprobs
                 answer.finish = chunk.finish or ""
                 self._generations[index].acknowledge(chunk)
         choices = [
-            builder.choice("".join(each.texts), each.tokens, each.finish, each.logprobs)
+            builder.choice(each.output, each.tokens, each.finish, each.logprobs)
             for builder, each in zip(self._builders, answers, strict=True)
         ]
         body = self._builders[0].body(choices, sum(len(each.tokens) for each in answers))
@@ -57,7 +83,7 @@ class Choices:
         await writer.write(body, more=False)
 
     async def send_stream(self, writer: ResponseWriter, keepalive: float) -> None:
-        pending: list[list[int]] = [[] for _ in self._generations]
+        pending = [PendingOutput(f"{index}:") for index in range(len(self._generations))]
         is_open = False
         async with aclosing(self._chunks(keepalive)) as chunks:
             async for each in chunks:
@@ -70,22 +96,14 @@ class Choices:
                     await writer.write_keepalive(self._hold_reason())
                     continue
                 index, chunk = each
-                pending[index] += chunk.tokens
-                event = self._event(index, chunk, pending[index])
+                event = pending[index].format_chunk(self._builders[index], chunk)
+                if chunk.finish is not None:
+                    event += self._builders[index].finish_event(chunk.finish)
                 if event:
                     await writer.write(event)
-                    pending[index].clear()
                 self._generations[index].acknowledge(chunk)
         completion = sum(each.completion_tokens for each in self._generations)
         await writer.write(self._builders[0].end_events(completion), more=False)
-
-    def _event(self, index: int, chunk: OutputChunk, tokens: Sequence[int]) -> bytes:
-        """Return the events of a chunk: its text, if it shows any, and its finish."""
-        builder, event = self._builders[index], b""
-        if chunk.text or (chunk.finish is not None and tokens):
-            mark = f"{index}:{format_event_id(chunk.end - 1, chunk.mark)}"
-            event = builder.text_event(chunk.text, tokens, mark, chunk.logprobs)
-        return event if chunk.finish is None else event + builder.finish_event(chunk.finish)
 
     def _hold_reason(self) -> str:
         reasons = [each.hold_reason for each in self._generations]

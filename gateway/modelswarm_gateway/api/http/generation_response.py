@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from modelswarm_gateway.api.failover import StreamFailover
 from modelswarm_gateway.api.forwarding import PeerGone
-from modelswarm_gateway.api.http.choices import Choices
+from modelswarm_gateway.api.http.choices import Choices, PendingOutput
 from modelswarm_gateway.api.http.openai_responses import ResponseBuilder, ResponseHead, error_event
 from modelswarm_gateway.api.http.relay import ForwardContext, Relay
 from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
@@ -26,12 +26,13 @@ from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import parse_event_id_line
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.continuation import append_unknown
-from modelswarm_gateway.generation.generation import Generation, OutputChunk
+from modelswarm_gateway.generation.generation import Generation
 from modelswarm_gateway.generation.logprobs import TokenLogprob
 from modelswarm_gateway.generation.request import GenerationRequest
-from modelswarm_gateway.generation.resumption import format_event_id, parse_event_id
+from modelswarm_gateway.generation.resumption import parse_event_id
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
+from modelswarm_gateway.generation.tool_calls.events import OutputEvent
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ class GenerationResponse(Response):
         generations = [generation]
         watcher = asyncio.create_task(_abort_on_disconnect(disconnected, generations))
         try:
-            builder = self._builder(self._head(generation))
+            builder = self._builder(self._head(generations))
             if self._format.n > 1:
                 self._service.start_choices(generations, self._format.n)
                 await self._send_choices(generations, builder, writer)
@@ -147,7 +148,8 @@ class GenerationResponse(Response):
             for each in generations:
                 each.close()
 
-    def _head(self, generation: Generation) -> ResponseHead:
+    def _head(self, generations: Sequence[Generation]) -> ResponseHead:
+        generation = generations[0]
         return ResponseHead(
             model=self._request.model,
             created=int(time.time()),
@@ -155,12 +157,13 @@ class GenerationResponse(Response):
             usage_in_stream=self._format.usage_in_stream,
             token_ids=self._format.token_ids,
             bytes_of=self._bytes_of(generation),
+            reasoning_tokens=lambda: _reasoning_tokens(generations),
         )
 
     async def _send_choices(
         self, generations: Sequence[Generation], first: ResponseBuilder, writer: ResponseWriter
     ) -> None:
-        head = self._head(generations[0])
+        head = self._head(generations)
         others = [self._builder(head, index, first) for index in range(1, len(generations))]
         choices = Choices(generations, [first, *others])
         send = choices.send_stream if self._format.stream else choices.send_body
@@ -215,19 +218,19 @@ class GenerationResponse(Response):
     async def _send_body(
         self, generation: Generation, builder: ResponseBuilder, writer: ResponseWriter
     ) -> None:
-        texts: list[str] = []
+        output: list[OutputEvent] = []
         tokens: list[int] = []
         logprobs: list[TokenLogprob] = []
         finish: str | None = None
         while finish is None:
             chunk = await generation.next_chunk(self._keepalive)
             if chunk is not None:
-                texts.append(chunk.text)
+                output += chunk.output
                 tokens += chunk.tokens
                 logprobs += chunk.logprobs
                 finish = chunk.finish
                 generation.acknowledge(chunk)
-        choice = builder.choice("".join(texts), tokens, finish, logprobs)
+        choice = builder.choice(output, tokens, finish, logprobs)
         body = builder.body([choice], len(tokens))
         length = str(len(body)).encode()
         await writer.start([(b"content-type", b"application/json"), (b"content-length", length)])
@@ -240,18 +243,16 @@ class GenerationResponse(Response):
         chunk = await generation.next_chunk(self._keepalive)
         await writer.start_stream()
         opening = builder.opening() if self._resumed_request().resume_after is None else b""
-        pending: list[int] = []  # tokens that have shown no text yet
+        pending = PendingOutput()
         clock, last_sent_at = self._service.clock, self._service.clock()
         while True:
             event = b""
             if chunk is not None:
-                pending += chunk.tokens
-                event = _format_chunk(builder, chunk, pending)
+                event = pending.format_chunk(builder, chunk)
             if event:
                 await writer.write(opening + event)
                 self._on_delivered(parse_event_id_line(event))
                 opening = b""
-                pending.clear()
                 last_sent_at = clock()
             elif chunk is None or clock() - last_sent_at >= self._keepalive:
                 await writer.write_keepalive(generation.hold_reason)
@@ -265,12 +266,9 @@ class GenerationResponse(Response):
         await writer.write(opening + last, more=False)
 
 
-def _format_chunk(builder: ResponseBuilder, chunk: OutputChunk, tokens: list[int]) -> bytes:
-    """Return the event; empty for a token that shows no text yet, unless it is the last one."""
-    if chunk.text or (chunk.finish is not None and tokens):
-        mark = format_event_id(chunk.end - 1, chunk.mark)
-        return builder.text_event(chunk.text, tokens, mark, chunk.logprobs)
-    return b""
+def _reasoning_tokens(generations: Sequence[Generation]) -> int | None:
+    counts = [each.reasoning_tokens for each in generations]
+    return None if counts[0] is None else sum(count or 0 for count in counts)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

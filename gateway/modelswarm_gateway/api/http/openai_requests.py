@@ -21,6 +21,8 @@ from modelswarm_gateway.api.fields.openai import (
 )
 from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.validation_messages import first_problem, missing_field
+from modelswarm_gateway.api.tools.definitions import read_answer_options
+from modelswarm_gateway.api.tools.messages import check_conversation, read_tool_calls
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.grammar.request_fields import GRAMMAR_FIELDS, read_grammar
 from modelswarm_gateway.generation.grammar.source import GrammarSource
@@ -42,6 +44,7 @@ from modelswarm_gateway.generation.sampling_ranges import (
     MAX_STOP_TOKENS,
     RANGES,
 )
+from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.tokenizer import SPECIAL_TOKENS
 
@@ -153,6 +156,10 @@ class _Request(RequestModel):
         """Return the top alternatives to report with each token; None: no report."""
         raise NotImplementedError
 
+    def answer_options(self) -> AnswerOptions | None:
+        """Return the options of a chat's answer; None: it is plain text."""
+        return None
+
     def given_prompt(self) -> tuple[str, Prompt]:
         """Return the name of the field that carries the prompt, and the prompt."""
         raise NotImplementedError
@@ -198,6 +205,7 @@ class _Request(RequestModel):
             position=self.session_position,
             echo=self.echoes(),
             grammar=self._grammar_source(),
+            answer=self.answer_options(),
         )
 
 
@@ -211,6 +219,18 @@ class ChatRequest(_Request):
     documents: ListOf[dict[str, Any]] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    tools: ListOf[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    include_reasoning: bool | None = None
+
+    def answer_options(self) -> AnswerOptions:
+        return read_answer_options(
+            self.tools,
+            self.tool_choice,
+            self.parallel_tool_calls,
+            include_reasoning=self.include_reasoning is not False,
+        )
 
     def logprobs_count(self) -> int | None:
         if not self.logprobs and self.top_logprobs:
@@ -241,6 +261,7 @@ class ChatRequest(_Request):
         if self.documents:
             variables["documents"] = self.documents
         messages = [_template_message(f"messages[{n}]", m) for n, m in enumerate(self.messages)]
+        check_conversation(messages, is_appended=bool(self.append))
         return "messages", ChatPrompt(messages, variables)
 
 
@@ -283,10 +304,12 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": _content_text(f"{path}.content", message),
     }
-    for name in ("name", "tool_calls", "tool_call_id"):
+    for name in ("name", "tool_call_id"):
         value = getattr(message, name)
         if value is not None:
             made[name] = value
+    if message.tool_calls:
+        made["tool_calls"] = read_tool_calls(f"{path}.tool_calls", message.tool_calls)
     return made
 
 

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from modelswarm_gateway.api.http.logprobs_json import chat_logprobs, completion_logprobs
+from modelswarm_gateway.api.tools.deltas import chat_delta, chat_message
 from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.tool_calls.events import OutputEvent, TextDelta
 
 DONE = b"data: [DONE]\n\n"
 Tokens = Sequence[int]
 Logprobs = Sequence[TokenLogprob]
+Events = Sequence[OutputEvent]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +33,18 @@ class ResponseHead:
     usage_in_stream: bool = False
     token_ids: bool = False  # requested by the client
     bytes_of: Callable[[int], bytes] | None = None  # of a token; None: no log probabilities
+    reasoning_tokens: Callable[[], int | None] = lambda: None  # so far; None: not counted
 
-    def usage(self, completion: int) -> dict[str, int]:
-        prompt = len(self.prompt)
-        return {
+    def usage(self, completion: int) -> dict[str, Any]:
+        prompt, reasoning = len(self.prompt), self.reasoning_tokens()
+        counts: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
         }
+        if reasoning is not None:
+            counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
+        return counts
 
 
 class ResponseBuilder(Protocol):
@@ -54,10 +61,10 @@ class ResponseBuilder(Protocol):
         """Return the event before the first text; may be empty."""
         ...
 
-    def text_event(
-        self, text: str, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
+    def output_event(
+        self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
     ) -> bytes:
-        """Return the event of some text. `event_id`: the last log position that it covers (R17, sampling)."""
+        """Return the event of some output. `event_id`: the last log position that it covers (R17, sampling)."""
         ...
 
     def finish_event(self, finish: str) -> bytes:
@@ -69,7 +76,7 @@ class ResponseBuilder(Protocol):
         ...
 
     def choice(
-        self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()
+        self, output: Events, tokens: Tokens, finish: str, logprobs: Logprobs = ()
     ) -> dict[str, Any]:
         """Return the whole choice, for a response that is not streamed."""
         ...
@@ -134,11 +141,12 @@ class ChatResponseBuilder:
         fields = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return self._events.choice(fields)
 
-    def text_event(
-        self, text: str, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
+    def output_event(
+        self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
     ) -> bytes:
         found = json.dumps(self._logprobs(logprobs))
-        fields = f'"delta":{{"content":{json.dumps(text)}}},"logprobs":{found},"finish_reason":null'
+        delta = json.dumps(chat_delta(output))
+        fields = f'"delta":{delta},"logprobs":{found},"finish_reason":null'
         return self._events.choice(fields, tokens, event_id)
 
     def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
@@ -152,11 +160,11 @@ class ChatResponseBuilder:
         return self._events.usage(completion)
 
     def choice(
-        self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()
+        self, output: Events, tokens: Tokens, finish: str, logprobs: Logprobs = ()
     ) -> dict[str, Any]:
         return {
             "index": self._events.index,
-            "message": {"role": "assistant", "content": text, "refusal": None},
+            "message": chat_message(output),
             "logprobs": self._logprobs(logprobs),
             "finish_reason": finish,
             **_token_ids(self._events, tokens),
@@ -179,11 +187,11 @@ class CompletionResponseBuilder:
     def opening(self) -> bytes:
         return b""
 
-    def text_event(
-        self, text: str, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
+    def output_event(
+        self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
     ) -> bytes:
         found = json.dumps(self._logprobs(logprobs))
-        fields = f'"text":{json.dumps(text)},"logprobs":{found},"finish_reason":null'
+        fields = f'"text":{json.dumps(_text(output))},"logprobs":{found},"finish_reason":null'
         return self._events.choice(fields, tokens, event_id)
 
     def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
@@ -197,11 +205,11 @@ class CompletionResponseBuilder:
         return self._events.usage(completion)
 
     def choice(
-        self, text: str, tokens: Tokens, finish: str, logprobs: Logprobs = ()
+        self, output: Events, tokens: Tokens, finish: str, logprobs: Logprobs = ()
     ) -> dict[str, Any]:
         return {
             "index": self._events.index,
-            "text": text,
+            "text": _text(output),
             "logprobs": self._logprobs(logprobs),
             "finish_reason": finish,
             **_token_ids(self._events, tokens),
@@ -209,6 +217,11 @@ class CompletionResponseBuilder:
 
     def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
         return _body(self._events, "text_completion", choices, completion)
+
+
+def _text(output: Events) -> str:
+    """Return the text of an answer that has nothing but text."""
+    return "".join(event.text for event in output if isinstance(event, TextDelta))
 
 
 def _token_ids(events: _EventWriter, tokens: Tokens) -> dict[str, Any]:

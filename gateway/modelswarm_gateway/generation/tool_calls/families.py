@@ -84,6 +84,9 @@ class ChatFormat:
         return self.family_name == "openai"
 
 
+NO_FORMAT = ChatFormat()
+
+
 def find_format(template: str, parser: str = "") -> ChatFormat:
     """Return the format of a model with this chat template. `parser`: a family's name, NO_PARSER, or "" to find it."""
     has_reasoning = END_THINK in template

@@ -18,9 +18,11 @@ from modelswarm_gateway.api.http.openai_responses import (
 )
 from modelswarm_gateway.api.http.sse_reader import SseReader, parse_error_body, parse_event_id_line
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.tool_calls.events import TextDelta
 
 BUILDER = ChatResponseBuilder(ResponseHead("m", 1, (5, 6), usage_in_stream=True))
-FIRST, SECOND = BUILDER.text_event("a", (7,), "2"), BUILDER.text_event("\n\nid: 9\n", (8,), "3-0a")
+FIRST = BUILDER.output_event((TextDelta("a"),), (7,), "2")
+SECOND = BUILDER.output_event((TextDelta("\n\nid: 9\n"),), (8,), "3-0a")
 WITHOUT_END = b"".join(
     (keepalive_comment(""), BUILDER.opening(), FIRST, keepalive_comment(""), SECOND)
 )

@@ -26,6 +26,7 @@ from modelswarm_gateway.generation.request import ChatPrompt, TextPrompt, TokenP
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 SMALL: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 def find_refusal(body: object) -> ApiError:
@@ -105,8 +106,8 @@ def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function"}]),
-        ("tool_choice", "required"),
+        ("functions", [{"name": "f"}]),
+        ("function_call", {"name": "f"}),
         ("modalities", ["text", "audio"]),
         ("suffix", "x"),
         ("best_of", 4),
@@ -237,8 +238,6 @@ def test_message_without_content_is_refused(message: dict[str, Any], path: str) 
     ("message", "text"),
     [
         ({"role": "user", "content": ""}, ""),
-        ({"role": "assistant", "tool_calls": [{"id": "1"}]}, ""),
-        ({"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, ""),
         ({"role": "assistant", "content": None, "refusal": "I will not."}, "I will not."),
         ({"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, "no"),
     ],
@@ -271,14 +270,14 @@ def test_messages_are_normalized_for_the_chat_template() -> None:
             "role": "developer",
             "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
         },
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}], "refusal": None},
+        {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None},
         {"role": "tool", "content": "42", "tool_call_id": "1"},
     ]
     prompt = parse_chat(SMALL | {"messages": messages}).to_generation_request().prompt
     assert isinstance(prompt, ChatPrompt)
     assert prompt.messages == [
         {"role": "system", "content": "a\nb"},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
         {"role": "tool", "content": "42", "tool_call_id": "1"},
     ]
 

@@ -1,0 +1,59 @@
+"""Fields of the objects of tools: definitions, the choice, and calls in messages. Data only."""
+
+from __future__ import annotations
+
+from modelswarm_gateway.api.fields.states import OBEYED, FieldTable, refused
+
+FUNCTIONS_ONLY = "tools are functions"
+
+TOOL = FieldTable(
+    "a tool",
+    {
+        "OpenAI": {
+            "type": OBEYED,
+            "function": OBEYED,
+            "custom": refused(FUNCTIONS_ONLY),
+        }
+    },
+)
+FUNCTION = FieldTable(
+    "a tool's function",
+    {
+        "OpenAI": {
+            "name": OBEYED,
+            "description": OBEYED,
+            "parameters": OBEYED,
+            "strict": OBEYED,
+        }
+    },
+)
+TOOL_CHOICE = FieldTable(
+    "tool_choice",
+    {
+        "OpenAI": {
+            "type": OBEYED,
+            "function": OBEYED,
+            "allowed_tools": refused("send only the allowed tools"),
+            "custom": refused(FUNCTIONS_ONLY),
+        }
+    },
+)
+CHOSEN_FUNCTION = FieldTable("tool_choice.function", {"OpenAI": {"name": OBEYED}})
+TOOL_CALL = FieldTable(
+    "a tool call",
+    {
+        "OpenAI": {
+            "id": OBEYED,
+            "type": OBEYED,
+            "function": OBEYED,
+            "custom": refused(FUNCTIONS_ONLY),
+        },
+        # Clients send the entries of a stream back as they came.
+        "stream": {
+            "index": refused("an entry of a stream; the order of the list counts", *range(128))
+        },
+    },
+)
+CALLED_FUNCTION = FieldTable("a called function", {"OpenAI": {"name": OBEYED, "arguments": OBEYED}})
+
+TOOL_TABLES = (TOOL, FUNCTION, TOOL_CHOICE, CHOSEN_FUNCTION, TOOL_CALL, CALLED_FUNCTION)
