@@ -16,7 +16,6 @@ from modelswarm_gateway.api.fields.extensions import (
     VLLM,
 )
 from modelswarm_gateway.api.fields.states import OBEYED, FieldTable, NoEffect, Section, refused
-from modelswarm_gateway.api.fields.tools import TOOL_TABLES
 
 NOTHING_KEPT = NoEffect("answers are not stored; the log has ids and sizes only")
 ONE_TIER = NoEffect("there is one tier")
@@ -197,4 +196,4 @@ STREAM_OPTIONS = FieldTable(
     },
 )
 
-TABLES = (CHAT, COMPLETIONS, MESSAGE, CONTENT_PART, STREAM_OPTIONS, *TOOL_TABLES)
+TABLES = (CHAT, COMPLETIONS, MESSAGE, CONTENT_PART, STREAM_OPTIONS)

@@ -55,5 +55,3 @@ TOOL_CALL = FieldTable(
     },
 )
 CALLED_FUNCTION = FieldTable("a called function", {"OpenAI": {"name": OBEYED, "arguments": OBEYED}})
-
-TOOL_TABLES = (TOOL, FUNCTION, TOOL_CHOICE, CHOSEN_FUNCTION, TOOL_CALL, CALLED_FUNCTION)
