@@ -41,6 +41,7 @@ class Code(enum.Enum):
     SESSION_BUSY = "session_busy"
     SESSION_ELSEWHERE = "session_elsewhere"
     SESSION_LOST = "session_lost"
+    SESSION_EXISTS = "session_exists"
     SESSION_EXPIRED = "session_expired"
     APPEND_UNKNOWN = "append_unknown"
     STREAM_REPLACED = "stream_replaced"
@@ -89,6 +90,7 @@ TABLE: dict[Code, ErrorMapping] = {
     Code.SESSION_BUSY: ErrorMapping(409, grpc.StatusCode.ABORTED, _USER, True),
     Code.SESSION_ELSEWHERE: ErrorMapping(503, grpc.StatusCode.UNAVAILABLE, _SERVER, True),
     Code.SESSION_LOST: ErrorMapping(410, grpc.StatusCode.DATA_LOSS, _USER, False),
+    Code.SESSION_EXISTS: ErrorMapping(409, grpc.StatusCode.ALREADY_EXISTS, _USER, False),
     Code.SESSION_EXPIRED: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
     Code.APPEND_UNKNOWN: ErrorMapping(410, grpc.StatusCode.ABORTED, _USER, False),
     Code.STREAM_REPLACED: ErrorMapping(410, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),

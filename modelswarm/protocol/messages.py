@@ -73,6 +73,8 @@ class Turn:
     end: int  # maximum log length in entries; the last entry finishes with LENGTH
     sampling: Sampling = field(default_factory=Sampling)
     begin: int = 0  # log length at which the turn began: the length of its prompt
+    session_length: int = 0  # positions reserved for the whole session; 0: only those of its turns
+    session_ttl: int = 0  # seconds that the session is kept without a turn; 0: the gateway's own
 
 
 @dataclass(frozen=True, slots=True)

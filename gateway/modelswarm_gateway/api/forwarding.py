@@ -22,8 +22,8 @@ CONNECT_SECONDS = 2.0
 READ_SECONDS = 120.0
 # Seconds between checks that a silent gateway is alive.
 ALIVE_CHECK_SECONDS = 1.0
-# Seconds for the whole response to a DELETE.
-DELETE_SECONDS = 5.0
+# Seconds for the whole response to a request without a body.
+CALL_SECONDS = 5.0
 REQUEST_HEADERS = ("authorization", "last-event-id", "traceparent", "tracestate", "x-request-id")
 RESPONSE_HEADERS = ("content-type", "retry-after", "retry-after-ms", "x-should-retry")
 MAX_CONNECTIONS = 4096
@@ -95,15 +95,20 @@ class Forwarder:
             return False
         return True
 
-    async def delete(
-        self, target: str, path: str, params: Mapping[str, str], headers: Mapping[str, str]
+    async def call(
+        self,
+        method: str,
+        target: str,
+        path: str,
+        params: Mapping[str, str],
+        headers: Mapping[str, str],
     ) -> httpx.Response:
-        """Send a DELETE with `headers` of the client, and return the whole response. Raise PeerUnreachable."""
-        timeout = httpx.Timeout(DELETE_SECONDS, connect=CONNECT_SECONDS)
+        """Send a GET or DELETE with `headers` of the client, and return the whole response. Raise PeerUnreachable."""
+        timeout = httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS)
         url, forwarded = f"http://{target}{path}", _forwarded_headers(headers)
         try:
-            return await self._client.delete(
-                url, params=dict(params), headers=forwarded, timeout=timeout
+            return await self._client.request(
+                method, url, params=dict(params), headers=forwarded, timeout=timeout
             )
         except (httpx.HTTPError, OSError) as error:
             raise PeerUnreachable(f"{target}: {error!r}") from error

@@ -26,7 +26,6 @@ from modelswarm.protocol.messages import (
     Send,
     SessionInfo,
     Token,
-    Turn,
     Window,
     reply_address,
 )
@@ -228,7 +227,7 @@ class GatewayCore:
             raise SessionBusy(f"session {session} is still answering")
         if not request.tokens:
             raise CoreError("the prompt is empty: at least one token is needed")
-        limit = self._registry.max_length(s.model)
+        limit, holder = self._registry.max_length(s.model), "this model's context"
         length = len(request.tokens)
         if limit == 0 and request.is_resumed and s.variant is not None:
             limit = s.turn.end  # held: the servers it ran on may reconnect
@@ -238,8 +237,11 @@ class GatewayCore:
                 Refused(session, RefusalReason.NO_SERVERS, detail, retry_after=1.0)
             )
             return length
+        reserved = request.session_length(s.turn)
+        if 0 < reserved < limit:
+            limit, holder = reserved, "this session, by its max_length,"
         if length > limit or (length == limit and request.max_tokens != 0):
-            raise PromptTooLong(length, limit)
+            raise PromptTooLong(length, limit, holder)
         self._prepare_turn(s, request, limit)
         self._ownership_check.before_turn(s)
         self._recovery.enter_loop(s, now)
@@ -259,7 +261,7 @@ class GatewayCore:
         s.read_only = request.max_tokens == 0
         end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
         begin = length if request.begin is None else request.begin
-        s.turn = Turn(max(1, end - 1), end, request.sampling, begin)
+        s.turn = request.turn_after(s.turn, begin, end)
         begin_scores(s, request.is_resumed)
         s.turn_number += 1
         s.reused = s.replayed = 0

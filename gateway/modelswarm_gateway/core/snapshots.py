@@ -43,6 +43,7 @@ def session_view(s: Session, registry: ServerRegistry, hold_reason: str) -> Sess
         route=tuple(HopView(hop.peer, hop.first, hop.last) for hop in s.hops),
         reused=s.reused,
         replayed=s.replayed,
+        reroutes=s.reroutes,
         hold_reason=hold_reason,
         is_reachable=any(registry.is_connected(hop.peer) for hop in s.hops),
         newest_run_epoch=s.newest_run_epoch,

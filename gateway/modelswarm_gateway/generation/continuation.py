@@ -44,6 +44,11 @@ def session_expired() -> ApiError:
     return ApiError(Code.SESSION_EXPIRED, detail, param="session_id")
 
 
+def session_exists() -> ApiError:
+    detail = "session_id: a session of this name exists; close it, or choose another name"
+    return ApiError(Code.SESSION_EXISTS, detail, param="session_id")
+
+
 def append_unknown() -> ApiError:
     detail = (
         "the gateway of this session was lost, and it is not known whether the input was appended; "

@@ -27,6 +27,9 @@ class _Kept:
     session: str  # the core's name
     busy: bool
     idle_since: float
+    ttl: float = (
+        0.0  # seconds for which it is kept without a turn, whatever room is short; 0: as all others
+    )
 
 
 class NamedSessions:
@@ -57,11 +60,20 @@ class NamedSessions:
         """Return the core's name of a kept session."""
         return self._kept[key].session
 
-    def add_idle(self, key: SessionKey, session: str) -> None:
+    def add_idle(self, key: SessionKey, session: str, ttl: float = 0.0) -> None:
         """Add a session that is open and idle."""
         if len(self._kept) >= self._limit:
             self.evict_idle()
-        self._kept[key] = _Kept(session, False, self._clock())
+        self._kept[key] = _Kept(session, False, self._clock(), ttl)
+
+    def set_ttl(self, key: SessionKey, ttl: float) -> None:
+        self._kept[key].ttl = ttl
+
+    def seconds_left(self, key: SessionKey) -> float | None:
+        """Return the time until the session is dropped; None during a turn."""
+        kept = self._kept[key]
+        ttl = kept.ttl or self._idle_seconds
+        return None if kept.busy else ttl - (self._clock() - kept.idle_since)
 
     def acquire(self, key: SessionKey, epoch_floor: int = 0) -> str:
         """Return the core's name of the session, opened if needed. It is busy until `release` or `drop_session`.
@@ -107,16 +119,19 @@ class NamedSessions:
             self._close(kept.session)
 
     def evict_idle(self, model: str | None = None) -> bool:
-        """Drop the session (of `model`) that has been idle for longest; return False if none is idle."""
+        """Drop the session (of `model`) that has been idle for longest; return False if none is idle.
+
+        Sessions that were opened with a ttl are not dropped: their room is reserved.
+        """
         for key, kept in self._kept.items():
-            if not kept.busy and model in (None, key[0]):
+            if not kept.busy and not kept.ttl and model in (None, key[0]):
                 self.drop_session(key)
                 return True
         return False
 
     def evict_expired(self) -> None:
         """Drop the sessions that have been idle for too long. Call it periodically."""
-        oldest = self._clock() - self._idle_seconds
-        for key in [k for k, kept in self._kept.items() if not kept.busy]:
-            if self._kept[key].idle_since <= oldest:
+        for key in list(self._kept):
+            left = self.seconds_left(key)
+            if left is not None and left <= 0:
                 self.drop_session(key)

@@ -22,7 +22,11 @@ from modelswarm_gateway.errors import (
     stream_replaced,
     stream_unread,
 )
-from modelswarm_gateway.generation.continuation import append_to_log, appended_prompt
+from modelswarm_gateway.generation.continuation import (
+    append_to_log,
+    appended_prompt,
+    session_exists,
+)
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
 from modelswarm_gateway.generation.grammar.check_process import GrammarProcess
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
@@ -160,7 +164,17 @@ class GenerationService:
             resumed = check(kept)
             if resumed is not None:
                 turn = replace(turn, tokens=resumed.prompt)
+            elif request.reservation is not None:
+                if self.named_sessions.has_session(key):
+                    raise session_exists()
+                turn = replace(turn, reservation=request.reservation, begin=0)
             elif request.append:
+                if kept is not None and kept.is_empty:
+                    first = replace(request, append=False)
+                    tokens = await encode_prompt(first, tokenizer, card.max_length)
+                    if self._kept_turn(key) != kept:
+                        raise self.named_sessions.busy_error(key)
+                    kept = replace(kept, tokens=())
                 turn = replace(turn, tokens=append_to_log(kept, tokens, request.position))
                 position = len(kept.tokens) if kept else 0
                 position = position if request.position is None else request.position

@@ -111,7 +111,9 @@ class SessionLocator:
             if await self._backend.take_over(
                 location, key[0], partial(_check_log, location, check)
             ):
-                self._named_sessions.add_idle(key, location.session)
+                taken = self._backend.kept_turn(location.session)
+                ttl = taken.turn.session_ttl if taken else 0
+                self._named_sessions.add_idle(key, location.session, ttl)
                 return location.epoch.counter
             location = await self._await_no_owner(request, key, deadline)
             if self._clock() >= deadline:

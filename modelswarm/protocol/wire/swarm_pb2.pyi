@@ -525,9 +525,13 @@ class Turn(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     BEGIN_FIELD_NUMBER: _builtins.int
+    SESSION_LENGTH_FIELD_NUMBER: _builtins.int
+    SESSION_TTL_FIELD_NUMBER: _builtins.int
     reserved_positions: _builtins.int
     end: _builtins.int
     begin: _builtins.int
+    session_length: _builtins.int
+    session_ttl: _builtins.int
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     def __init__(
@@ -537,10 +541,12 @@ class Turn(_message.Message):
         end: _builtins.int = ...,
         sampling: Global___Sampling | None = ...,
         begin: _builtins.int = ...,
+        session_length: _builtins.int = ...,
+        session_ttl: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "reserved_positions", b"reserved_positions", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "reserved_positions", b"reserved_positions", "sampling", b"sampling", "session_length", b"session_length", "session_ttl", b"session_ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

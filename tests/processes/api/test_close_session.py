@@ -99,9 +99,9 @@ def test_close_during_a_turn_is_refused_until_its_client_leaves(gateways: Gatewa
 
 
 def test_wrong_closes_are_refused_by_name(gateways: Gateways) -> None:
-    missing = delete(gateways.one, "talk")
-    assert missing.status_code == 400
-    assert missing.json()["error"]["param"] == "model"
+    unnamed = delete(gateways.one, "no such talk")
+    assert unnamed.status_code == 404, "the only model need not be named"
+    assert unnamed.json()["error"]["param"] == "session_id"
     unknown = delete(gateways.one, "talk", model="other")
     assert unknown.status_code == 404
     assert unknown.json()["error"]["code"] == "model_not_found"

@@ -55,8 +55,8 @@ from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
 READ_METHODS = ["GET", "HEAD"]
 ROUTES = (
-    "POST /v1/chat/completions, POST /v1/completions, POST /tokenize, POST /detokenize, "
-    "DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
+    "POST /v1/chat/completions, POST /v1/completions, POST /tokenize, POST /detokenize, POST /v1/sessions, "
+    "GET /v1/sessions/{id}, DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
     "GET /health, GET /live, GET /ready, GET /version"
 )
 

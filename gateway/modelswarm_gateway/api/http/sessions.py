@@ -1,49 +1,113 @@
-"""`DELETE /v1/sessions/{session_id}?model=MODEL`: closes a named session that its client no longer needs.
+"""`/v1/sessions`: opens a session with all its positions reserved, shows its state, and closes it.
 
-A session that another gateway holds is closed there: the request is forwarded once. Added to the app by `app.py`.
+A session that another gateway holds is shown and closed there: the request is forwarded once. There is no list of
+sessions on this port. Added to the app by `app.py`.
 """
 
 from __future__ import annotations
 
+import secrets
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
+from pydantic import Field
 from starlette.responses import JSONResponse
 
+from modelswarm_gateway.api.fields.request_model import RequestModel
+from modelswarm_gateway.api.fields.sessions import SESSIONS
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, PeerUnreachable
+from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
+from modelswarm_gateway.api.http.openai_requests import parse_body
+from modelswarm_gateway.core.interface.turn import Reservation
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.generation.named_sessions import SessionKey
+from modelswarm_gateway.generation.request import MAX_SESSION_ID_LENGTH
 from modelswarm_gateway.generation.service import GenerationService
-from modelswarm_gateway.generation.session_closing import close_session
+from modelswarm_gateway.generation.session_control import (
+    close_session,
+    open_session,
+    session_state,
+)
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
+
+PATH = "/v1/sessions/{session_id:path}"
+MAX_TTL = 86_400  # seconds
+
+
+class SessionRequest(RequestModel):
+    table = SESSIONS
+
+    model: str = Field(min_length=1)
+    session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
+    max_length: int = Field(ge=2)
+    ttl: int | None = Field(None, ge=1, le=MAX_TTL)
 
 
 def add_session_routes(app: FastAPI, service: GenerationService, forwarder: Forwarder) -> None:
-    @app.delete("/v1/sessions/{session_id:path}")
-    async def close(session_id: str, request: Request, model: str = "") -> Response:
-        if not model:
-            raise invalid_request("model", "model: missing; name the session's model, ?model=NAME")
+    budget = BodyBudget()
+
+    @app.post("/v1/sessions")
+    async def open_(request: Request) -> Response:
+        wanted = parse_body(SessionRequest, await read_json(request, budget))
+        key = wanted.model, wanted.session_id or f"sess_{secrets.token_hex(12)}"
+        ttl = wanted.ttl or max(1, round(service.settings.idle_seconds))
+        await open_session(service, key, Reservation(wanted.max_length, ttl))
+        return await _state(key)
+
+    @app.get(PATH)
+    async def show(session_id: str, request: Request, model: str = "") -> Response:
+        key = _key(service, session_id, model)
         try:
-            found = await close_session(service, model, session_id)
+            return await _state(key)
         except OwnedElsewhere as elsewhere:
-            if FORWARDED_HEADER in request.headers or not elsewhere.http:
-                raise _not_reached() from elsewhere
-            return await _forward(forwarder, request, elsewhere.http, model, session_id)
+            return await _forward(forwarder, request, elsewhere, key)
+
+    @app.delete(PATH)
+    async def close(session_id: str, request: Request, model: str = "") -> Response:
+        key = _key(service, session_id, model)
+        try:
+            found = await close_session(service, key)
+        except OwnedElsewhere as elsewhere:
+            return await _forward(forwarder, request, elsewhere, key)
         if not found:
-            detail = f"no gateway holds a session {session_id[:80]!r} of {model!r}"
-            raise ApiError(Code.NOT_FOUND, detail, param="session_id")
+            raise _not_found(key)
         return JSONResponse({"id": session_id, "object": "session", "deleted": True})
+
+    async def _state(key: SessionKey) -> Response:
+        found = await session_state(service, key)
+        if found is None:
+            raise _not_found(key)
+        return JSONResponse(found.describe(key))
+
+
+def _key(service: GenerationService, session_id: str, model: str) -> SessionKey:
+    """Return model and name of the session. The only model of a gateway need not be named."""
+    names = [card.name for card in service.backend.model_cards()]
+    if not model and len(names) == 1:
+        model = names[0]
+    if not model:
+        raise invalid_request("model", "model: missing; name the session's model, ?model=NAME")
+    return model, session_id
 
 
 async def _forward(
-    forwarder: Forwarder, request: Request, target: str, model: str, session_id: str
+    forwarder: Forwarder, request: Request, elsewhere: OwnedElsewhere, key: SessionKey
 ) -> Response:
-    """Return the answer of the gateway at `target`."""
-    path = f"/v1/sessions/{quote(session_id, safe='')}"
+    """Return the answer of the gateway that holds the session."""
+    if FORWARDED_HEADER in request.headers or not elsewhere.http:
+        raise _not_reached() from elsewhere
+    path = f"/v1/sessions/{quote(key[1], safe='')}"
+    query, method = {"model": key[0]}, request.method
     try:
-        answer = await forwarder.delete(target, path, {"model": model}, request.headers)
+        answer = await forwarder.call(method, elsewhere.http, path, query, request.headers)
     except PeerUnreachable as error:
         raise _not_reached() from error
     return Response(answer.content, answer.status_code, media_type="application/json")
+
+
+def _not_found(key: SessionKey) -> ApiError:
+    detail = f"no gateway holds a session {key[1][:80]!r} of {key[0]!r}"
+    return ApiError(Code.NOT_FOUND, detail, param="session_id")
 
 
 def _not_reached() -> ApiError:

@@ -19,8 +19,8 @@ class SessionBusy(CoreError):
 
 
 class PromptTooLong(CoreError):
-    """The prompt does not fit into the model's context."""
+    """The prompt does not fit into the model's context, or into a session with a `max_length`."""
 
-    def __init__(self, length: int, limit: int) -> None:
-        super().__init__(f"the prompt has {length} tokens; this model's context holds {limit}")
+    def __init__(self, length: int, limit: int, holder: str = "this model's context") -> None:
+        super().__init__(f"the prompt has {length} tokens; {holder} holds {limit}")
         self.length, self.limit = length, limit

@@ -21,6 +21,14 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """A session that was opened before its first turn. Both numbers travel in each turn, so a takeover keeps them."""
+
+    max_length: int  # positions, all of them reserved
+    ttl: int  # seconds that it is kept without a turn
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRequest:
     """A turn to run: the whole log it starts from and the limits of its output."""
 
@@ -33,6 +41,17 @@ class TurnRequest:
     )
     begin: int | None = None  # log length at which a resumed turn began; None: all of `tokens`
     keeps_logprobs: bool = False  # with the log, for a stream that is resumed
+    reservation: Reservation | None = None  # None: that of the session's turns before
+
+    def session_length(self, before: Turn) -> int:
+        """Return the positions that are reserved for the whole session; 0: only those of its turns."""
+        return self.reservation.max_length if self.reservation else before.session_length
+
+    def turn_after(self, before: Turn, begin: int, end: int) -> Turn:
+        """Return the turn that follows `before`, with the reservation of the session."""
+        whole = self.reservation or Reservation(before.session_length, before.session_ttl)
+        reserved = max(1, (whole.max_length or end) - 1)
+        return Turn(reserved, end, self.sampling, begin, whole.max_length, whole.ttl)
 
 
 class RefusalReason(enum.Enum):
@@ -51,3 +70,8 @@ class ParkedTurn:
     tokens: tuple[int, ...]
     turn: Turn
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by position
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the session was opened and has had no turn: its one token only holds the place."""
+        return self.turn.session_length > 0 and self.turn.begin == 0

@@ -51,6 +51,7 @@ class SessionView:
     route: tuple[HopView, ...]
     reused: int  # entries that this turn found in the head's KV
     replayed: int  # entries run again in this turn after faults
+    reroutes: int = 0  # faults in turns at this gateway
     hold_reason: str = ""  # the reason why it is held; empty: it is not held
     is_reachable: bool = True  # a connected server has a hop of it
     newest_run_epoch: Epoch = NO_EPOCH  # the newest one that is known to have run

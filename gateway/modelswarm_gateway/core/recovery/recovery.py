@@ -79,6 +79,7 @@ class Recovery:
         if session.fault_at is None:
             session.fault_at = now
         if session.state is not SessionState.HELD:
+            session.reroutes += 1
             self._emit(Rerouted(session.name, cause, peer))
         self.enter_loop(session, now)
 
@@ -122,11 +123,12 @@ class Recovery:
         session.raise_epoch()
         session.credit_cap = None
         session.state = SessionState.PARKED
+        releases = refused and not session.turn.session_length
         session.truncate_hops(session.length)
         for hop in [*session.hops, *session.lost_hops]:
             hop.is_fenced = False
             if self._registry.is_connected(hop.peer) and hop.server_handle != NO_HANDLE:
-                self.hop_messages.send_fence(session, hop, parked=True, released=refused)
+                self.hop_messages.send_fence(session, hop, parked=True, released=releases)
 
     # ---- the route
 

@@ -51,7 +51,9 @@ class HopMessages:
         """
         hop.fence_epoch, create = session.epoch, None
         if hop.server_handle == NO_HANDLE:
-            for_recovery = for_recovery or (session.has_run and session.is_recovering)
+            for_recovery = for_recovery or (
+                session.has_run and (session.is_recovering or session.turn.session_length > 0)
+            )
             create = Create(session.name, hop.first, hop.last, for_recovery=for_recovery)
             hop.create_epoch = session.epoch
         is_new = create is not None or hop.accepted_turn != session.turn_number

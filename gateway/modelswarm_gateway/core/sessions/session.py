@@ -136,6 +136,7 @@ class Session:
     retry_at: float = 0.0
     hold_tries: int = 0
     reused: int = 0  # entries that this turn found in the head's KV
+    reroutes: int = 0  # faults in turns at this gateway
     replayed: int = 0  # entries run again after faults, those of unfinished prompts too
 
     @property

@@ -1,0 +1,132 @@
+"""Opens, describes and closes a named session for its client, outside of its turns. Used by the HTTP API."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from modelswarm.protocol.identity import name_of
+from modelswarm_gateway.core.interface.session_search import SessionLocation
+from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
+from modelswarm_gateway.core.interface.views import SessionView
+from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found
+from modelswarm_gateway.generation.continuation import session_exists
+from modelswarm_gateway.generation.named_sessions import SessionKey, wire_name
+from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
+from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.session_locator import OwnedElsewhere
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+
+# The one entry of a session that was opened and has had no turn: a hop needs a row to run. The first turn replaces it.
+PLACE_HOLDER = TokenPrompt((0,))
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """A session as its client may see it: servers by name, no addresses, nothing of other sessions."""
+
+    view: SessionView
+    kept: ParkedTurn | None
+    seconds_left: float | None  # until it is dropped; None during a turn
+
+    def describe(self, key: SessionKey) -> dict[str, object]:
+        """Return the JSON object of the session."""
+        turn = None if self.kept is None else self.kept.turn
+        is_empty = self.kept is None or self.kept.is_empty
+        expires = None if self.seconds_left is None else round(time.time() + self.seconds_left)
+        hops = [
+            {"server": name_of(hop.peer), "first": hop.first, "last": hop.last}
+            for hop in self.view.route
+        ]
+        return {
+            "id": key[1],
+            "object": "session",
+            "model": key[0],
+            "state": self.view.state,
+            "position": 0 if is_empty else self.view.length,
+            "max_length": turn.session_length or None if turn else None,
+            "ttl": turn.session_ttl or None if turn else None,
+            "expires_at": expires,
+            "epoch": self.view.epoch.counter,
+            "reroutes": self.view.reroutes,
+            "route": hops,
+        }
+
+
+async def open_session(service: GenerationService, key: SessionKey, wanted: Reservation) -> None:
+    """Open a session and reserve all its positions on every server of its route. Raise ApiError.
+
+    No room is refused before any token: the servers run one row, which only holds the place.
+    """
+    model, session_id = key
+    card = service.backend.model_card(model)
+    if card is not None and wanted.max_length > card.max_length > 0:
+        detail = f"the context of {model!r} has {card.max_length} positions"
+        raise invalid_request(
+            "max_length", f"max_length: {wanted.max_length} is too many; {detail}"
+        )
+    request = GenerationRequest(
+        model, PLACE_HOLDER, "max_length", SamplingOptions(max_tokens=0), session_id=session_id,
+        reservation=wanted,
+    )  # fmt: skip
+    try:
+        generation = await service.start_generation(request)
+    except OwnedElsewhere as elsewhere:
+        raise session_exists() from elsewhere
+    try:
+        finish = None
+        while finish is None:
+            chunk = await generation.next_chunk(service.keepalive_seconds(model))
+            finish = None if chunk is None else chunk.finish
+        service.named_sessions.set_ttl(key, wanted.ttl)
+    except ApiError as error:
+        if error.code is Code.CONTEXT_LENGTH:
+            raise invalid_request("max_length", f"max_length: {error.message}") from error
+        raise
+    finally:
+        generation.close()
+
+
+async def session_state(service: GenerationService, key: SessionKey) -> SessionState | None:
+    """Return the state of a session; None if no running gateway holds it. Raise ApiError or OwnedElsewhere."""
+    sessions, backend = service.named_sessions, service.backend
+    if sessions.has_session(key):
+        name = sessions.session_name(key)
+        view = backend.session(name)
+        if view is not None:
+            return SessionState(view, backend.kept_turn(name), sessions.seconds_left(key))
+    location = await _check_elsewhere(service, key)
+    if location.log_holders:
+        detail = "the gateway of this session was lost; the session's next turn takes it over"
+        raise ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
+    return None
+
+
+async def close_session(service: GenerationService, key: SessionKey) -> bool:
+    """Close the session, which frees its KV. Return False if no running gateway holds it.
+
+    Raise OwnedElsewhere if another gateway holds it; ApiError for an unknown model, or while a turn runs. The name of a
+    session is no right to end the stream of its client. A turn whose client has just left gets time to end.
+    """
+    sessions = service.named_sessions
+    if sessions.has_session(key):
+        await service.await_turn_end(key)
+        if sessions.is_busy(key):
+            raise sessions.busy_error(key)
+        sessions.drop_session(key)
+        return True
+    await _check_elsewhere(service, key)
+    return False
+
+
+async def _check_elsewhere(service: GenerationService, key: SessionKey) -> SessionLocation:
+    """Return what the servers know of a session that is not here.
+
+    Raise OwnedElsewhere if another running gateway holds it, ApiError for an unknown model.
+    """
+    if service.backend.model_card(key[0]) is None:
+        raise model_not_found(key[0])
+    location = await service.backend.find_session(wire_name(key), key[0])
+    if location.is_owner_alive:
+        raise OwnedElsewhere(location.owner_target)
+    return location
