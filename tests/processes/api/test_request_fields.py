@@ -100,7 +100,9 @@ _SHARED: dict[str, tuple[Body, Body]] = {
 # Fields of sessions need several requests: `test_fields_of_sessions_have_their_effects`.
 SESSION_FIELDS = {"session_id", "append", "session_position"}
 # The tokenizer of this swarm adds no special tokens: test_tokenization.py has one that does.
-OTHER_TESTS = {"add_special_tokens"}
+# Its model has no parser of tool calls: test_tool_calls.py and test_tool_requests.py have one.
+TOOL_FIELDS = {"tools", "tool_choice", "parallel_tool_calls", "include_reasoning"}
+OTHER_TESTS = {"add_special_tokens"} | TOOL_FIELDS
 EFFECTS: dict[str, dict[str, tuple[Body, Body]]] = {
     "chat": {
         **_SHARED,
