@@ -263,7 +263,10 @@ async def test_container_restarted_in_its_pod_is_a_new_peer() -> None:
             await second.links.close()
 
 
-@pytest.mark.parametrize("version", [(2, 0), (0, 9), (1, 2)])
+@pytest.mark.parametrize(
+    "version",
+    [(PROTOCOL_VERSION[0] + 1, 0), (1, 0), (PROTOCOL_VERSION[0], PROTOCOL_VERSION[1] + 2)],
+)
 async def test_other_protocol_version_is_refused_naming_both(
     version: tuple[int, int],
 ) -> None:
