@@ -6,11 +6,12 @@ Knows neither HTTP nor sessions.
 
 from __future__ import annotations
 
+import abc
 import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 from modelswarm_gateway.api.http.logprobs_json import chat_logprobs, completion_logprobs
 from modelswarm_gateway.api.tools.deltas import chat_delta, chat_message
@@ -21,6 +22,7 @@ DONE = b"data: [DONE]\n\n"
 Tokens = Sequence[int]
 Logprobs = Sequence[TokenLogprob]
 Events = Sequence[OutputEvent]
+BytesOf = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class ResponseHead:
     prompt: Tokens
     usage_in_stream: bool = False
     token_ids: bool = False  # requested by the client
-    bytes_of: Callable[[int], bytes] | None = None  # of a token; None: no log probabilities
+    bytes_of: BytesOf | None = None  # of a token; None: no log probabilities
     reasoning_tokens: Callable[[], int | None] = lambda: None  # so far; None: not counted
 
     def usage(self, completion: int) -> dict[str, Any]:
@@ -45,45 +47,6 @@ class ResponseHead:
         if reasoning is not None:
             counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return counts
-
-
-class ResponseBuilder(Protocol):
-    """Builds events and body of one kind of response."""
-
-    def __init__(self, head: ResponseHead, index: int = 0, first: Any = None) -> None:
-        """Build the choice of this index; `first`: the builder of choice 0, whose id all choices have."""
-        ...
-
-    @property
-    def id(self) -> str: ...
-
-    def opening(self) -> bytes:
-        """Return the event before the first text; may be empty."""
-        ...
-
-    def output_event(
-        self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
-    ) -> bytes:
-        """Return the event of some output. `event_id`: the last log position that it covers (R17, sampling)."""
-        ...
-
-    def finish_event(self, finish: str) -> bytes:
-        """Return the event with the finish reason of this choice."""
-        ...
-
-    def end_events(self, completion: int) -> bytes:
-        """Return the end of the stream: the usage if it was requested, and the end mark."""
-        ...
-
-    def choice(
-        self, output: Events, tokens: Tokens, finish: str, logprobs: Logprobs = ()
-    ) -> dict[str, Any]:
-        """Return the whole choice, for a response that is not streamed."""
-        ...
-
-    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
-        """Return the whole response of a request that does not stream. `completion`: tokens of all choices."""
-        ...
 
 
 def keepalive_comment(reason: str) -> bytes:
@@ -127,113 +90,116 @@ class _EventWriter:
         return f'data: {{{self._common},"choices":[],"usage":{usage}}}\n\n'.encode() + DONE
 
 
-class ChatResponseBuilder:
+class ResponseBuilder(abc.ABC):
+    """Builds events and body of one kind of response; the kinds differ in how a choice carries its output."""
+
+    prefix: ClassVar[str]  # of ids
+    kind: ClassVar[str]  # of whole responses
+    kind_of_event: ClassVar[str]
+    nothing: ClassVar[str]  # field of an event without output
+
     def __init__(
         self, head: ResponseHead, index: int = 0, first: ResponseBuilder | None = None
     ) -> None:
-        self._events = _EventWriter(head, "chatcmpl", "chat.completion.chunk", index, first)
+        """Build the choice of this index; `first`: the builder of choice 0, whose id all choices have."""
+        self._events = _EventWriter(head, self.prefix, self.kind_of_event, index, first)
 
     @property
     def id(self) -> str:
         return self._events.id
+
+    @abc.abstractmethod
+    def opening(self) -> bytes:
+        """Return the event before the first text; may be empty."""
+
+    @abc.abstractmethod
+    def _event_field(self, output: Events) -> str:
+        """Return the field of an event with this output."""
+
+    @abc.abstractmethod
+    def _whole_field(self, output: Events) -> dict[str, Any]:
+        """Return the field of a whole choice with this output."""
+
+    @abc.abstractmethod
+    def _format_logprobs(self, logprobs: Logprobs, bytes_of: BytesOf) -> dict[str, Any]: ...
+
+    def output_event(
+        self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
+    ) -> bytes:
+        """Return the event of some output. `event_id`: the last log position that it covers (R17, sampling)."""
+        found = json.dumps(self._logprobs(logprobs))
+        fields = f'{self._event_field(output)},"logprobs":{found},"finish_reason":null'
+        return self._events.choice(fields, tokens, event_id)
+
+    def finish_event(self, finish: str) -> bytes:
+        """Return the event with the finish reason of this choice."""
+        return self._events.choice(f'{self.nothing},"logprobs":null,"finish_reason":"{finish}"')
+
+    def end_events(self, completion: int) -> bytes:
+        """Return the end of the stream: the usage if it was requested, and the end mark."""
+        return self._events.usage(completion)
+
+    def choice(
+        self, output: Events, tokens: Tokens, finish: str, logprobs: Logprobs = ()
+    ) -> dict[str, Any]:
+        """Return the whole choice, for a response that is not streamed."""
+        return {
+            "index": self._events.index,
+            **self._whole_field(output),
+            "logprobs": self._logprobs(logprobs),
+            "finish_reason": finish,
+            **({"token_ids": list(tokens)} if self._events.head.token_ids else {}),
+        }
+
+    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
+        """Return the whole response of a request that does not stream. `completion`: tokens of all choices."""
+        head = self._events.head
+        made: dict[str, object] = {"id": self.id, "object": self.kind, "created": head.created}
+        made |= {"model": head.model, "choices": list(choices), "usage": head.usage(completion)}
+        if head.token_ids:
+            made["prompt_token_ids"] = list(head.prompt)
+        return json.dumps(made).encode()
+
+    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
+        bytes_of = self._events.head.bytes_of
+        return None if bytes_of is None else self._format_logprobs(logprobs, bytes_of)
+
+
+class ChatResponseBuilder(ResponseBuilder):
+    prefix, kind, kind_of_event = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    nothing = '"delta":{}'
 
     def opening(self) -> bytes:
         fields = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         return self._events.choice(fields)
 
-    def output_event(
-        self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
-    ) -> bytes:
-        found = json.dumps(self._logprobs(logprobs))
-        delta = json.dumps(chat_delta(output))
-        fields = f'"delta":{delta},"logprobs":{found},"finish_reason":null'
-        return self._events.choice(fields, tokens, event_id)
+    def _event_field(self, output: Events) -> str:
+        return f'"delta":{json.dumps(chat_delta(output))}'
 
-    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
-        bytes_of = self._events.head.bytes_of
-        return None if bytes_of is None else chat_logprobs(logprobs, bytes_of)
+    def _whole_field(self, output: Events) -> dict[str, Any]:
+        return {"message": chat_message(output)}
 
-    def finish_event(self, finish: str) -> bytes:
-        return self._events.choice(f'"delta":{{}},"logprobs":null,"finish_reason":"{finish}"')
-
-    def end_events(self, completion: int) -> bytes:
-        return self._events.usage(completion)
-
-    def choice(
-        self, output: Events, tokens: Tokens, finish: str, logprobs: Logprobs = ()
-    ) -> dict[str, Any]:
-        return {
-            "index": self._events.index,
-            "message": chat_message(output),
-            "logprobs": self._logprobs(logprobs),
-            "finish_reason": finish,
-            **_token_ids(self._events, tokens),
-        }
-
-    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
-        return _body(self._events, "chat.completion", choices, completion)
+    def _format_logprobs(self, logprobs: Logprobs, bytes_of: BytesOf) -> dict[str, Any]:
+        return chat_logprobs(logprobs, bytes_of)
 
 
-class CompletionResponseBuilder:
-    def __init__(
-        self, head: ResponseHead, index: int = 0, first: ResponseBuilder | None = None
-    ) -> None:
-        self._events = _EventWriter(head, "cmpl", "text_completion", index, first)
-
-    @property
-    def id(self) -> str:
-        return self._events.id
+class CompletionResponseBuilder(ResponseBuilder):
+    prefix, kind, kind_of_event = "cmpl", "text_completion", "text_completion"
+    nothing = '"text":""'
 
     def opening(self) -> bytes:
         return b""
 
-    def output_event(
-        self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
-    ) -> bytes:
-        found = json.dumps(self._logprobs(logprobs))
-        fields = f'"text":{json.dumps(_text(output))},"logprobs":{found},"finish_reason":null'
-        return self._events.choice(fields, tokens, event_id)
+    def _event_field(self, output: Events) -> str:
+        return f'"text":{json.dumps(_text(output))}'
 
-    def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
-        bytes_of = self._events.head.bytes_of
-        return None if bytes_of is None else completion_logprobs(logprobs, bytes_of)
+    def _whole_field(self, output: Events) -> dict[str, Any]:
+        return {"text": _text(output)}
 
-    def finish_event(self, finish: str) -> bytes:
-        return self._events.choice(f'"text":"","logprobs":null,"finish_reason":"{finish}"')
-
-    def end_events(self, completion: int) -> bytes:
-        return self._events.usage(completion)
-
-    def choice(
-        self, output: Events, tokens: Tokens, finish: str, logprobs: Logprobs = ()
-    ) -> dict[str, Any]:
-        return {
-            "index": self._events.index,
-            "text": _text(output),
-            "logprobs": self._logprobs(logprobs),
-            "finish_reason": finish,
-            **_token_ids(self._events, tokens),
-        }
-
-    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
-        return _body(self._events, "text_completion", choices, completion)
+    def _format_logprobs(self, logprobs: Logprobs, bytes_of: BytesOf) -> dict[str, Any]:
+        return completion_logprobs(logprobs, bytes_of)
 
 
 def _text(output: Events) -> str:
     """Return the text of an answer that has nothing but text."""
     return "".join(event.text for event in output if isinstance(event, TextDelta))
-
-
-def _token_ids(events: _EventWriter, tokens: Tokens) -> dict[str, Any]:
-    return {"token_ids": list(tokens)} if events.head.token_ids else {}
-
-
-def _body(
-    events: _EventWriter, kind: str, choices: Sequence[dict[str, Any]], completion: int
-) -> bytes:
-    head = events.head
-    made: dict[str, object] = {"id": events.id, "object": kind, "created": head.created}
-    made |= {"model": head.model, "choices": list(choices), "usage": head.usage(completion)}
-    if head.token_ids:
-        made["prompt_token_ids"] = list(head.prompt)
-    return json.dumps(made).encode()
