@@ -56,8 +56,9 @@ from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.refusals import explain_refusal
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.epoch_counters import EpochCounters, without_absurd_epochs
-from modelswarm_gateway.core.sessions.prompt_scores import begin_scores, needs_scores, take_scores
+from modelswarm_gateway.core.sessions.prompt_scores import needs_scores, take_scores
 from modelswarm_gateway.core.sessions.session import Session, SessionState
+from modelswarm_gateway.core.sessions.turn_start import begin_turn
 from modelswarm_gateway.core.snapshots import server_view, session_view
 from modelswarm_gateway.core.takeover.session_search import SessionSearch
 
@@ -248,28 +249,12 @@ class GatewayCore:
         return length
 
     def _prepare_turn(self, s: Session, request: TurnRequest, limit: int) -> None:
-        length = len(request.tokens)
         variant = self._registry.active_variant(s.model)
         if variant is not None and s.variant != variant:
             # The model was replaced: the KV on the servers belongs to the old one.
             self._recovery.close_hops(s)
             s.variant = variant
-        s.replace_log(request.tokens)
-        s.keeps_logprobs = request.keeps_logprobs
-        if not request.is_resumed:
-            s.logprobs = {}
-        s.read_only = request.max_tokens == 0
-        end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
-        begin = length if request.begin is None else request.begin
-        s.turn = request.turn_after(s.turn, begin, end)
-        begin_scores(s, request.is_resumed)
-        s.turn_number += 1
-        s.reused = s.replayed = 0
-        s.credit_ahead, s.read_position = max(1, request.credit_ahead), length
-        s.record_progress()
-        s.is_resumed = request.is_resumed
-        s.excluded.clear()
-        s.refusal, s.last_fault = RefusalReason.FAULTS, ""
+        begin_turn(s, request, limit)
 
     def truncate_turn(self, session: str, length: int, now: float) -> None:
         """End the turn at a stop string (R17, sampling): the log keeps its first `length` entries."""

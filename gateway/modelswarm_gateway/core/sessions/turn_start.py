@@ -1,0 +1,31 @@
+"""The state of a session at the begin of a turn: its log, its limits and what it counts.
+
+Used by `gateway.py`. Knows neither servers nor routes.
+"""
+
+from __future__ import annotations
+
+from modelswarm_gateway.core.interface.turn import RefusalReason, TurnRequest
+from modelswarm_gateway.core.sessions.prompt_scores import begin_scores
+from modelswarm_gateway.core.sessions.session import Session
+
+
+def begin_turn(s: Session, request: TurnRequest, limit: int) -> None:
+    """Set the session's log and limits for a turn. `limit`: entries that the log may have."""
+    length = len(request.tokens)
+    s.replace_log(request.tokens)
+    s.keeps_logprobs = request.keeps_logprobs
+    if not request.is_resumed:
+        s.logprobs = {}
+    s.read_only = request.max_tokens == 0
+    end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
+    begin = length if request.begin is None else request.begin
+    s.turn = request.turn_after(s.turn, begin, end)
+    begin_scores(s, request.is_resumed)
+    s.turn_number += 1
+    s.reused = s.replayed = 0
+    s.credit_ahead, s.read_position = max(1, request.credit_ahead), length
+    s.record_progress()
+    s.is_resumed = request.is_resumed
+    s.excluded.clear()
+    s.refusal, s.last_fault = RefusalReason.FAULTS, ""
