@@ -65,16 +65,15 @@ class HopTable:
         self.close(hop)
 
     def close(self, hop: Hop) -> None:
-        """Close a hop that is not counted any more on its server as soon as its server handle is known."""
+        """Close a hop that is not counted any more on its server, under every handle that its server sends."""
         if not self._registry.is_connected(hop.peer):
             self.by_handle.pop(
                 hop.gateway_handle, None
             )  # OwnedSessions frees it there when the link returns
-        elif hop.server_handle != NO_HANDLE:
-            self.send_close(hop)
+            return
+        self._send_close_if_known(hop)
+        if hop.create_epoch is None:
             self.by_handle.pop(hop.gateway_handle, None)
-        elif hop.create_epoch is None:
-            self.by_handle.pop(hop.gateway_handle, None)  # refused, or given up by the server
         else:
             # Truncations no longer reach it: if it is found again, it must start empty.
             hop.kv_limit = hop.log_limit = 0
@@ -96,12 +95,12 @@ class HopTable:
             hop.create_epoch = None
         if hop.gateway_handle not in self.closing:
             return True
-        if answer.server_handle != NO_HANDLE:
-            self.send_close(hop)
-        elif hop.create_epoch is not None:
-            return False  # an earlier create was refused; the last one may still be granted
-        del self.closing[hop.gateway_handle]
-        self.by_handle.pop(hop.gateway_handle, None)
+        self._send_close_if_known(hop)
+        if (
+            hop.create_epoch is None
+        ):  # else the last create may still be granted, with another handle
+            del self.closing[hop.gateway_handle]
+            self.by_handle.pop(hop.gateway_handle, None)
         return False
 
     def forget_peer(self, peer: PeerId) -> None:
@@ -114,5 +113,7 @@ class HopTable:
                 del self.closing[reply]
                 self.by_handle.pop(reply, None)
 
-    def send_close(self, hop: Hop) -> None:
-        self._emit(Send(hop.server, Lane.LIVE, Close(hop.server_handle, hop.is_relinquished)))
+    def _send_close_if_known(self, hop: Hop) -> None:
+        if hop.server_handle != NO_HANDLE:
+            self._emit(Send(hop.server, Lane.LIVE, Close(hop.server_handle, hop.is_relinquished)))
+            hop.server_handle = NO_HANDLE
