@@ -7,6 +7,8 @@ claims a name here keeps the claim for 2 s, and the other one is told.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from modelswarm.protocol.identity import NO_EPOCH, PeerId
 from modelswarm.protocol.messages import (
     FindSession,
@@ -45,8 +47,9 @@ class SessionLookup:
     def _answer_find(self, peer: PeerId, find: FindSession, now: float) -> None:
         """Send SessionInfo. Hops that did not follow the newest started epoch are left out: they may have missed a
         rewind."""
-        hops, claimant = self._hops_of(find.session), self._claimant(peer, find, now)
+        hops = self._hops_of(find.session)
         if not hops:
+            claimant = self._claimant(peer, find, now)
             self._outbox.send_to_gateway(
                 peer,
                 SessionInfo(find.session, NO_EPOCH, claimant=claimant, search_id=find.search_id),
@@ -55,17 +58,20 @@ class SessionLookup:
         newest, ran = hops[0], hops[0].newest_run_epoch
         owner = newest.gateway
         silent, lease = self._peers.silent_seconds(owner, now), self._peers.lease_seconds(owner)
+        owner_linked = silent < lease and self._peers.is_linked(owner)
+        if owner_linked and owner != peer:  # the asker sends its client there, and needs no claim
+            find = replace(find, claims=False)
         found = SessionInfo(
             session=find.session,
             epoch=newest.epoch,
             owner=owner,
             target=self._peers.target_of(owner),
-            owner_linked=silent < lease and self._peers.is_linked(owner),
+            owner_linked=owner_linked,
             owner_silent_ms=1000 * silent,
             lease_ms=1000 * lease,
             hops=tuple(_hop_info(hop) for hop in hops if ran in (hop.newest_run_epoch, hop.epoch)),
             last_started=None if ran == NO_EPOCH else ran,
-            claimant=claimant,
+            claimant=self._claimant(peer, find, now),
             search_id=find.search_id,
         )
         self._outbox.send_to_gateway(peer, found)

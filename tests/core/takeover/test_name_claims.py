@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners, swarm
+from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners, start_partial_turn, swarm
 from support.core.gateway import LEASE, Gateway, add_gateway
 from support.core.named_sessions import KEY, NAME, Desk
 from support.core.network import Network
@@ -57,6 +57,17 @@ def test_unused_claim_ends_by_time_or_with_its_gateway() -> None:
     assert first.find(SESSION, opens=True).claimant == second.peer
     made.kill(second.peer)
     assert not first.find(SESSION, opens=True).claimant
+
+
+def test_gateway_that_finds_a_running_owner_keeps_no_claim() -> None:
+    """The second gateway forwards to the first. When that one ends, the third need not wait for the second."""
+    made = swarm()
+    start_partial_turn(made)
+    second, third = add_gateway(made, 2), add_gateway(made, 3)
+    where = second.find(SESSION, opens=True)
+    assert where.is_owner_alive
+    made.kill(where.owner)
+    assert not third.find(SESSION, opens=True).claimant
 
 
 def whereabouts(gateway: Gateway) -> SessionLocation:
