@@ -247,6 +247,9 @@ class World:
         if old is not None:
             self._leave_gateway(old)
         gateway = GatewayProcess(self._tools, self._deliver, name, incarnation)
+        if old is not None:  # the network parts the name, whatever process has it
+            gateway.isolated_since = old.isolated_since
+            gateway.isolated_until = old.isolated_until
         if old is not None and self.scenario.has_supervisor:
             gateway.replaces = (*old.replaces, old.address.peer)
         self.gateways[name] = gateway
