@@ -1,10 +1,11 @@
 """`POST /tokenize` and `POST /detokenize`, with vLLM's fields: what a prompt is for the model, without running it.
 
-Added to the HTTP API by `app.py`.
+Added to the HTTP API by `app.py`; the gRPC API calls the same functions.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -60,31 +61,51 @@ class DetokenizeRequest(RequestModel):
     tokens: ListOf[TokenId]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """The token ids of a prompt."""
+
+    tokens: tuple[int, ...]
+    max_length: int  # positions of the model's context; 0: unknown
+    names: list[str] | None  # of the tokens, if they were asked for
+
+
+async def tokenize_prompt(service: GenerationService, asked: TokenizeRequest) -> TokenizedPrompt:
+    """Return what the prompt is for its model, without running it. Raise ApiError."""
+    field, prompt = asked.given_prompt()
+    card, tokenizer = service.find_model(asked.model)
+    wanted = GenerationRequest(asked.model, prompt, field, SamplingOptions())
+    tokens = await encode_prompt(wanted, tokenizer, card.max_length)
+    names = tokenizer.token_names(tokens) if asked.return_token_strs else None
+    return TokenizedPrompt(tokens, card.max_length, names)
+
+
+async def detokenize(service: GenerationService, asked: DetokenizeRequest) -> str:
+    """Return the text of token ids. Raise ApiError."""
+    card, tokenizer = service.find_model(asked.model)
+    prompt = TokenPrompt(tuple(asked.tokens))
+    wanted = GenerationRequest(asked.model, prompt, "tokens", SamplingOptions())
+    tokens = await encode_prompt(wanted, tokenizer, card.max_length)  # checks the ids
+    return tokenizer.decode_all(tokens)
+
+
 def add_tokenization_routes(app: FastAPI, service: GenerationService) -> None:
     budget = BodyBudget()
 
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         asked = parse_body(TokenizeRequest, await read_json(request, budget))
-        field, prompt = asked.given_prompt()
-        card, tokenizer = service.find_model(asked.model)
-        wanted = GenerationRequest(asked.model, prompt, field, SamplingOptions())
-        tokens = await encode_prompt(wanted, tokenizer, card.max_length)
-        names = tokenizer.token_names(tokens) if asked.return_token_strs else None
+        found = await tokenize_prompt(service, asked)
         return JSONResponse(
             {
-                "count": len(tokens),
-                "max_model_len": card.max_length or None,
-                "tokens": list(tokens),
-                "token_strs": names,
+                "count": len(found.tokens),
+                "max_model_len": found.max_length or None,
+                "tokens": list(found.tokens),
+                "token_strs": found.names,
             }
         )
 
     @app.post("/detokenize")
-    async def detokenize(request: Request) -> Response:
+    async def text_of_tokens(request: Request) -> Response:
         asked = parse_body(DetokenizeRequest, await read_json(request, budget))
-        card, tokenizer = service.find_model(asked.model)
-        prompt = TokenPrompt(tuple(asked.tokens))
-        wanted = GenerationRequest(asked.model, prompt, "tokens", SamplingOptions())
-        tokens = await encode_prompt(wanted, tokenizer, card.max_length)  # checks the ids
-        return JSONResponse({"prompt": tokenizer.decode_all(tokens)})
+        return JSONResponse({"prompt": await detokenize(service, asked)})

@@ -72,15 +72,17 @@ class GenerationRequest:
 
 def fit_to_format(request: GenerationRequest, form: ChatFormat) -> GenerationRequest:
     """Return the request with its prompt as the model's chat template takes it. Raise ApiError if it has no parser."""
-    if request.answer is None or not isinstance(request.prompt, ChatPrompt):
+    if not isinstance(request.prompt, ChatPrompt):
         return request
+    messages = template_messages(request.prompt.messages, form)
+    if request.answer is None:
+        return replace(request, prompt=replace(request.prompt, messages=messages))
     check_answer(request.answer, form)
     if request.grammar is not None and request.answer.tools:
         param = request.grammar.param
         detail = "a grammar leaves no room for calls; leave it or tools out"
         raise ApiError(Code.UNSUPPORTED, f"{param}: {detail}", param=param)
     tools = [tool.template_value() for tool in request.answer.tools]
-    messages = template_messages(request.prompt.messages, form)
     return replace(request, prompt=replace(request.prompt, messages=messages, tools=tools))
 
 

@@ -7,7 +7,9 @@ gateways and servers is swarm.proto.
 Status codes: INVALID_ARGUMENT (wrong request), NOT_FOUND (no such model), RESOURCE_EXHAUSTED (no free KV: trailing
 metadata `retry-after` in seconds), UNAVAILABLE (no server for some block, or the gateway is shutting down),
 ABORTED (the session already runs a turn), INTERNAL (the stream could not be recovered).
-Trailing metadata `error-code` has the code of the HTTP API's error body, `error-param` the field.
+Error details of google.rpc: `ErrorInfo` (`metadata["code"]` is the code of the HTTP API's error body), `BadRequest`
+with the field, and `RetryInfo` if the same call may succeed later. Trailing metadata `error-code`, `error-param` and
+`retry-after` say the same to clients without google.rpc.
 """
 
 from collections import abc as _abc
@@ -42,6 +44,12 @@ class GenerateRequest(_message.Message):
     RESUME_MARK_FIELD_NUMBER: _builtins.int
     APPEND_FIELD_NUMBER: _builtins.int
     SESSION_POSITION_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
     """tokenised with the model's special tokens"""
@@ -65,6 +73,15 @@ class GenerateRequest(_message.Message):
     """Entries of the log behind which the input is appended; the rest is discarded. Unset: the log's end. With it a call
     may be repeated safely. Only with `append`. DATA_LOSS if the log is shorter.
     """
+    logprobs: _builtins.int
+    """Log probabilities of the tokens, with this many alternatives; 0: only those of the tokens. Unset: none."""
+    echo: _builtins.bool
+    """the text begins with the prompt; with `logprobs` its tokens have theirs, too"""
+    n: _builtins.int
+    """answers to the prompt, 1 to 128; unset: 1. Not with session_id"""
+    add_special_tokens: _builtins.bool
+    """to `prompt`; unset: true"""
+    return_prompt_token_ids: _builtins.bool
     @_builtins.property
     def chat(self) -> Global___Messages:
         """rendered with the model's chat template"""
@@ -77,6 +94,10 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def structured_outputs(self) -> Global___StructuredOutputs:
+        """what the answer must follow"""
+
     def __init__(
         self,
         *,
@@ -93,13 +114,25 @@ class GenerateRequest(_message.Message):
         resume_mark: _builtins.str = ...,
         append: _builtins.bool = ...,
         session_position: _builtins.int | None = ...,
+        logprobs: _builtins.int | None = ...,
+        echo: _builtins.bool = ...,
+        n: _builtins.int | None = ...,
+        structured_outputs: Global___StructuredOutputs | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        return_prompt_token_ids: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_resume_after", b"_resume_after", "_session_position", b"_session_position", "chat", b"chat", "input", b"input", "max_tokens", b"max_tokens", "prompt", b"prompt", "resume_after", b"resume_after", "sampling", b"sampling", "session_position", b"session_position", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_resume_after", b"_resume_after", "_session_position", b"_session_position", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "resume_after", b"resume_after", "sampling", b"sampling", "session_position", b"session_position", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens", "_resume_after", b"_resume_after", "_session_position", b"_session_position", "append", b"append", "chat", b"chat", "ignore_eos", b"ignore_eos", "input", b"input", "max_tokens", b"max_tokens", "model", b"model", "prompt", b"prompt", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "stop", b"stop", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_resume_after", b"_resume_after", "_session_position", b"_session_position", "add_special_tokens", b"add_special_tokens", "append", b"append", "chat", b"chat", "echo", b"echo", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
     _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__resume_after: _TypeAlias = _typing.Literal["resume_after"]  # noqa: Y015
     _WhichOneofArgType__resume_after: _TypeAlias = _typing.Literal["_resume_after", b"_resume_after"]  # noqa: Y015
     _WhichOneofReturnType__session_position: _TypeAlias = _typing.Literal["session_position"]  # noqa: Y015
@@ -107,7 +140,13 @@ class GenerateRequest(_message.Message):
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "tokens"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__resume_after) -> _WhichOneofReturnType__resume_after | None: ...
     @_typing.overload
@@ -118,22 +157,113 @@ class GenerateRequest(_message.Message):
 Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
+class StructuredOutputs(_message.Message):
+    """Exactly one of `json`, `regex`, `choice`, `grammar`, `json_object` and `structural_tag`, as in vLLM."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    STRUCTURAL_TAG_FIELD_NUMBER: _builtins.int
+    WHITESPACE_PATTERN_FIELD_NUMBER: _builtins.int
+    DISABLE_ANY_WHITESPACE_FIELD_NUMBER: _builtins.int
+    json: _builtins.str
+    """a JSON schema"""
+    regex: _builtins.str
+    grammar: _builtins.str
+    """Lark or GBNF"""
+    json_object: _builtins.bool
+    structural_tag: _builtins.str
+    """a JSON object with `structures` and `triggers`"""
+    whitespace_pattern: _builtins.str
+    """regex of the whitespace between the parts of JSON; unset: none"""
+    disable_any_whitespace: _builtins.bool
+    """false: any whitespace"""
+    @_builtins.property
+    def choice(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        json: _builtins.str | None = ...,
+        regex: _builtins.str | None = ...,
+        choice: _abc.Iterable[_builtins.str] | None = ...,
+        grammar: _builtins.str | None = ...,
+        json_object: _builtins.bool | None = ...,
+        structural_tag: _builtins.str | None = ...,
+        whitespace_pattern: _builtins.str | None = ...,
+        disable_any_whitespace: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_disable_any_whitespace", b"_disable_any_whitespace", "_grammar", b"_grammar", "_json", b"_json", "_json_object", b"_json_object", "_regex", b"_regex", "_structural_tag", b"_structural_tag", "_whitespace_pattern", b"_whitespace_pattern", "disable_any_whitespace", b"disable_any_whitespace", "grammar", b"grammar", "json", b"json", "json_object", b"json_object", "regex", b"regex", "structural_tag", b"structural_tag", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_disable_any_whitespace", b"_disable_any_whitespace", "_grammar", b"_grammar", "_json", b"_json", "_json_object", b"_json_object", "_regex", b"_regex", "_structural_tag", b"_structural_tag", "_whitespace_pattern", b"_whitespace_pattern", "choice", b"choice", "disable_any_whitespace", b"disable_any_whitespace", "grammar", b"grammar", "json", b"json", "json_object", b"json_object", "regex", b"regex", "structural_tag", b"structural_tag", "whitespace_pattern", b"whitespace_pattern"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__disable_any_whitespace: _TypeAlias = _typing.Literal["disable_any_whitespace"]  # noqa: Y015
+    _WhichOneofArgType__disable_any_whitespace: _TypeAlias = _typing.Literal["_disable_any_whitespace", b"_disable_any_whitespace"]  # noqa: Y015
+    _WhichOneofReturnType__grammar: _TypeAlias = _typing.Literal["grammar"]  # noqa: Y015
+    _WhichOneofArgType__grammar: _TypeAlias = _typing.Literal["_grammar", b"_grammar"]  # noqa: Y015
+    _WhichOneofReturnType__json: _TypeAlias = _typing.Literal["json"]  # noqa: Y015
+    _WhichOneofArgType__json: _TypeAlias = _typing.Literal["_json", b"_json"]  # noqa: Y015
+    _WhichOneofReturnType__json_object: _TypeAlias = _typing.Literal["json_object"]  # noqa: Y015
+    _WhichOneofArgType__json_object: _TypeAlias = _typing.Literal["_json_object", b"_json_object"]  # noqa: Y015
+    _WhichOneofReturnType__regex: _TypeAlias = _typing.Literal["regex"]  # noqa: Y015
+    _WhichOneofArgType__regex: _TypeAlias = _typing.Literal["_regex", b"_regex"]  # noqa: Y015
+    _WhichOneofReturnType__structural_tag: _TypeAlias = _typing.Literal["structural_tag"]  # noqa: Y015
+    _WhichOneofArgType__structural_tag: _TypeAlias = _typing.Literal["_structural_tag", b"_structural_tag"]  # noqa: Y015
+    _WhichOneofReturnType__whitespace_pattern: _TypeAlias = _typing.Literal["whitespace_pattern"]  # noqa: Y015
+    _WhichOneofArgType__whitespace_pattern: _TypeAlias = _typing.Literal["_whitespace_pattern", b"_whitespace_pattern"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__disable_any_whitespace) -> _WhichOneofReturnType__disable_any_whitespace | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__grammar) -> _WhichOneofReturnType__grammar | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__json) -> _WhichOneofReturnType__json | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__json_object) -> _WhichOneofReturnType__json_object | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__regex) -> _WhichOneofReturnType__regex | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__structural_tag) -> _WhichOneofReturnType__structural_tag | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__whitespace_pattern) -> _WhichOneofReturnType__whitespace_pattern | None: ...
+
+Global___StructuredOutputs: _TypeAlias = StructuredOutputs  # noqa: Y015
+
+@_typing.final
 class Messages(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    CHAT_TEMPLATE_KWARGS_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    add_generation_prompt: _builtins.bool
+    """unset: true"""
+    chat_template_kwargs: _builtins.str
+    """variables of the template, a JSON object"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]: ...
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """for the template, each a JSON object"""
+
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___Message] | None = ...,
+        add_generation_prompt: _builtins.bool | None = ...,
+        chat_template_kwargs: _builtins.str = ...,
+        documents: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs", b"chat_template_kwargs", "documents", b"documents", "messages", b"messages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
+    _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
 
 Global___Messages: _TypeAlias = Messages  # noqa: Y015
 
@@ -144,27 +274,64 @@ class Message(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """developer, system, user, assistant, tool"""
     content: _builtins.str
-    """required, but may be empty"""
+    """required, but may be empty; an assistant that calls tools needs none"""
     name: _builtins.str
+    tool_call_id: _builtins.str
+    """of the call that a message with role tool answers; required there"""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """of an assistant"""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str | None = ...,
         name: _builtins.str = ...,
+        tool_call_id: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "name", b"name", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_content", b"_content", "content", b"content", "name", b"name", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__content: _TypeAlias = _typing.Literal["content"]  # noqa: Y015
     _WhichOneofArgType__content: _TypeAlias = _typing.Literal["_content", b"_content"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__content) -> _WhichOneofReturnType__content | None: ...
 
 Global___Message: _TypeAlias = Message  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    name: _builtins.str
+    """of the function"""
+    arguments: _builtins.str
+    """a JSON object"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
 class TokenIds(_message.Message):
@@ -327,7 +494,9 @@ Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
 
 @_typing.final
 class GenerateResponse(_message.Message):
-    """Unary: the whole answer. Streaming: the next part; only the last one has `finish_reason` and `usage`."""
+    """Unary: the whole answer. Streaming: the next part of the answer `index`; only its last part has `finish_reason`. Only
+    the last part of the stream has `usage`.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -338,6 +507,10 @@ class GenerateResponse(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     MARK_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     text: _builtins.str
     position: _builtins.int
@@ -346,10 +519,23 @@ class GenerateResponse(_message.Message):
     """"stop" or "length" """
     mark: _builtins.str
     """of a named session: a hash of its log up to the last of `token_ids`"""
+    index: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def usage(self) -> Global___Usage: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """of the tokens that belong to `text`"""
+
+    @_builtins.property
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """only in the first part"""
+
+    @_builtins.property
+    def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
+        """Unary with n > 1: the answers by their index. Then `text`, `token_ids`, `finish_reason` and `logprobs` are empty."""
+
     def __init__(
         self,
         *,
@@ -360,14 +546,113 @@ class GenerateResponse(_message.Message):
         finish_reason: _builtins.str = ...,
         usage: Global___Usage | None = ...,
         mark: _builtins.str = ...,
+        index: _builtins.int = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        choices: _abc.Iterable[Global___Choice] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "id", b"id", "mark", b"mark", "position", b"position", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "finish_reason", b"finish_reason", "id", b"id", "index", b"index", "logprobs", b"logprobs", "mark", b"mark", "position", b"position", "prompt_token_ids", b"prompt_token_ids", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class Choice(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    FINISH_REASON_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    text: _builtins.str
+    finish_reason: _builtins.str
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]: ...
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        finish_reason: _builtins.str = ...,
+        logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choice: _TypeAlias = Choice  # noqa: Y015
+
+@_typing.final
+class TokenLogprob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOP_FIELD_NUMBER: _builtins.int
+    TEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    token: _builtins.bytes
+    """its text; perhaps a part of a character"""
+    logprob: _builtins.float
+    """unset: the first token of a prompt, which follows nothing"""
+    text_offset: _builtins.int
+    """characters of the answer before it"""
+    @_builtins.property
+    def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprob]: ...
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+        logprob: _builtins.float | None = ...,
+        top: _abc.Iterable[Global___TopLogprob] | None = ...,
+        text_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprob", b"_logprob", "logprob", b"logprob", "text_offset", b"text_offset", "token", b"token", "token_id", b"token_id", "top", b"top"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprob: _TypeAlias = _typing.Literal["logprob"]  # noqa: Y015
+    _WhichOneofArgType__logprob: _TypeAlias = _typing.Literal["_logprob", b"_logprob"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprob) -> _WhichOneofReturnType__logprob | None: ...
+
+Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
+
+@_typing.final
+class TopLogprob(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    token: _builtins.bytes
+    logprob: _builtins.float
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        token: _builtins.bytes = ...,
+        logprob: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprob", b"logprob", "token", b"token", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopLogprob: _TypeAlias = TopLogprob  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
@@ -393,6 +678,196 @@ class Usage(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
+
+@_typing.final
+class ListModelsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
+
+@_typing.final
+class ListModelsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]: ...
+    def __init__(
+        self,
+        *,
+        models: _abc.Iterable[Global___Model] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["models", b"models"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
+
+@_typing.final
+class Model(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CREATED_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    CHAT_PROBLEM_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """the served name"""
+    created: _builtins.int
+    """unix seconds since which this gateway knows it"""
+    max_model_len: _builtins.int
+    """positions of the context; 0: not known yet"""
+    ready: _builtins.bool
+    """every block has a server and the tokenizer is loaded"""
+    chat: _builtins.bool
+    """whether chats are served; unset: not known yet"""
+    chat_problem: _builtins.str
+    """why chats are refused; empty: they are not"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        created: _builtins.int = ...,
+        max_model_len: _builtins.int = ...,
+        ready: _builtins.bool = ...,
+        chat: _builtins.bool | None = ...,
+        chat_problem: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat", "chat_problem", b"chat_problem", "created", b"created", "id", b"id", "max_model_len", b"max_model_len", "ready", b"ready"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__chat: _TypeAlias = _typing.Literal["chat"]  # noqa: Y015
+    _WhichOneofArgType__chat: _TypeAlias = _typing.Literal["_chat", b"_chat"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__chat) -> _WhichOneofReturnType__chat | None: ...
+
+Global___Model: _TypeAlias = Model  # noqa: Y015
+
+@_typing.final
+class TokenizeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RETURN_TOKEN_STRS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    prompt: _builtins.str
+    add_special_tokens: _builtins.bool
+    """unset: true for a prompt; a chat's template writes them"""
+    return_token_strs: _builtins.bool
+    @_builtins.property
+    def chat(self) -> Global___Messages: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        prompt: _builtins.str = ...,
+        chat: Global___Messages | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+        return_token_strs: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "prompt", b"prompt"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "model", b"model", "prompt", b"prompt", "return_token_strs", b"return_token_strs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
+
+@_typing.final
+class TokenizeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
+    TOKEN_STRS_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    max_model_len: _builtins.int
+    """positions of the context; 0: not known yet"""
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def token_strs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+        count: _builtins.int = ...,
+        max_model_len: _builtins.int = ...,
+        token_strs: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "max_model_len", b"max_model_len", "token_strs", b"token_strs", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
+
+@_typing.final
+class DetokenizeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        tokens: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
+
+@_typing.final
+class DetokenizeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.str
+    def __init__(
+        self,
+        *,
+        prompt: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
 class ListRequest(_message.Message):

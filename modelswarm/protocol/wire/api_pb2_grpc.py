@@ -44,6 +44,21 @@ class InferenceStub:
                 request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/modelswarm.v1.Inference/ListModels',
+                request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/modelswarm.v1.Inference/Tokenize',
+                request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/modelswarm.v1.Inference/Detokenize',
+                request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -61,6 +76,25 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """Returns the token ids that a prompt is for the model, without running it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +107,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateRequest.FromString,
                     response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsRequest.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.TokenizeRequest.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DetokenizeRequest.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -129,6 +178,87 @@ class Inference:
             '/modelswarm.v1.Inference/GenerateStream',
             modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateRequest.SerializeToString,
             modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/modelswarm.v1.Inference/ListModels',
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsRequest.SerializeToString,
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/modelswarm.v1.Inference/Tokenize',
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.TokenizeRequest.SerializeToString,
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/modelswarm.v1.Inference/Detokenize',
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.DetokenizeRequest.SerializeToString,
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,7 +7,9 @@ gateways and servers is swarm.proto.
 Status codes: INVALID_ARGUMENT (wrong request), NOT_FOUND (no such model), RESOURCE_EXHAUSTED (no free KV: trailing
 metadata `retry-after` in seconds), UNAVAILABLE (no server for some block, or the gateway is shutting down),
 ABORTED (the session already runs a turn), INTERNAL (the stream could not be recovered).
-Trailing metadata `error-code` has the code of the HTTP API's error body, `error-param` the field.
+Error details of google.rpc: `ErrorInfo` (`metadata["code"]` is the code of the HTTP API's error body), `BadRequest`
+with the field, and `RetryInfo` if the same call may succeed later. Trailing metadata `error-code`, `error-param` and
+`retry-after` say the same to clients without google.rpc.
 """
 
 from collections import abc as _abc
@@ -40,12 +42,20 @@ class InferenceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]
     GenerateStream: _grpc.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]
+    ListModels: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListModelsRequest, _api_pb2.ListModelsResponse]
+    Tokenize: _grpc.UnaryUnaryMultiCallable[_api_pb2.TokenizeRequest, _api_pb2.TokenizeResponse]
+    """Returns the token ids that a prompt is for the model, without running it."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_api_pb2.DetokenizeRequest, _api_pb2.DetokenizeResponse]
 
 @_typing.type_check_only
 class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]  # type: ignore[assignment]
     GenerateStream: _aio.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]  # type: ignore[assignment]
+    ListModels: _aio.UnaryUnaryMultiCallable[_api_pb2.ListModelsRequest, _api_pb2.ListModelsResponse]  # type: ignore[assignment]
+    Tokenize: _aio.UnaryUnaryMultiCallable[_api_pb2.TokenizeRequest, _api_pb2.TokenizeResponse]  # type: ignore[assignment]
+    """Returns the token ids that a prompt is for the model, without running it."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_api_pb2.DetokenizeRequest, _api_pb2.DetokenizeResponse]  # type: ignore[assignment]
 
 class InferenceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -61,6 +71,28 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_api_pb2.GenerateResponse], _abc.AsyncIterator[_api_pb2.GenerateResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListModels(
+        self,
+        request: _api_pb2.ListModelsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.ListModelsResponse, _abc.Awaitable[_api_pb2.ListModelsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Tokenize(
+        self,
+        request: _api_pb2.TokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.TokenizeResponse, _abc.Awaitable[_api_pb2.TokenizeResponse]]:
+        """Returns the token ids that a prompt is for the model, without running it."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _api_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.DetokenizeResponse, _abc.Awaitable[_api_pb2.DetokenizeResponse]]: ...
 
 def add_InferenceServicer_to_server(servicer: InferenceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

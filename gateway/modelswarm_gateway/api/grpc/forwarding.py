@@ -5,7 +5,7 @@ Used by the Inference service; `api/forwarding.py` does the same for HTTP. Knows
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from grpc import aio
@@ -30,7 +30,7 @@ OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
 
 async def forward_stream(
     target: str, request: api_pb2.GenerateRequest, is_alive: AliveCheck
-) -> AsyncIterator[api_pb2.GenerateResponse]:
+) -> AsyncGenerator[api_pb2.GenerateResponse, None]:
     """Yield the parts of the owning gateway's answer. Raise PeerGone when it stops answering, or its ApiError."""
     has_part = finished = False
     async with aio.insecure_channel(target, options=OWN_CONNECTION) as channel:

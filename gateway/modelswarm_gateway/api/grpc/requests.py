@@ -1,55 +1,61 @@
-"""Parses GenerateRequest of api.proto to a GenerationRequest, with the ranges of the HTTP API.
+"""Parses the requests of api.proto by the models of the HTTP API: the same fields, ranges and sentences.
 
-Used by the Inference service. Knows no models.
+Used by the Inference service. The errors have the names of api.proto. Knows no models.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from modelswarm.protocol.sampling import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.errors import invalid_request
-from modelswarm_gateway.generation.request import (
-    MAX_SESSION_ID_LENGTH,
-    MAX_STOP_LENGTH,
-    MAX_STOPS,
-    ChatPrompt,
-    GenerationRequest,
-    Prompt,
-    TextPrompt,
-    TokenPrompt,
-    check_append,
+from modelswarm_gateway.api.grpc.field_names import rename_field
+from modelswarm_gateway.api.http.openai_requests import (
+    CompletionRequest,
+    parse_body,
+    parse_chat,
+    parse_completion,
 )
-from modelswarm_gateway.generation.sampling_ranges import (
-    LIST_WORDS,
-    MAX_BAD_STRINGS,
-    MAX_BAD_WORD_LENGTH,
-    MAX_BIAS,
-    MAX_STOP_TOKENS,
-    RANGES,
-)
-from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
+from modelswarm_gateway.errors import ApiError, invalid_request
+from modelswarm_gateway.generation.request import GenerationRequest, Prompt, TokenPrompt
 
-ROLES = ("developer", "system", "user", "assistant", "tool")
 _MARK = re.compile("[0-9a-f]{8}")
+# Fields of GenerateRequest with the names and the meaning of `POST /v1/completions`.
+_SAME_FIELDS = (
+    "model",
+    "max_tokens",
+    "session_id",
+    "ignore_eos",
+    "append",
+    "session_position",
+    "logprobs",
+    "echo",
+    "n",
+    "add_special_tokens",
+)
 
 
 def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationRequest:
     """Return the request. Raise ApiError for a missing field or a value out of range."""
-    if not request.model:
-        raise invalid_request("model", "model: this field is required")
-    field, prompt = _prompt(request)
-    stops = tuple(request.stop)
-    if len(stops) > MAX_STOPS or not all(0 < len(stop) <= MAX_STOP_LENGTH for stop in stops):
-        raise invalid_request(
-            "stop",
-            f"stop: must be at most {MAX_STOPS} strings of 1 to {MAX_STOP_LENGTH} characters",
-        )
-    if len(request.session_id) > MAX_SESSION_ID_LENGTH:
-        raise invalid_request(
-            "session_id", f"session_id: at most {MAX_SESSION_ID_LENGTH} characters"
-        )
+    try:
+        return _parse_generate_request(request)
+    except ApiError as error:
+        raise rename_field(error) from error
+
+
+def count_answers(request: api_pb2.GenerateRequest) -> int:
+    """Return the number of answers to the prompt of a request that was parsed."""
+    return request.n if request.HasField("n") else 1
+
+
+def _parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationRequest:
+    parsed = parse_completion(_completion_body(request))
+    parsed.answer_count()
+    field, prompt = _prompt(request, parsed)
     after = request.resume_after if request.HasField("resume_after") else None
     if after is not None and not request.session_id:
         raise invalid_request("resume_after", "resume_after: only a named session can be resumed")
@@ -57,75 +63,118 @@ def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReques
         raise invalid_request(
             "resume_mark", "resume_mark: must be the `mark` of the part that ended at resume_after"
         )
-    session = request.session_id or None
-    position = request.session_position if request.HasField("session_position") else None
-    check_append(session, request.append, position)
-    return GenerationRequest(
-        request.model, prompt, field, _options(request), stops, session,
-        resume_after=after, resume_mark=request.resume_mark, append=request.append, position=position,
-    )  # fmt: skip
+    return replace(
+        parsed.to_generation_request(),
+        prompt=prompt,
+        prompt_field=field,
+        default_max_tokens=None,
+        resume_after=after,
+        resume_mark=request.resume_mark,
+    )
 
 
-def _prompt(request: api_pb2.GenerateRequest) -> tuple[str, Prompt]:
-    match request.WhichOneof("input"):
+def _completion_body(request: api_pb2.GenerateRequest) -> dict[str, Any]:
+    """Return the body of `POST /v1/completions` for the same answer; its prompt stands for all kinds of input."""
+    given = {field.name: value for field, value in request.ListFields()}
+    body: dict[str, Any] = {name: given[name] for name in _SAME_FIELDS if name in given}
+    for field, value in request.sampling.ListFields():
+        body[field.name] = _json_value(value)
+    if request.HasField("structured_outputs"):
+        body["structured_outputs"] = _structured_outputs(request.structured_outputs)
+    return body | {"prompt": request.prompt, "stop": list(request.stop)}
+
+
+def _structured_outputs(wanted: api_pb2.StructuredOutputs) -> dict[str, Any]:
+    """Return vLLM's field of the same name."""
+    fields = {field.name: value for field, value in wanted.ListFields()}
+    if "choice" in fields:
+        fields["choice"] = list(wanted.choice)
+    if "structural_tag" in fields:
+        place = "structured_outputs.structural_tag"
+        fields["structural_tag"] = _json(place, wanted.structural_tag)
+    return fields
+
+
+def _json_value(value: Any) -> Any:
+    """Return the value as a client of the HTTP API would write it."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {str(key): part for key, part in value.items()}
+    return value if isinstance(value, int) else list(value)
+
+
+def _prompt(request: api_pb2.GenerateRequest, parsed: CompletionRequest) -> tuple[str, Prompt]:
+    kind = request.WhichOneof("input")
+    if kind != "prompt" and parsed.add_special_tokens is not None:
+        detail = "only a text gets special tokens; leave it out"
+        raise invalid_request("add_special_tokens", f"add_special_tokens: {detail}")
+    match kind:
         case "prompt":
-            return "prompt", TextPrompt(request.prompt)
+            return parsed.given_prompt()
         case "tokens":
             return "tokens", TokenPrompt(tuple(request.tokens.ids))
         case "chat":
-            return "chat", ChatPrompt(_messages(request.chat))
+            body = {"model": parsed.model, "append": parsed.append, **_chat_body(request.chat)}
+            return parse_chat(body).given_prompt()
         case _:
             raise invalid_request("input", "input: one of prompt, chat and tokens is required")
 
 
-def _messages(chat: api_pb2.Messages) -> list[dict[str, str]]:
-    made = []
-    for place, message in enumerate(chat.messages):
-        if message.role not in ROLES:
-            field = f"chat.messages[{place}].role"
-            raise invalid_request(field, f"{field}: must be one of {', '.join(ROLES)}")
-        if not message.HasField("content"):
-            field = f"chat.messages[{place}].content"
-            raise invalid_request(field, f"{field}: this field is required")
-        role = "system" if message.role == "developer" else message.role
-        entry = {"role": role, "content": message.content}
-        made.append({**entry, "name": message.name} if message.name else entry)
-    if not made:
-        raise invalid_request("chat.messages", "chat.messages: at least one message is needed")
-    return made
+def _chat_body(chat: api_pb2.Messages) -> dict[str, Any]:
+    """Return the fields of a chat as the HTTP API has them."""
+    body: dict[str, Any] = {"messages": [_message(message) for message in chat.messages]}
+    if chat.HasField("add_generation_prompt"):
+        body["add_generation_prompt"] = chat.add_generation_prompt
+    if chat.chat_template_kwargs:
+        body["chat_template_kwargs"] = _json("chat_template_kwargs", chat.chat_template_kwargs)
+    if chat.documents:
+        body["documents"] = [
+            _json(f"documents[{place}]", document) for place, document in enumerate(chat.documents)
+        ]
+    return body
 
 
-def _options(request: api_pb2.GenerateRequest) -> SamplingOptions:
-    given = request.sampling
-    numbers = {field.name: value for field, value in given.ListFields() if field.name in RANGES}
-    for name, value in numbers.items():
-        if value not in RANGES[name]:
-            field = f"sampling.{name}"
-            raise invalid_request(field, f"{field}: must be {RANGES[name].words}, not {value:g}")
-    max_tokens = request.max_tokens if request.HasField("max_tokens") else None
-    _check_lists(given)
-    return SamplingOptions(
-        max_tokens=max_tokens,
-        ignore_eos=request.ignore_eos,
-        logit_bias=tuple(sorted(given.logit_bias.items())),
-        bad_words=tuple(given.bad_words),
-        stop_token_ids=tuple(given.stop_token_ids),
-        allowed_token_ids=tuple(given.allowed_token_ids),
-        **numbers,
-    )
+def _message(message: api_pb2.Message) -> dict[str, Any]:
+    given = {field.name: value for field, value in message.ListFields()}
+    calls = [
+        {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
+        for call in message.tool_calls
+    ]
+    return given | ({"tool_calls": calls} if calls else {})
 
 
-def _check_lists(given: api_pb2.Sampling) -> None:
-    biases, words = given.logit_bias, given.bad_words
-    valid = {
-        "logit_bias": len(biases) <= MAX_LOGIT_BIAS
-        and all(-MAX_BIAS <= bias <= MAX_BIAS for bias in biases.values()),
-        "bad_words": len(words) <= MAX_BAD_STRINGS
-        and all(1 <= len(word) <= MAX_BAD_WORD_LENGTH for word in words),
-        "stop_token_ids": len(given.stop_token_ids) <= MAX_STOP_TOKENS,
-        "allowed_token_ids": len(given.allowed_token_ids) <= MAX_ALLOWED_TOKENS,
-    }
-    for name, is_valid in valid.items():
-        if not is_valid:
-            field = f"sampling.{name}"
-            raise invalid_request(field, f"{field}: must be {LIST_WORDS[name]}")
+def _json(field: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise invalid_request(field, f"{field}: is not JSON: {error}") from error
+
+
+def parse_tokenize_request(request: api_pb2.TokenizeRequest) -> TokenizeRequest:
+    """Return the request of the HTTP API that asks the same. Raise ApiError."""
+    body: dict[str, Any] = {"model": request.model} if request.model else {}
+    if request.HasField("add_special_tokens"):
+        body["add_special_tokens"] = request.add_special_tokens
+    body["return_token_strs"] = request.return_token_strs
+    try:
+        match request.WhichOneof("input"):
+            case "prompt":
+                body["prompt"] = request.prompt
+            case "chat":
+                body |= _chat_body(request.chat)
+            case _:
+                raise invalid_request("input", "input: one of prompt and chat is required")
+        return parse_body(TokenizeRequest, body)
+    except ApiError as error:
+        raise rename_field(error) from error
+
+
+def parse_detokenize_request(request: api_pb2.DetokenizeRequest) -> DetokenizeRequest:
+    """Return the request of the HTTP API that asks the same. Raise ApiError."""
+    body: dict[str, Any] = {"model": request.model} if request.model else {}
+    return parse_body(DetokenizeRequest, body | {"tokens": list(request.tokens)})

@@ -17,10 +17,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from modelswarm.errors import UserError
 from modelswarm.protocol.wire import api_pb2_grpc
 from modelswarm_gateway.api.asgi_server import bind_socket
+from modelswarm_gateway.api.grpc.admin.swarm import Swarm
 from modelswarm_gateway.api.grpc.inference import Inference
 from modelswarm_gateway.api.grpc.malformed_requests import MalformedRequestInterceptor
 from modelswarm_gateway.api.grpc.reflection import add_reflection
-from modelswarm_gateway.api.grpc.swarm import Swarm
 from modelswarm_gateway.errors import Code
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import OTHER_MODEL

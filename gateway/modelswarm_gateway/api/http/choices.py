@@ -6,13 +6,13 @@ Used by `generation_response.py`. Nothing is written before every answer has beg
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
 from modelswarm_gateway.api.http.openai_responses import ResponseBuilder
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
+from modelswarm_gateway.api.merged_chunks import merge_chunks
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
 from modelswarm_gateway.generation.logprobs import TokenLogprob
 from modelswarm_gateway.generation.resumption import format_event_id
@@ -62,7 +62,7 @@ class Choices:
 
     async def send_body(self, writer: ResponseWriter, keepalive: float) -> None:
         answers = [_Answer() for _ in self._generations]
-        async with aclosing(self._chunks(keepalive)) as chunks:
+        async with aclosing(merge_chunks(self._generations, keepalive)) as chunks:
             async for each in chunks:
                 if each is None:
                     continue
@@ -85,7 +85,7 @@ class Choices:
     async def send_stream(self, writer: ResponseWriter, keepalive: float) -> None:
         pending = [PendingOutput(f"{index}:") for index in range(len(self._generations))]
         is_open = False
-        async with aclosing(self._chunks(keepalive)) as chunks:
+        async with aclosing(merge_chunks(self._generations, keepalive)) as chunks:
             async for each in chunks:
                 await writer.start_stream()
                 if not is_open:
@@ -108,27 +108,3 @@ class Choices:
     def _hold_reason(self) -> str:
         reasons = [each.hold_reason for each in self._generations]
         return next((reason for reason in reasons if reason), "")
-
-    async def _chunks(self, keepalive: float) -> AsyncGenerator[tuple[int, OutputChunk] | None]:
-        """Yield the chunks of all answers as they come, None after `keepalive` seconds without one.
-
-        Raise the ApiError of the first answer that fails. The first chunks come when every answer has begun.
-        """
-        count = len(self._generations)
-        reads = {self._read(index, keepalive): index for index in range(count)}
-        try:
-            await asyncio.wait(reads)
-            while reads:
-                done, _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=reads.__getitem__):
-                    index, chunk = reads.pop(task), task.result()
-                    yield None if chunk is None else (index, chunk)
-                    if chunk is None or chunk.finish is None:
-                        reads[self._read(index, keepalive)] = index
-        finally:
-            for task in reads:
-                task.cancel()
-            await asyncio.gather(*reads, return_exceptions=True)
-
-    def _read(self, index: int, keepalive: float) -> asyncio.Task[OutputChunk | None]:
-        return asyncio.create_task(self._generations[index].next_chunk(keepalive))

@@ -9,10 +9,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
-from modelswarm_gateway.api.grpc.drain import run_drain
-from modelswarm_gateway.api.grpc.route_explanation import explain_routes
+from modelswarm_gateway.api.grpc.admin.drain import run_drain
+from modelswarm_gateway.api.grpc.admin.route_explanation import explain_routes
+from modelswarm_gateway.api.grpc.admin.swarm_state import build_snapshot, check_model
 from modelswarm_gateway.api.grpc.status import Context, abort_call
-from modelswarm_gateway.api.grpc.swarm_state import build_snapshot, check_model
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.runtime.drains import Drains

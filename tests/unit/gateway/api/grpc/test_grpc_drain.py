@@ -12,7 +12,7 @@ from support.eventually import SECONDS
 from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import Close, DrainState, Heartbeat
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.api.grpc.drain import run_drain
+from modelswarm_gateway.api.grpc.admin.drain import run_drain
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.runtime.core_driver import CoreDriver
 from modelswarm_gateway.runtime.drains import Drains

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.api.grpc.swarm_state import check_model
+from modelswarm_gateway.api.grpc.admin.swarm_state import check_model
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.explain import HopExplanation, ServerCost, SessionExplanation
 

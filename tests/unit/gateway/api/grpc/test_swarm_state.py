@@ -7,7 +7,7 @@ from dataclasses import replace
 from support.core.gateway import Swarm, swarm_of
 from support.gateway_service import make_service_with_model
 
-from modelswarm_gateway.api.grpc.swarm_state import _session, build_snapshot
+from modelswarm_gateway.api.grpc.admin.swarm_state import _session, build_snapshot
 from tools.dashboard.metric_registries import BLOCKS, make_hello
 
 PROMPT = [5, 6, 7]

@@ -18,6 +18,7 @@ from support.eventually import SECONDS
 from support.gateway_service import make_service_with_model
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.api.grpc.admin.swarm import MAX_DRAINS
 from modelswarm_gateway.api.grpc.requests import parse_generate_request
 from modelswarm_gateway.api.grpc.server import (
     MAX_PING_STRIKES,
@@ -27,7 +28,6 @@ from modelswarm_gateway.api.grpc.server import (
     admin_api,
     client_api,
 )
-from modelswarm_gateway.api.grpc.swarm import MAX_DRAINS
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.runtime.node import Node

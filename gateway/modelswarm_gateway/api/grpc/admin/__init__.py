@@ -1,0 +1,1 @@
+"""The Swarm service of the admin port: state, route explanations and drains."""

@@ -1,0 +1,86 @@
+"""Messages of api.proto for the chunks of answers: the parts of a stream, and whole answers.
+
+Used by `answers.py` and the Inference service. Knows no sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.generation.generation import Generation, OutputChunk
+from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.models.tokenizer import ModelTokenizer
+
+
+def response_part(
+    name: str, chunk: OutputChunk, generation: Generation, index: int
+) -> api_pb2.GenerateResponse:
+    """Return the next part of the answer `index`."""
+    return api_pb2.GenerateResponse(
+        id=name,
+        text=chunk.text,
+        token_ids=chunk.tokens,
+        position=chunk.position,
+        mark=chunk.mark,
+        index=index,
+        finish_reason=chunk.finish or "",
+        logprobs=[_logprob(entry, generation.tokenizer) for entry in chunk.logprobs],
+    )
+
+
+def usage_of(generations: Sequence[Generation]) -> api_pb2.Usage:
+    """Return the usage of all answers to one prompt."""
+    prompt = len(generations[0].prompt)
+    completion = sum(each.completion_tokens for each in generations)
+    return api_pb2.Usage(
+        prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
+    )
+
+
+def _logprob(entry: TokenLogprob, tokenizer: ModelTokenizer) -> api_pb2.TokenLogprob:
+    return api_pb2.TokenLogprob(
+        token_id=entry.token,
+        token=tokenizer.token_bytes(entry.token),
+        logprob=entry.logprob,
+        top=[
+            api_pb2.TopLogprob(
+                token_id=top.token, token=tokenizer.token_bytes(top.token), logprob=top.logprob
+            )
+            for top in entry.top
+        ],
+        text_offset=entry.offset,
+    )
+
+
+def join_parts(parts: Sequence[api_pb2.GenerateResponse], answers: int) -> api_pb2.GenerateResponse:
+    """Return the whole response that the parts of a stream make. There is at least one part."""
+    first, last = parts[0], parts[-1]
+    made = api_pb2.GenerateResponse(
+        id=first.id,
+        position=first.position,
+        mark=last.mark,
+        usage=last.usage,
+        prompt_token_ids=[token for part in parts for token in part.prompt_token_ids],
+    )
+    if answers > 1:
+        made.choices.extend(
+            _choice(index, [part for part in parts if part.index == index])
+            for index in range(answers)
+        )
+        return made
+    whole = _choice(0, parts)
+    made.text, made.finish_reason = whole.text, whole.finish_reason
+    made.token_ids.extend(whole.token_ids)
+    made.logprobs.extend(whole.logprobs)
+    return made
+
+
+def _choice(index: int, parts: Iterable[api_pb2.GenerateResponse]) -> api_pb2.Choice:
+    made = api_pb2.Choice(index=index)
+    for part in parts:
+        made.text += part.text
+        made.token_ids.extend(part.token_ids)
+        made.logprobs.extend(part.logprobs)
+        made.finish_reason = part.finish_reason
+    return made
