@@ -80,7 +80,7 @@ TABLE: dict[Code, ErrorMapping] = {
     Code.UNKNOWN_PARAMETER: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.CONTEXT_LENGTH: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.MODEL_NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
-    Code.NOT_FOUND: ErrorMapping(404, grpc.StatusCode.UNIMPLEMENTED, _USER, False),
+    Code.NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
     Code.SERVER_NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
     Code.BLOCKS_UNCOVERED: ErrorMapping(409, grpc.StatusCode.FAILED_PRECONDITION, _SERVER, True),
     Code.DRAIN_UNDONE: ErrorMapping(409, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),

@@ -32,6 +32,7 @@ from modelswarm_gateway.generation.grammar.check_process import GrammarProcess
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import (
     GenerationRequest,
+    TokenPrompt,
     encode_prompt,
     fit_to_format,
     token_limit,
@@ -40,6 +41,7 @@ from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
 from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.generation.tool_calls.families import find_format
 from modelswarm_gateway.metrics.counters import Metrics
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.sampling_tokens import add_bad_words
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 from modelswarm_gateway.settings import cap_keepalive
@@ -169,7 +171,7 @@ class GenerationService:
                     raise session_exists()
                 turn = replace(turn, reservation=request.reservation, begin=0)
             elif request.append:
-                if kept is not None and kept.is_empty:
+                if kept is not None and (kept.is_empty or request.position == 0):
                     first = replace(request, append=False)
                     tokens = await encode_prompt(first, tokenizer, card.max_length)
                     if self._kept_turn(key) != kept:
@@ -180,6 +182,19 @@ class GenerationService:
                 position = position if request.position is None else request.position
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form)
         return Generation(self._context, request, begin)
+
+    async def locate_session(self, key: SessionKey) -> None:
+        """Take a session over whose gateway was lost; one that is kept here, or is nowhere, stays as it is.
+
+        Raise ApiError, or OwnedElsewhere.
+        """
+        if not self.accepting:
+            raise gateway_stopping()
+        self.find_model(key[0])
+        nothing = GenerationRequest(
+            key[0], TokenPrompt(()), "session_id", SamplingOptions(), session_id=key[1], append=True
+        )
+        await self._locator.acquire(nothing, key, lambda _: None)
 
     async def is_owned_by(self, request: GenerationRequest, target: str) -> bool | None:
         """Return whether the gateway at `target` still owns the session of a named request; None if the servers know

@@ -1,4 +1,4 @@
-"""Opens, describes and closes a named session for its client, outside of its turns. Used by the HTTP API."""
+"""Opens, describes and closes a named session for its client, outside of its turns. Used by both APIs."""
 
 from __future__ import annotations
 
@@ -100,6 +100,30 @@ async def session_state(service: GenerationService, key: SessionKey) -> SessionS
         detail = "the gateway of this session was lost; the session's next turn takes it over"
         raise ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
     return None
+
+
+async def attach_session(service: GenerationService, key: SessionKey) -> SessionState:
+    """Return the state of a session, which is taken over first if its gateway was lost.
+
+    Raise OwnedElsewhere if another running gateway holds it, ApiError if it is gone.
+    """
+    await service.locate_session(key)
+    found = await session_state(service, key)
+    if found is None:
+        raise session_not_found(key)
+    return found
+
+
+def session_not_found(key: SessionKey) -> ApiError:
+    detail = f"no gateway holds a session {key[1][:80]!r} of {key[0]!r}"
+    return ApiError(Code.NOT_FOUND, detail, param="session_id")
+
+
+def owner_not_reached() -> ApiError:
+    detail = (
+        "the gateway that holds this session cannot be reached; it drops idle sessions by itself"
+    )
+    return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
 
 
 async def close_session(service: GenerationService, key: SessionKey) -> bool:

@@ -680,6 +680,418 @@ class Usage(_message.Message):
 Global___Usage: _TypeAlias = Usage  # noqa: Y015
 
 @_typing.final
+class SessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    REWIND_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    CLOSE_FIELD_NUMBER: _builtins.int
+    FORK_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def open(self) -> Global___OpenSession:
+        """the first one of a stream, and no other"""
+
+    @_builtins.property
+    def step(self) -> Global___SessionStep: ...
+    @_builtins.property
+    def rewind(self) -> Global___Rewind: ...
+    @_builtins.property
+    def state(self) -> Global___GetState: ...
+    @_builtins.property
+    def close(self) -> Global___CloseSessionRequest:
+        """the last one"""
+
+    @_builtins.property
+    def fork(self) -> Global___Fork:
+        """refused: not built"""
+
+    def __init__(
+        self,
+        *,
+        open: Global___OpenSession | None = ...,
+        step: Global___SessionStep | None = ...,
+        rewind: Global___Rewind | None = ...,
+        state: Global___GetState | None = ...,
+        close: Global___CloseSessionRequest | None = ...,
+        fork: Global___Fork | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "fork", b"fork", "open", b"open", "request", b"request", "rewind", b"rewind", "state", b"state", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "fork", b"fork", "open", b"open", "request", b"request", "rewind", b"rewind", "state", b"state", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["open", "step", "rewind", "state", "close", "fork"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+
+@_typing.final
+class OpenSession(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    ATTACH_FIELD_NUMBER: _builtins.int
+    KEEP_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    session_id: _builtins.str
+    """empty: a random name"""
+    max_length: _builtins.int
+    """Positions of the session, prompts and answers together, at least 2. All are reserved on every server of the route.
+    RESOURCE_EXHAUSTED: there is no room. Required, unless `attach` is set.
+    """
+    ttl: _builtins.int
+    """Seconds that the session is kept without a step, 1 to 86400. Unset: the gateway's --session-idle."""
+    attach: _builtins.bool
+    """Go on with the session of this name, also after the loss of its gateway. NOT_FOUND: it is gone."""
+    keep: _builtins.bool
+    """The end of the stream does not free the session: it stays for its ttl, and can be attached."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        max_length: _builtins.int | None = ...,
+        ttl: _builtins.int | None = ...,
+        attach: _builtins.bool = ...,
+        keep: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_length", b"_max_length", "_ttl", b"_ttl", "max_length", b"max_length", "ttl", b"ttl"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_length", b"_max_length", "_ttl", b"_ttl", "attach", b"attach", "keep", b"keep", "max_length", b"max_length", "model", b"model", "session_id", b"session_id", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__max_length: _TypeAlias = _typing.Literal["max_length"]  # noqa: Y015
+    _WhichOneofArgType__max_length: _TypeAlias = _typing.Literal["_max_length", b"_max_length"]  # noqa: Y015
+    _WhichOneofReturnType__ttl: _TypeAlias = _typing.Literal["ttl"]  # noqa: Y015
+    _WhichOneofArgType__ttl: _TypeAlias = _typing.Literal["_ttl", b"_ttl"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_length) -> _WhichOneofReturnType__max_length | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ttl) -> _WhichOneofReturnType__ttl | None: ...
+
+Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
+
+@_typing.final
+class SessionStep(_message.Message):
+    """Input behind the session's position, and an answer to it with the parameters of this step. The fields are as in
+    GenerateRequest.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: _builtins.int
+    CHAT_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
+    MAX_TOKENS_FIELD_NUMBER: _builtins.int
+    SAMPLING_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
+    IGNORE_EOS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    STRUCTURED_OUTPUTS_FIELD_NUMBER: _builtins.int
+    RETURN_LOGITS_FIELD_NUMBER: _builtins.int
+    RETURN_HIDDEN_STATES_FIELD_NUMBER: _builtins.int
+    prompt: _builtins.str
+    hidden_states: _builtins.bytes
+    """refused: not built"""
+    max_tokens: _builtins.int
+    """unset: up to max_length"""
+    ignore_eos: _builtins.bool
+    logprobs: _builtins.int
+    return_logits: _builtins.bool
+    """refused: not built"""
+    return_hidden_states: _builtins.bool
+    """refused: not built"""
+    @_builtins.property
+    def chat(self) -> Global___Messages: ...
+    @_builtins.property
+    def tokens(self) -> Global___TokenIds: ...
+    @_builtins.property
+    def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def structured_outputs(self) -> Global___StructuredOutputs: ...
+    def __init__(
+        self,
+        *,
+        prompt: _builtins.str = ...,
+        chat: Global___Messages | None = ...,
+        tokens: Global___TokenIds | None = ...,
+        hidden_states: _builtins.bytes = ...,
+        max_tokens: _builtins.int | None = ...,
+        sampling: Global___Sampling | None = ...,
+        stop: _abc.Iterable[_builtins.str] | None = ...,
+        ignore_eos: _builtins.bool = ...,
+        logprobs: _builtins.int | None = ...,
+        structured_outputs: Global___StructuredOutputs | None = ...,
+        return_logits: _builtins.bool = ...,
+        return_hidden_states: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "chat", b"chat", "hidden_states", b"hidden_states", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "chat", b"chat", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "sampling", b"sampling", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__max_tokens: _TypeAlias = _typing.Literal["max_tokens"]  # noqa: Y015
+    _WhichOneofArgType__max_tokens: _TypeAlias = _typing.Literal["_max_tokens", b"_max_tokens"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "tokens", "hidden_states"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__max_tokens) -> _WhichOneofReturnType__max_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___SessionStep: _TypeAlias = SessionStep  # noqa: Y015
+
+@_typing.final
+class Rewind(_message.Message):
+    """The next step's input goes behind this many entries of the log; the rest is discarded by that step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """at most the session's"""
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rewind: _TypeAlias = Rewind  # noqa: Y015
+
+@_typing.final
+class GetState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetState: _TypeAlias = GetState  # noqa: Y015
+
+@_typing.final
+class CloseSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseSessionRequest: _TypeAlias = CloseSessionRequest  # noqa: Y015
+
+@_typing.final
+class Fork(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Fork: _TypeAlias = Fork  # noqa: Y015
+
+@_typing.final
+class SessionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    CLOSED_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """entries of the session's log, with those of this message"""
+    @_builtins.property
+    def state(self) -> Global___SessionState:
+        """to open, rewind and state"""
+
+    @_builtins.property
+    def part(self) -> Global___GenerateResponse:
+        """to step; the last one has `finish_reason` and `usage`"""
+
+    @_builtins.property
+    def closed(self) -> Global___SessionClosed:
+        """to close; its room is free"""
+
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        state: Global___SessionState | None = ...,
+        part: Global___GenerateResponse | None = ...,
+        closed: Global___SessionClosed | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "part", b"part", "response", b"response", "state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "part", b"part", "position", b"position", "response", b"response", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["state", "part", "closed"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
+
+Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class SessionClosed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionClosed: _TypeAlias = SessionClosed  # noqa: Y015
+
+@_typing.final
+class SessionName(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    session_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionName: _TypeAlias = SessionName  # noqa: Y015
+
+@_typing.final
+class CloseSessionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseSessionResponse: _TypeAlias = CloseSessionResponse  # noqa: Y015
+
+@_typing.final
+class SessionState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    TTL_FIELD_NUMBER: _builtins.int
+    EXPIRES_AT_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    REROUTES_FIELD_NUMBER: _builtins.int
+    ROUTE_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    model: _builtins.str
+    state: _builtins.str
+    """parked, fencing, running, held"""
+    position: _builtins.int
+    max_length: _builtins.int
+    """0: not limited when it was opened"""
+    ttl: _builtins.int
+    """0: not set when it was opened"""
+    expires_at: _builtins.int
+    """unix seconds; unset during a step"""
+    epoch: _builtins.int
+    reroutes: _builtins.int
+    """routes that were replaced, by this gateway"""
+    @_builtins.property
+    def route(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionHop]: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        state: _builtins.str = ...,
+        position: _builtins.int = ...,
+        max_length: _builtins.int = ...,
+        ttl: _builtins.int = ...,
+        expires_at: _builtins.int | None = ...,
+        epoch: _builtins.int = ...,
+        reroutes: _builtins.int = ...,
+        route: _abc.Iterable[Global___SessionHop] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_at", b"_expires_at", "expires_at", b"expires_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_at", b"_expires_at", "epoch", b"epoch", "expires_at", b"expires_at", "max_length", b"max_length", "model", b"model", "position", b"position", "reroutes", b"reroutes", "route", b"route", "session_id", b"session_id", "state", b"state", "ttl", b"ttl"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__expires_at: _TypeAlias = _typing.Literal["expires_at"]  # noqa: Y015
+    _WhichOneofArgType__expires_at: _TypeAlias = _typing.Literal["_expires_at", b"_expires_at"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__expires_at) -> _WhichOneofReturnType__expires_at | None: ...
+
+Global___SessionState: _TypeAlias = SessionState  # noqa: Y015
+
+@_typing.final
+class SessionHop(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERVER_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    server: _builtins.str
+    """name"""
+    first: _builtins.int
+    """blocks [first, last)"""
+    last: _builtins.int
+    def __init__(
+        self,
+        *,
+        server: _builtins.str = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionHop: _TypeAlias = SessionHop  # noqa: Y015
+
+@_typing.final
 class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

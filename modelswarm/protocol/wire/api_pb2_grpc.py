@@ -44,6 +44,21 @@ class InferenceStub:
                 request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Session = channel.stream_stream(
+                '/modelswarm.v1.Inference/Session',
+                request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionRequest.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionResponse.FromString,
+                _registered_method=True)
+        self.GetSession = channel.unary_unary(
+                '/modelswarm.v1.Inference/GetSession',
+                request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionName.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionState.FromString,
+                _registered_method=True)
+        self.CloseSession = channel.unary_unary(
+                '/modelswarm.v1.Inference/CloseSession',
+                request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionName.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.CloseSessionResponse.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/modelswarm.v1.Inference/ListModels',
                 request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsRequest.SerializeToString,
@@ -72,6 +87,28 @@ class InferenceServicer:
 
     def GenerateStream(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Session(self, request_iterator, context):
+        """A session as one stream: it is opened, stepped, rewound and closed by messages, which are answered in their order.
+        The stream's end frees the session, unless `keep` is set. An error ends the stream.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSession(self, request, context):
+        """NOT_FOUND: no running gateway holds it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseSession(self, request, context):
+        """Frees the session's room at once. NOT_FOUND: no running gateway holds it. ABORTED: a turn runs.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -107,6 +144,21 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateRequest.FromString,
                     response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Session': grpc.stream_stream_rpc_method_handler(
+                    servicer.Session,
+                    request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionRequest.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionResponse.SerializeToString,
+            ),
+            'GetSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSession,
+                    request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionName.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionState.SerializeToString,
+            ),
+            'CloseSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseSession,
+                    request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionName.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.CloseSessionResponse.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -178,6 +230,87 @@ class Inference:
             '/modelswarm.v1.Inference/GenerateStream',
             modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateRequest.SerializeToString,
             modelswarm_dot_protocol_dot_wire_dot_api__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Session(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/modelswarm.v1.Inference/Session',
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionRequest.SerializeToString,
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/modelswarm.v1.Inference/GetSession',
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionName.SerializeToString,
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/modelswarm.v1.Inference/CloseSession',
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionName.SerializeToString,
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.CloseSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -42,6 +42,14 @@ class InferenceStub:
     def __new__(cls, channel: _aio.Channel) -> InferenceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]
     GenerateStream: _grpc.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]
+    Session: _grpc.StreamStreamMultiCallable[_api_pb2.SessionRequest, _api_pb2.SessionResponse]
+    """A session as one stream: it is opened, stepped, rewound and closed by messages, which are answered in their order.
+    The stream's end frees the session, unless `keep` is set. An error ends the stream.
+    """
+    GetSession: _grpc.UnaryUnaryMultiCallable[_api_pb2.SessionName, _api_pb2.SessionState]
+    """NOT_FOUND: no running gateway holds it."""
+    CloseSession: _grpc.UnaryUnaryMultiCallable[_api_pb2.SessionName, _api_pb2.CloseSessionResponse]
+    """Frees the session's room at once. NOT_FOUND: no running gateway holds it. ABORTED: a turn runs."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListModelsRequest, _api_pb2.ListModelsResponse]
     Tokenize: _grpc.UnaryUnaryMultiCallable[_api_pb2.TokenizeRequest, _api_pb2.TokenizeResponse]
     """Returns the token ids that a prompt is for the model, without running it."""
@@ -52,6 +60,14 @@ class InferenceAsyncStub(InferenceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]  # type: ignore[assignment]
     GenerateStream: _aio.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]  # type: ignore[assignment]
+    Session: _aio.StreamStreamMultiCallable[_api_pb2.SessionRequest, _api_pb2.SessionResponse]  # type: ignore[assignment]
+    """A session as one stream: it is opened, stepped, rewound and closed by messages, which are answered in their order.
+    The stream's end frees the session, unless `keep` is set. An error ends the stream.
+    """
+    GetSession: _aio.UnaryUnaryMultiCallable[_api_pb2.SessionName, _api_pb2.SessionState]  # type: ignore[assignment]
+    """NOT_FOUND: no running gateway holds it."""
+    CloseSession: _aio.UnaryUnaryMultiCallable[_api_pb2.SessionName, _api_pb2.CloseSessionResponse]  # type: ignore[assignment]
+    """Frees the session's room at once. NOT_FOUND: no running gateway holds it. ABORTED: a turn runs."""
     ListModels: _aio.UnaryUnaryMultiCallable[_api_pb2.ListModelsRequest, _api_pb2.ListModelsResponse]  # type: ignore[assignment]
     Tokenize: _aio.UnaryUnaryMultiCallable[_api_pb2.TokenizeRequest, _api_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Returns the token ids that a prompt is for the model, without running it."""
@@ -71,6 +87,32 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_api_pb2.GenerateResponse], _abc.AsyncIterator[_api_pb2.GenerateResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Session(
+        self,
+        request_iterator: _MaybeAsyncIterator[_api_pb2.SessionRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_api_pb2.SessionResponse], _abc.AsyncIterator[_api_pb2.SessionResponse]]:
+        """A session as one stream: it is opened, stepped, rewound and closed by messages, which are answered in their order.
+        The stream's end frees the session, unless `keep` is set. An error ends the stream.
+        """
+
+    @_abc_1.abstractmethod
+    def GetSession(
+        self,
+        request: _api_pb2.SessionName,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.SessionState, _abc.Awaitable[_api_pb2.SessionState]]:
+        """NOT_FOUND: no running gateway holds it."""
+
+    @_abc_1.abstractmethod
+    def CloseSession(
+        self,
+        request: _api_pb2.SessionName,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.CloseSessionResponse, _abc.Awaitable[_api_pb2.CloseSessionResponse]]:
+        """Frees the session's room at once. NOT_FOUND: no running gateway holds it. ABORTED: a turn runs."""
 
     @_abc_1.abstractmethod
     def ListModels(

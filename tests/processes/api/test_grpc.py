@@ -154,7 +154,7 @@ def test_sampling_is_taken_and_zero_is_not_unset(channel: grpc.Channel) -> None:
             "invalid_request",
             "chat.messages[0].role",
         ),
-        ({"stop": [""]}, "INVALID_ARGUMENT", "invalid_request", "stop"),
+        ({"stop": [""]}, "INVALID_ARGUMENT", "invalid_request", "stop[0]"),
         (
             {"sampling": api_pb2.Sampling(temperature=-1)},
             "INVALID_ARGUMENT",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +73,6 @@ PAIRS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"model": "gpt-9"}, {"model": "gpt-9"}),
     ({"prompt": ""}, {"prompt": ""}),
     ({"prompt": "x" * BIG}, {"prompt": "x" * BIG}),
-    ({"max_tokens": BIG}, {"max_tokens": BIG}),
     ({"stop": [""]}, {"stop": [""]}),
     ({"stop": ["a"] * 17}, {"stop": ["a"] * 17}),
     ({"temperature": -1}, sampling(temperature=-1)),
@@ -120,7 +120,8 @@ def test_refusal_has_the_code_and_sentence_of_http(
     prefix = place.removesuffix(expected["param"])
     assert prefix in ("", "sampling.", "chat.")
     own = expected["message"]
-    assert found.message == (prefix + own if own.startswith(expected["param"]) else own)
+    first = re.split(r"[.\[]", expected["param"])[0]
+    assert found.message == (prefix + own if own.startswith(first) else own)
     if found.status is grpc.StatusCode.INVALID_ARGUMENT:
         assert found.violations == {place: found.message}
         assert found.retry_seconds is None

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
-from support.models.tokenizers import byte_level, encode_bytes
+from support.models.tokenizers import encode_bytes
 from support.processes.swarm import (
     BLOCKS,
     ENDLESS,
@@ -21,6 +21,7 @@ from support.processes.swarm import (
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.api.http.logprobs_json import token_text
 from modelswarm_serving.model.hash_model import reference_tokens
 
 Stub = api_pb2_grpc.InferenceStub
@@ -77,9 +78,9 @@ def test_log_probabilities_are_those_of_http(stub: Stub, endpoints: Endpoints, e
             assert len(entry.top) == 2
     generated = entries[2:] if echo else entries
     assert [entry.token_id for entry in generated] == list(whole.token_ids) == choice["token_ids"]
-    assert b"".join(entry.token for entry in generated).decode(errors="replace") == (
-        byte_level().decode(list(whole.token_ids))
-    )
+    bytes_of = {entry.token_id: entry.token for entry in entries}
+    shown = [token_text(entry.token_id, bytes_of.__getitem__) for entry in entries]
+    assert shown == found["tokens"]
 
 
 def test_no_log_probabilities_unless_they_are_asked_for(stub: Stub) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from google.protobuf.descriptor import Descriptor
+
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID
@@ -31,10 +33,12 @@ def rename_field(error: ApiError) -> ApiError:
     return _replace_start(error, found[0], _PLACES[found[0]])
 
 
-def move_field(error: ApiError, parent: str) -> ApiError:
-    """Return the error of a message that is the field `parent` of a larger one."""
-    found = _FIRST_NAME.match(error.param or "")
-    return error if found is None else _replace_start(error, found[0], f"{parent}.{found[0]}")
+def move_field(error: ApiError, parent: str, message: Descriptor) -> ApiError:
+    """Return the error of a field of `message`, which is the field `parent` of a larger one."""
+    found, names = _FIRST_NAME.match(error.param or ""), message.fields_by_name
+    if found is None or (found[0] not in names and found[0] not in message.oneofs_by_name):
+        return error
+    return _replace_start(error, found[0], f"{parent}.{found[0]}")
 
 
 def _replace_start(error: ApiError, name: str, place: str) -> ApiError:

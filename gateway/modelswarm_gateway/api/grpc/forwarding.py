@@ -57,19 +57,27 @@ async def _translate_error(
     """Return the other gateway's error as ApiError; errors of its gRPC library or of the network mean PeerGone."""
     if isinstance(error, PeerGone):
         return error
-    trailing: Any = error.trailing_metadata()  # grpc's types forget that it is a sequence
-    metadata = {name: str(value) for name, value in trailing or ()}
-    if "error-code" in metadata:
-        code = parse_code(metadata["error-code"])
-        if has_part and code in MOVED_CODES:
-            return PeerGone()
-        wait = float(metadata["retry-after"]) if "retry-after" in metadata else None
-        detail = error.details() or ""
-        return ApiError(code, detail, param=metadata.get("error-param"), retry_after=wait)
+    if (found := read_error(error)) is not None:
+        return PeerGone() if has_part and found.code in MOVED_CODES else found
     if has_part or not await is_alive():
         return PeerGone()
     detail = f"the gateway that holds this session cannot be reached: {error.details()}"
     return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
+
+
+def read_error(error: aio.AioRpcError) -> ApiError | None:
+    """Return the ApiError of another gateway; None for an error of its gRPC library or of the network."""
+    trailing: Any = error.trailing_metadata()  # grpc's types forget that it is a sequence
+    metadata = {name: str(value) for name, value in trailing or ()}
+    if "error-code" not in metadata:
+        return None
+    wait = float(metadata["retry-after"]) if "retry-after" in metadata else None
+    return ApiError(
+        parse_code(metadata["error-code"]),
+        error.details() or "",
+        param=metadata.get("error-param"),
+        retry_after=wait,
+    )
 
 
 async def is_alive_at(service: GenerationService, request: GenerationRequest, target: str) -> bool:

@@ -11,20 +11,29 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
+from grpc import aio
+
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER
 from modelswarm_gateway.api.grpc.answers import Caller, stream_answer
 from modelswarm_gateway.api.grpc.field_names import rename_field
-from modelswarm_gateway.api.grpc.model_calls import ModelCalls
+from modelswarm_gateway.api.grpc.model_calls import ModelCalls, answer_or_abort
 from modelswarm_gateway.api.grpc.requests import count_answers
 from modelswarm_gateway.api.grpc.responses import join_parts
+from modelswarm_gateway.api.grpc.sessions.control import SessionControl
+from modelswarm_gateway.api.grpc.sessions.stream import SessionStream
 from modelswarm_gateway.api.grpc.status import Context, abort_call
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.service import GenerationService
 
 log = logging.getLogger(__name__)
 
 
 class Inference(ModelCalls):
+    def __init__(self, service: GenerationService) -> None:
+        super().__init__(service)
+        self._ending: set[asyncio.Task[None]] = set()
+
     async def Generate(
         self, request: api_pb2.GenerateRequest, context: Context
     ) -> api_pb2.GenerateResponse:
@@ -39,16 +48,61 @@ class Inference(ModelCalls):
         async for part in self._answer(request, context):
             yield part
 
+    async def Session(
+        self, requests: AsyncIterator[api_pb2.SessionRequest], context: Context
+    ) -> AsyncIterator[api_pb2.SessionResponse]:
+        stream = SessionStream(self._service)
+        failure: ApiError | None = None
+        try:
+            async with aclosing(stream.answer(requests)) as responses:
+                async for response in responses:
+                    yield response
+        except ApiError as error:
+            failure = error
+        except (asyncio.CancelledError, GeneratorExit, aio.AbortError):
+            raise
+        except Exception:
+            log.exception("internal error in the stream of a session")
+            failure = ApiError(Code.INTERNAL, "internal error")
+        finally:
+            self._free(stream)
+        if failure is not None:
+            await abort_call(context, failure)
+
+    def _free(self, stream: SessionStream) -> None:
+        """Free the session of a stream that has ended, which its call cannot wait for: it may be cancelled."""
+        task = asyncio.create_task(_free_logged(stream))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    async def GetSession(
+        self, request: api_pb2.SessionName, context: Context
+    ) -> api_pb2.SessionState:
+        async def show() -> api_pb2.SessionState:
+            control = SessionControl(self._service, is_forwarded=_is_forwarded(context))
+            return await control.show(control.find_key(request.model, request.session_id))
+
+        return await answer_or_abort(show, context, api_pb2.SessionState)
+
+    async def CloseSession(
+        self, request: api_pb2.SessionName, context: Context
+    ) -> api_pb2.CloseSessionResponse:
+        async def close() -> api_pb2.CloseSessionResponse:
+            control = SessionControl(self._service, is_forwarded=_is_forwarded(context))
+            await control.close(control.find_key(request.model, request.session_id))
+            return api_pb2.CloseSessionResponse()
+
+        return await answer_or_abort(close, context, api_pb2.CloseSessionResponse)
+
     async def _answer(
         self, request: api_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         async def accept() -> None:
             await context.send_initial_metadata(())  # the call was accepted, and waits
 
-        forwarded = any(name == FORWARDED_HEADER for name, _ in context.invocation_metadata() or ())
         failure: ApiError | None = None
         try:
-            answer = stream_answer(self._service, request, Caller(forwarded, accept))
+            answer = stream_answer(self._service, request, Caller(_is_forwarded(context), accept))
             async with aclosing(answer) as parts:
                 async for part in parts:
                     yield part
@@ -63,3 +117,14 @@ class Inference(ModelCalls):
         self._service.metrics.count_request(request.model, failure.code if failure else None)
         if failure is not None:
             await abort_call(context, failure)
+
+
+def _is_forwarded(context: Context) -> bool:
+    return any(name == FORWARDED_HEADER for name, _ in context.invocation_metadata() or ())
+
+
+async def _free_logged(stream: SessionStream) -> None:
+    try:
+        await stream.free()
+    except ApiError as error:
+        log.info("session of a stream not freed at its end, model=%s: %s", stream.model, error)

@@ -100,7 +100,7 @@ def _json_value(value: Any) -> Any:
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
     if isinstance(value, Mapping):
-        return {str(key): part for key, part in value.items()}
+        return {str(key): _json_value(part) for key, part in value.items()}
     return value if isinstance(value, int) else list(value)
 
 

@@ -19,13 +19,15 @@ from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, PeerU
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import parse_body
 from modelswarm_gateway.core.interface.turn import Reservation
-from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.request import MAX_SESSION_ID_LENGTH
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_control import (
     close_session,
     open_session,
+    owner_not_reached,
+    session_not_found,
     session_state,
 )
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
@@ -70,13 +72,13 @@ def add_session_routes(app: FastAPI, service: GenerationService, forwarder: Forw
         except OwnedElsewhere as elsewhere:
             return await _forward(forwarder, request, elsewhere, key)
         if not found:
-            raise _not_found(key)
+            raise session_not_found(key)
         return JSONResponse({"id": session_id, "object": "session", "deleted": True})
 
     async def _state(key: SessionKey) -> Response:
         found = await session_state(service, key)
         if found is None:
-            raise _not_found(key)
+            raise session_not_found(key)
         return JSONResponse(found.describe(key))
 
 
@@ -95,23 +97,11 @@ async def _forward(
 ) -> Response:
     """Return the answer of the gateway that holds the session."""
     if FORWARDED_HEADER in request.headers or not elsewhere.http:
-        raise _not_reached() from elsewhere
+        raise owner_not_reached() from elsewhere
     path = f"/v1/sessions/{quote(key[1], safe='')}"
     query, method = {"model": key[0]}, request.method
     try:
         answer = await forwarder.call(method, elsewhere.http, path, query, request.headers)
     except PeerUnreachable as error:
-        raise _not_reached() from error
+        raise owner_not_reached() from error
     return Response(answer.content, answer.status_code, media_type="application/json")
-
-
-def _not_found(key: SessionKey) -> ApiError:
-    detail = f"no gateway holds a session {key[1][:80]!r} of {key[0]!r}"
-    return ApiError(Code.NOT_FOUND, detail, param="session_id")
-
-
-def _not_reached() -> ApiError:
-    detail = (
-        "the gateway that holds this session cannot be reached; it drops idle sessions by itself"
-    )
-    return ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)

@@ -238,7 +238,7 @@ async def test_drain_with_an_impossible_wait_is_refused(admin: aio.Channel, seco
 
 @pytest.mark.parametrize("message", [{}, {"name": "x"}])
 async def test_message_without_content_is_refused(
-    client: aio.Channel, message: dict[str, str]
+    client: aio.Channel, message: dict[str, Any]
 ) -> None:
     chat = api_pb2.Messages(messages=[api_pb2.Message(role="user", **message)])
     request = api_pb2.GenerateRequest(model=MODEL, chat=chat)
@@ -254,7 +254,7 @@ async def test_message_without_content_is_refused(
         ({"temperature": 2.5}, "sampling.temperature: must be a number from 0 to 2, not 2.5"),
         ({"top_p": 0.0}, "sampling.top_p: must be a number above 0, at most 1, not 0"),
         ({"top_k": -2}, "sampling.top_k: must be a whole number from -1 (0 and -1: off), not -2"),
-        ({"min_p": float("nan")}, "sampling.min_p: must be a number from 0 to 1, not nan"),
+        ({"min_p": float("nan")}, "sampling.min_p: must be a number from 0 to 1, not NaN"),
     ],
 )
 def test_sampling_out_of_range_says_what_is_allowed(fields: dict[str, Any], message: str) -> None:

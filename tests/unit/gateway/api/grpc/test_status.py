@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 from google.rpc import error_details_pb2
 
+from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.grpc.field_names import move_field, rename_field
 from modelswarm_gateway.api.grpc.status import MAX_SENTENCE_BYTES, build_status
 from modelswarm_gateway.errors import TABLE, ApiError, Code
+
+STEP = api_pb2.SessionStep.DESCRIPTOR
 
 
 @pytest.mark.parametrize("code", Code)
@@ -63,9 +66,11 @@ def test_error_names_the_field_of_api_proto(
 def test_error_without_a_field_stays_as_it_is() -> None:
     error = ApiError(Code.INTERNAL, "internal error")
     assert rename_field(error) is error
-    assert move_field(error, "step") is error
+    assert move_field(error, "step", STEP) is error
+    other = ApiError(Code.SESSION_BUSY, "session_id: busy", param="session_id")
+    assert move_field(other, "step", STEP) is other, "a field of another message"
 
 
 def test_field_of_an_inner_message_is_moved() -> None:
-    moved = move_field(ApiError(Code.INVALID_REQUEST, "stop: no", param="stop"), "step")
+    moved = move_field(ApiError(Code.INVALID_REQUEST, "stop: no", param="stop"), "step", STEP)
     assert (moved.param, moved.message) == ("step.stop", "step.stop: no")

@@ -1,0 +1,103 @@
+"""Shows and closes sessions for gRPC clients: here, or at the gateway that holds the session.
+
+Used by the Inference service and by the stream of a session. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from grpc import aio
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.api.forwarding import CALL_SECONDS, FORWARDED_HEADER
+from modelswarm_gateway.api.grpc.forwarding import OWN_CONNECTION, read_error
+from modelswarm_gateway.errors import invalid_request
+from modelswarm_gateway.generation.named_sessions import SessionKey
+from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.session_control import (
+    SessionState,
+    attach_session,
+    close_session,
+    owner_not_reached,
+    session_not_found,
+    session_state,
+)
+from modelswarm_gateway.generation.session_locator import OwnedElsewhere
+
+Answer = TypeVar("Answer")
+
+
+class SessionControl:
+    """The calls about one session that run no turn. They raise ApiError."""
+
+    def __init__(self, service: GenerationService, *, is_forwarded: bool) -> None:
+        self._service, self._is_forwarded = service, is_forwarded
+
+    def find_key(self, model: str, session_id: str) -> SessionKey:
+        """Return model and name of the session. The only model of a gateway need not be named."""
+        names = [card.name for card in self._service.backend.model_cards()]
+        if not model and len(names) == 1:
+            model = names[0]
+        for field, value in (("model", model), ("session_id", session_id)):
+            if not value:
+                raise invalid_request(field, f"{field}: this field is required")
+        return model, session_id
+
+    async def show(self, key: SessionKey) -> api_pb2.SessionState:
+        """Return the state of the session, wherever it is."""
+        return await self._state(key, session_state)
+
+    async def attach(self, key: SessionKey) -> api_pb2.SessionState:
+        """Return the state of the session, which is taken over first if its gateway was lost."""
+        return await self._state(key, attach_session)
+
+    async def _state(
+        self,
+        key: SessionKey,
+        read: Callable[[GenerationService, SessionKey], Awaitable[SessionState | None]],
+    ) -> api_pb2.SessionState:
+        try:
+            found = await read(self._service, key)
+        except OwnedElsewhere as elsewhere:
+            return await self._forward(elsewhere, lambda stub: stub.GetSession, key)
+        if found is None:
+            raise session_not_found(key)
+        return _message(found, key)
+
+    async def close(self, key: SessionKey) -> None:
+        """Free the session's room, wherever it is."""
+        try:
+            found = await close_session(self._service, key)
+        except OwnedElsewhere as elsewhere:
+            await self._forward(elsewhere, lambda stub: stub.CloseSession, key)
+            return
+        if not found:
+            raise session_not_found(key)
+
+    async def _forward(
+        self,
+        elsewhere: OwnedElsewhere,
+        method: Callable[[Any], Callable[..., Awaitable[Answer]]],
+        key: SessionKey,
+    ) -> Answer:
+        """Return the answer of the gateway that holds the session."""
+        if self._is_forwarded or not elsewhere.grpc:
+            raise owner_not_reached() from elsewhere
+        name = api_pb2.SessionName(model=key[0], session_id=key[1])
+        mark = ((FORWARDED_HEADER, "1"),)
+        async with aio.insecure_channel(elsewhere.grpc, options=OWN_CONNECTION) as channel:
+            call = method(api_pb2_grpc.InferenceStub(channel))
+            try:
+                return await call(name, metadata=mark, timeout=CALL_SECONDS)
+            except aio.AioRpcError as error:
+                raise (read_error(error) or owner_not_reached()) from error
+
+
+def _message(found: SessionState, key: SessionKey) -> api_pb2.SessionState:
+    shown: dict[str, Any] = found.describe(key)
+    route = [api_pb2.SessionHop(**hop) for hop in shown["route"]]
+    same = ("model", "state", "position", "max_length", "ttl", "expires_at", "epoch", "reroutes")
+    values = {name: shown[name] for name in same}
+    return api_pb2.SessionState(session_id=shown["id"], route=route, **values)

@@ -1,0 +1,194 @@
+"""The Session call of api.proto: one session as a stream of requests and their answers.
+
+Made by the Inference service for each call. A step is a GenerateRequest that appends at the stream's position, so it
+survives lost servers and lost gateways as any other answer does. Knows neither servers nor other gateways.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.api.grpc.answers import Caller, stream_answer
+from modelswarm_gateway.api.grpc.field_names import move_field, rename_field
+from modelswarm_gateway.api.grpc.sessions.control import SessionControl
+from modelswarm_gateway.api.http.openai_requests import parse_body
+from modelswarm_gateway.api.http.sessions import SessionRequest
+from modelswarm_gateway.core.interface.turn import Reservation
+from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.generation.named_sessions import SessionKey
+from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.session_control import open_session
+
+Responses = AsyncGenerator[api_pb2.SessionResponse, None]
+
+_NOT_BUILT = {
+    "fork": "forks of a session are not built; open another session and send it the whole input",
+    "step.hidden_states": "rows of hidden states are not built; send prompt, chat or tokens",
+    "step.return_logits": "rows of logits are not built; use logprobs",
+    "step.return_hidden_states": "rows of hidden states are not built; leave it out",
+}
+
+
+class SessionStream:
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
+        self._control = SessionControl(service, is_forwarded=False)
+        self._key: SessionKey | None = None
+        self._keep = False
+        self._position = 0
+
+    @property
+    def model(self) -> str:
+        """Return the model of the session; empty before it is open."""
+        return "" if self._key is None else self._key[0]
+
+    async def answer(self, requests: AsyncIterator[api_pb2.SessionRequest]) -> Responses:
+        """Yield the answers to the requests, until one closes the session or no more come. Raise ApiError."""
+        async for request in requests:
+            async with aclosing(self._answer_one(request)) as responses:
+                async for response in responses:
+                    yield response
+            if request.WhichOneof("request") == "close":
+                return
+
+    async def free(self) -> None:
+        """Free the session at the end of the stream, unless it is kept. Another gateway may go on with it, so a
+        gateway that stops leaves it. Raise ApiError."""
+        if self._key is not None and not self._keep and self._service.accepting:
+            await self._control.close(self._key)
+
+    async def _answer_one(self, request: api_pb2.SessionRequest) -> Responses:
+        kind = request.WhichOneof("request")
+        if kind is None:
+            names = ", ".join(field.name for field in request.DESCRIPTOR.fields)
+            raise invalid_request("request", f"request: one of {names} is required")
+        if (kind == "open") != (self._key is None):
+            detail = (
+                "a stream begins with open"
+                if self._key is None
+                else "this stream has a session; use another stream for another one"
+            )
+            raise invalid_request(kind, f"{kind}: {detail}")
+        match kind:
+            case "open":
+                yield await self._open(request.open)
+            case "step":
+                async with aclosing(self._step(request.step)) as parts:
+                    async for part in parts:
+                        yield part
+            case "rewind":
+                yield await self._rewind(request.rewind.position)
+            case "state":
+                yield await self._state()
+            case "close":
+                await self._control.close(self._opened)
+                self._key = None
+                yield api_pb2.SessionResponse(
+                    position=self._position, closed=api_pb2.SessionClosed()
+                )
+            case _:
+                raise _not_built(kind)
+
+    @property
+    def _opened(self) -> SessionKey:
+        assert self._key is not None
+        return self._key
+
+    async def _open(self, wanted: api_pb2.OpenSession) -> api_pb2.SessionResponse:
+        try:
+            if wanted.attach:
+                key = await self._attach(wanted)
+            else:
+                key = await self._reserve(wanted)
+        except ApiError as error:
+            raise move_field(error, "open", api_pb2.OpenSession.DESCRIPTOR) from error
+        self._key, self._keep = key, wanted.keep
+        return await self._state()
+
+    async def _attach(self, wanted: api_pb2.OpenSession) -> SessionKey:
+        for field in ("max_length", "ttl"):
+            if wanted.HasField(field):
+                detail = "an attached session has that with which it was opened; leave it out"
+                raise invalid_request(field, f"{field}: {detail}")
+        key = self._control.find_key(wanted.model, wanted.session_id)
+        self._position = (await self._control.attach(key)).position
+        return key
+
+    async def _reserve(self, wanted: api_pb2.OpenSession) -> SessionKey:
+        fields = {field.name: value for field, value in wanted.ListFields()}
+        fields.pop("keep", None)
+        parsed = parse_body(SessionRequest, fields)
+        key = parsed.model, parsed.session_id or f"sess_{secrets.token_hex(12)}"
+        ttl = parsed.ttl or max(1, round(self._service.settings.idle_seconds))
+        opening = asyncio.ensure_future(
+            open_session(self._service, key, Reservation(parsed.max_length, ttl))
+        )
+        try:
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            await asyncio.wait({opening})
+            if opening.exception() is None:
+                self._key = key  # `free` gives its room back
+            raise
+        return key
+
+    async def _state(self) -> api_pb2.SessionResponse:
+        state = await self._control.show(self._opened)
+        state.position = self._position
+        return api_pb2.SessionResponse(position=self._position, state=state)
+
+    async def _rewind(self, position: int) -> api_pb2.SessionResponse:
+        if position > self._position:
+            detail = f"the session has {self._position} entries, so {position} is behind its end"
+            raise invalid_request("rewind.position", f"rewind.position: {detail}")
+        self._position = position
+        return await self._state()
+
+    async def _step(self, step: api_pb2.SessionStep) -> Responses:
+        failure: ApiError | None = None
+        try:
+            request = _generate_request(step, self._opened, self._position)
+            answer = stream_answer(self._service, request, Caller(False, _accept))
+            async with aclosing(answer) as parts:
+                async for part in parts:
+                    self._position = part.position + len(part.token_ids)
+                    yield api_pb2.SessionResponse(position=self._position, part=part)
+        except ApiError as error:
+            failure = move_field(rename_field(error), "step", api_pb2.SessionStep.DESCRIPTOR)
+        except (asyncio.CancelledError, GeneratorExit):
+            self._service.metrics.count_request(self.model, Code.CANCELLED)
+            raise
+        self._service.metrics.count_request(self.model, failure.code if failure else None)
+        if failure is not None:
+            raise failure
+
+
+async def _accept() -> None:
+    """Do nothing: the answer to `open` has told the client that its call was accepted."""
+
+
+def _generate_request(
+    step: api_pb2.SessionStep, key: SessionKey, position: int
+) -> api_pb2.GenerateRequest:
+    """Return the request that appends the input of the step. Raise ApiError for what is not built."""
+    made = api_pb2.GenerateRequest(
+        model=key[0], session_id=key[1], append=True, session_position=position
+    )
+    for field, value in step.ListFields():
+        if f"step.{field.name}" in _NOT_BUILT:
+            raise _not_built(f"step.{field.name}")
+        if field.message_type is not None:
+            getattr(made, field.name).CopyFrom(value)
+        elif field.is_repeated:
+            getattr(made, field.name).extend(value)
+        else:
+            setattr(made, field.name, value)
+    return made
+
+
+def _not_built(place: str) -> ApiError:
+    return ApiError(Code.UNSUPPORTED, f"{place}: {_NOT_BUILT[place]}", param=place)
