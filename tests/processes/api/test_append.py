@@ -45,8 +45,14 @@ def answer(at: Endpoints, path: str = "completions", **fields: Any) -> dict[str,
     return content
 
 
+def prompt_of(body: dict[str, Any]) -> list[int]:
+    """Return the tokens of the prompt, which a chat has beside its choices."""
+    tokens: list[int] = (body | body["choices"][0])["prompt_token_ids"]
+    return tokens
+
+
 def log_of(body: dict[str, Any]) -> list[int]:
-    return [*body["prompt_token_ids"], *body["choices"][0]["token_ids"]]
+    return [*prompt_of(body), *body["choices"][0]["token_ids"]]
 
 
 def refusal(made: httpx.Response) -> tuple[int, str, str]:
@@ -64,7 +70,7 @@ def test_appended_input_continues_behind_the_log(endpoints: Endpoints) -> None:
     second = answer(endpoints, prompt=" more", session_id="story", append=True)
 
     whole = [*log_of(first), *encode_bytes(" more")]
-    assert second["prompt_token_ids"] == whole
+    assert prompt_of(second) == whole
     assert second["choices"][0]["token_ids"] == expected(whole)
     assert second["usage"]["total_tokens"] == len(whole) + NEW
 
@@ -73,10 +79,10 @@ def test_whole_input_continues_from_the_longest_common_prefix(endpoints: Endpoin
     """Input without `append` is the whole input, so a client that sends only what is new starts anew."""
     first = answer(endpoints, prompt="once", session_id="habit")
     again = answer(endpoints, prompt=[*log_of(first)[:6], 9], session_id="habit")
-    assert again["prompt_token_ids"] == [*log_of(first)[:6], 9]
+    assert prompt_of(again) == [*log_of(first)[:6], 9]
 
     new = answer(endpoints, prompt=" more", session_id="habit")
-    assert new["prompt_token_ids"] == encode_bytes(" more")
+    assert prompt_of(new) == encode_bytes(" more")
 
 
 def test_appended_messages_are_rendered_behind_the_answer(endpoints: Endpoints) -> None:
@@ -88,9 +94,9 @@ def test_appended_messages_are_rendered_behind_the_answer(endpoints: Endpoints) 
     second = answer(endpoints, "chat/completions", messages=[more], session_id="chat", append=True)
 
     transcript = [hello, {"role": "assistant", "content": "X"}, more]
-    rendered = answer(endpoints, "chat/completions", messages=transcript)["prompt_token_ids"]
+    rendered = prompt_of(answer(endpoints, "chat/completions", messages=transcript))
     end = rendered[rendered.index(encode_bytes("X")[0]) + 1 :]
-    assert text and second["prompt_token_ids"] == [*log_of(first), *end]
+    assert text and prompt_of(second) == [*log_of(first), *end]
 
 
 def test_position_rewinds_and_makes_a_repetition_safe(endpoints: Endpoints) -> None:
@@ -104,7 +110,7 @@ def test_position_rewinds_and_makes_a_repetition_safe(endpoints: Endpoints) -> N
     assert log_of(answer(endpoints, prompt=" more", **place)) == log_of(second)
 
     back = answer(endpoints, prompt="!", append=True, session_position=2, session_id="again")
-    assert back["prompt_token_ids"] == encode_bytes("on!")
+    assert prompt_of(back) == encode_bytes("on!")
 
 
 def test_input_that_cannot_be_appended_is_refused_by_name(endpoints: Endpoints) -> None:

@@ -104,7 +104,7 @@ def test_tokens_come_once_in_order_and_match_the_text(client: httpx.Client) -> N
     assert streamed == tokens
     text = "".join(event["choices"][0]["text"] for event in chunks)
     assert text == whole["choices"][0]["text"] == byte_level().decode(tokens)
-    assert whole["prompt_token_ids"] == encode_bytes("tell me")
+    assert whole["choices"][0]["prompt_token_ids"] == encode_bytes("tell me")
 
 
 def test_stream_ids_are_positions_of_the_log(client: httpx.Client) -> None:

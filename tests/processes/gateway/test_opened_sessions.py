@@ -75,7 +75,7 @@ def test_opened_session_has_its_room_before_any_token(endpoints: Endpoints) -> N
     assert refusal(again) == (409, "session_exists", "session_id")
 
     first = turn(endpoints, made["id"], "once")
-    assert first.json()["prompt_token_ids"] == encode_bytes("once")
+    assert first.json()["choices"][0]["prompt_token_ids"] == encode_bytes("once")
     second = turn(endpoints, made["id"], "more")
     assert second.status_code == 200, second.text
     assert state(endpoints, made["id"]).json()["position"] == len("once") + 5 + len("more") + 5

@@ -99,17 +99,17 @@ def _generation_routes(app: FastAPI, service: GenerationService, forwarder: Forw
         try:
             body = await read_json(request, budget)
             parsed = parse(body)
-            generation_request = _apply_headers(
-                request, parsed.to_generation_request(), bool(parsed.stream)
-            )
+            first, *others = parsed.to_generation_requests()
+            first = _apply_headers(request, first, bool(parsed.stream))
         except ApiError as error:
             service.metrics.count_request(OTHER_MODEL, error.code)
             raise
         original = OriginalRequest(request.url.path, request.headers, body)
         return GenerationResponse(
             service,
-            generation_request,
+            first,
             builder,
+            others=others,
             forward=ForwardContext(forwarder, original),
             response_format=ResponseFormat(
                 stream=bool(parsed.stream),

@@ -62,8 +62,11 @@ class GenerationResponse(Response):
         *,
         forward: ForwardContext,
         response_format: ResponseFormat,
+        others: Sequence[GenerationRequest] = (),
     ) -> None:
+        """`others`: requests with further prompts, which have no sessions."""
         super().__init__()
+        self._others = others
         self._service, self._request, self._builder = service, request, builder
         self._forward, self._format = forward, response_format
         self._failover = StreamFailover(service.clock)
@@ -132,13 +135,13 @@ class GenerationResponse(Response):
         generations = [generation]
         watcher = asyncio.create_task(_abort_on_disconnect(disconnected, generations))
         try:
-            builder = self._builder(self._head(generations))
-            if self._format.n > 1:
+            if self._format.n > 1 or self._others:
                 self._service.start_choices(generations, self._format.n)
-                await self._send_choices(generations, builder, writer)
+                await self._start_others(generations, disconnected)
+                await self._send_choices(generations, writer)
             else:
                 send = self._send_stream if self._format.stream else self._send_body
-                await send(generation, builder, writer)
+                await send(generation, self._builder(self._head(generations)), writer)
         except ApiError as error:
             if error.code is Code.SESSION_ELSEWHERE and not self._request.forwarded:
                 raise PeerGone from error  # another gateway has just taken the session over
@@ -148,12 +151,26 @@ class GenerationResponse(Response):
             for each in generations:
                 each.close()
 
+    async def _start_others(
+        self, generations: list[Generation], disconnected: asyncio.Future[None]
+    ) -> None:
+        """Start the answers to the other prompts. The caller closes what was started, also after an error."""
+        for request in self._others:
+            begun = [await self._service.start_generation(request)]
+            try:
+                self._service.start_choices(begun, self._format.n)
+            finally:
+                generations += begun
+            if disconnected.done():
+                raise ApiError(Code.CANCELLED, "the client left")
+
     def _head(self, generations: Sequence[Generation]) -> ResponseHead:
         generation = generations[0]
         return ResponseHead(
             model=self._request.model,
             created=int(time.time()),
-            prompt=generation.prompt,
+            prompts=[each.prompt for each in generations],
+            answers_per_prompt=self._format.n,
             usage_in_stream=self._format.usage_in_stream,
             token_ids=self._format.token_ids,
             bytes_of=self._bytes_of(generation),
@@ -161,9 +178,10 @@ class GenerationResponse(Response):
         )
 
     async def _send_choices(
-        self, generations: Sequence[Generation], first: ResponseBuilder, writer: ResponseWriter
+        self, generations: Sequence[Generation], writer: ResponseWriter
     ) -> None:
         head = self._head(generations)
+        first = self._builder(head)
         others = [self._builder(head, index, first) for index in range(1, len(generations))]
         choices = Choices(generations, [first, *others])
         send = choices.send_stream if self._format.stream else choices.send_body

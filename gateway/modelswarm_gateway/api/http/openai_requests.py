@@ -6,6 +6,8 @@ no effect; a field that is in no table is refused. Null means unset for all of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, ValidationError
@@ -23,7 +25,7 @@ from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.validation_messages import first_problem, missing_field
 from modelswarm_gateway.api.tools.definitions import read_answer_options
 from modelswarm_gateway.api.tools.messages import check_conversation, read_tool_calls
-from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.grammar.request_fields import GRAMMAR_FIELDS, read_grammar
 from modelswarm_gateway.generation.grammar.source import GrammarSource
 from modelswarm_gateway.generation.request import (
@@ -51,6 +53,7 @@ from modelswarm_gateway.models.tokenizer import SPECIAL_TOKENS
 # Variables of chat templates that the request's fields and the model's files determine.
 RESERVED_VARIABLES = {"messages", "add_generation_prompt", "tools", "documents", *SPECIAL_TOKENS}
 MAX_CHOICES = 128  # answers to one prompt, as OpenAI allows
+MAX_ANSWERS = 1024  # of one request, to all its prompts
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
 
 
@@ -161,8 +164,12 @@ class _Request(RequestModel):
         return None
 
     def given_prompt(self) -> tuple[str, Prompt]:
-        """Return the name of the field that carries the prompt, and the prompt."""
+        """Return the name of the field that carries the first prompt, and the prompt."""
         raise NotImplementedError
+
+    def more_prompts(self) -> Sequence[tuple[str, Prompt]]:
+        """Return the prompts behind the first one in the same way. Raise ApiError for too many."""
+        return ()
 
     def _grammar_source(self) -> GrammarSource | None:
         names = (*GRAMMAR_FIELDS, "guided_whitespace_pattern", "ignore_eos")
@@ -207,6 +214,14 @@ class _Request(RequestModel):
             grammar=self._grammar_source(),
             answer=self.answer_options(),
         )
+
+    def to_generation_requests(self) -> list[GenerationRequest]:
+        """Return one request for each prompt. Raise ApiError."""
+        first = self.to_generation_request()
+        return [first] + [
+            replace(first, prompt_field=field, prompt=prompt)
+            for field, prompt in self.more_prompts()
+        ]
 
 
 class ChatRequest(_Request):
@@ -280,22 +295,37 @@ class CompletionRequest(_Request):
         return bool(self.echo)
 
     def given_prompt(self) -> tuple[str, Prompt]:
-        prompt, special = self.prompt, self.add_special_tokens is not False
-        if isinstance(prompt, str):
-            return "prompt", TextPrompt(prompt, special)
-        if not prompt:
+        given = self.prompt
+        if isinstance(given, str):
+            return "prompt", self._text_prompt(given)
+        if not given:
             raise invalid_request("prompt", "prompt: the list is empty")
-        first = prompt[0]
-        if isinstance(first, int):
-            return "prompt", TokenPrompt(tuple(t for t in prompt if isinstance(t, int)))
-        if len(prompt) > 1:
-            raise ApiError(
-                Code.UNSUPPORTED,
-                f"prompt: one prompt per request is supported, this list has {len(prompt)}",
-                param="prompt",
-            )
-        text = TextPrompt(first, special) if isinstance(first, str) else None
-        return "prompt", text or TokenPrompt(tuple(t for t in first if isinstance(t, int)))
+        if isinstance(given[0], int):
+            return "prompt", TokenPrompt(tuple(t for t in given if isinstance(t, int)))
+        return self._listed_prompt(0, given[0])
+
+    def more_prompts(self) -> list[tuple[str, Prompt]]:
+        given = () if isinstance(self.prompt, str) else self.prompt[1:]
+        others = [each for each in given if not isinstance(each, int)]
+        if others:
+            self._check_prompts(len(others) + 1)
+        return [self._listed_prompt(place, each) for place, each in enumerate(others, 1)]
+
+    def _check_prompts(self, count: int) -> None:
+        if self.session_id is not None:
+            detail = f"{count} prompts and one session_id; leave session_id out, or send one prompt"
+            raise invalid_request("prompt", f"prompt: {detail}")
+        answers = count * self.answer_count()
+        if answers > MAX_ANSWERS:
+            detail = f"{count} prompts with n: {self.answer_count()} want {answers} answers"
+            raise invalid_request("prompt", f"prompt: {detail}; at most {MAX_ANSWERS} are allowed")
+
+    def _listed_prompt(self, place: int, given: str | Sequence[int]) -> tuple[str, Prompt]:
+        made = self._text_prompt(given) if isinstance(given, str) else TokenPrompt(tuple(given))
+        return f"prompt[{place}]", made
+
+    def _text_prompt(self, text: str) -> TextPrompt:
+        return TextPrompt(text, self.add_special_tokens is not False)
 
 
 def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:

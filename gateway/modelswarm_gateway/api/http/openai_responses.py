@@ -31,14 +31,16 @@ class ResponseHead:
 
     model: str
     created: int  # unix seconds
-    prompt: Tokens
+    prompts: Sequence[Tokens]  # of each answer, in the order of their indexes
+    answers_per_prompt: int = 1  # these share a prompt, which counts once
     usage_in_stream: bool = False
     token_ids: bool = False  # requested by the client
     bytes_of: BytesOf | None = None  # of a token; None: no log probabilities
     reasoning_tokens: Callable[[], int | None] = lambda: None  # so far; None: not counted
 
     def usage(self, completion: int) -> dict[str, Any]:
-        prompt, reasoning = len(self.prompt), self.reasoning_tokens()
+        prompt = sum(map(len, self.prompts[:: self.answers_per_prompt]))
+        reasoning = self.reasoning_tokens()
         counts: dict[str, Any] = {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -76,11 +78,20 @@ class _EventWriter:
         self._start = f'data: {{{self._common},"choices":[{{"index":{index},'
         self._end = f"}}]{usage}}}\n\n"
 
+    @property
+    def prompt_ids(self) -> str:
+        """Return the field with the tokens of the answer's prompt."""
+        return f'"prompt_token_ids":{json.dumps(list(self.head.prompts[self.index]))}'
+
     def choice(self, fields: str, tokens: Tokens = (), event_id: str = "") -> bytes:
         """Return an event. `fields`: the inside of the choice's JSON object, without its index."""
         mark = f"id: {event_id}\n" if event_id else ""
         ids = f',"token_ids":{json.dumps(list(tokens))}' if self.head.token_ids and tokens else ""
         return f"{mark}{self._start}{fields}{ids}{self._end}".encode()
+
+    def with_prompt_ids(self, event: bytes) -> bytes:
+        """Return the event of a choice with the tokens of the prompt as a field of the event."""
+        return event.replace(b"data: {", f"data: {{{self.prompt_ids},".encode(), 1)
 
     def usage(self, completion: int) -> bytes:
         """Return the usage event, if the client requested it, and the end mark."""
@@ -149,16 +160,29 @@ class ResponseBuilder(abc.ABC):
             "logprobs": self._logprobs(logprobs),
             "finish_reason": finish,
             **({"token_ids": list(tokens)} if self._events.head.token_ids else {}),
+            **self._choice_fields(),
         }
+
+    def _prompt_fields(self) -> dict[str, Any]:
+        """Return the fields with the prompt of a choice, as vLLM names them."""
+        head = self._events.head
+        prompt = head.prompts[self._events.index]
+        return {"prompt_token_ids": list(prompt)} if head.token_ids else {}
+
+    def _choice_fields(self) -> dict[str, Any]:
+        """Return those that a choice has."""
+        return {}
+
+    def _body_fields(self) -> dict[str, Any]:
+        """Return those that a body has, because all choices have the same prompt."""
+        return {}
 
     def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
         """Return the whole response of a request that does not stream. `completion`: tokens of all choices."""
         head = self._events.head
         made: dict[str, object] = {"id": self.id, "object": self.kind, "created": head.created}
         made |= {"model": head.model, "choices": list(choices), "usage": head.usage(completion)}
-        if head.token_ids:
-            made["prompt_token_ids"] = list(head.prompt)
-        return json.dumps(made).encode()
+        return json.dumps(made | self._body_fields()).encode()
 
     def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
         bytes_of = self._events.head.bytes_of
@@ -171,7 +195,11 @@ class ChatResponseBuilder(ResponseBuilder):
 
     def opening(self) -> bytes:
         fields = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        return self._events.choice(fields)
+        event = self._events.choice(fields)
+        return self._events.with_prompt_ids(event) if self._events.head.token_ids else event
+
+    def _body_fields(self) -> dict[str, Any]:
+        return self._prompt_fields()
 
     def _event_field(self, output: Events) -> str:
         return f'"delta":{json.dumps(chat_delta(output))}'
@@ -188,7 +216,13 @@ class CompletionResponseBuilder(ResponseBuilder):
     nothing = '"text":""'
 
     def opening(self) -> bytes:
-        return b""
+        if not self._events.head.token_ids:
+            return b""
+        fields = f'{self.nothing},"logprobs":null,"finish_reason":null,{self._events.prompt_ids}'
+        return self._events.choice(fields)
+
+    def _choice_fields(self) -> dict[str, Any]:
+        return self._prompt_fields()
 
     def _event_field(self, output: Events) -> str:
         return f'"text":{json.dumps(_text(output))}'

@@ -20,7 +20,7 @@ from modelswarm_gateway.api.http.sse_reader import SseReader, parse_error_body, 
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.tool_calls.events import TextDelta
 
-BUILDER = ChatResponseBuilder(ResponseHead("m", 1, (5, 6), usage_in_stream=True))
+BUILDER = ChatResponseBuilder(ResponseHead("m", 1, [(5, 6)], usage_in_stream=True))
 FIRST = BUILDER.output_event((TextDelta("a"),), (7,), "2")
 SECOND = BUILDER.output_event((TextDelta("\n\nid: 9\n"),), (8,), "3-0a")
 WITHOUT_END = b"".join(

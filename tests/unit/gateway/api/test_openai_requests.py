@@ -315,8 +315,21 @@ def test_prompt_is_accepted_in_its_four_forms(prompt: object, expected: object) 
 
 
 @pytest.mark.parametrize(
-    "prompt", [5, [], ["a", "b"], [[1], [2]], [-1], [1, "a"], [True], {}, [1.5]]
+    ("prompt", "expected"),
+    [
+        (["x", "y"], [TextPrompt("x"), TextPrompt("y")]),
+        ([[1], [2, 3]], [TokenPrompt((1,)), TokenPrompt((2, 3))]),
+    ],
 )
+def test_list_of_prompts_makes_a_request_of_each(prompt: object, expected: list[object]) -> None:
+    body = {"model": "m", "prompt": prompt, "seed": 3}
+    requests = parse_completion(body).to_generation_requests()
+    assert [request.prompt for request in requests] == expected
+    assert [request.prompt_field for request in requests] == ["prompt[0]", "prompt[1]"]
+    assert {request.options.seed for request in requests} == {3}
+
+
+@pytest.mark.parametrize("prompt", [5, [], ["a", [1]], [-1], [1, "a"], [True], {}, [1.5]])
 def test_invalid_prompt_is_refused(prompt: object) -> None:
     with pytest.raises(ApiError) as caught:
         parse_completion({"model": "m", "prompt": prompt}).to_generation_request()
