@@ -19,16 +19,25 @@ from modelswarm_gateway.api.http.openai_requests import ListOf, TokenId, parse_b
 from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.request import (
     GenerationRequest,
-    Prompt,
     TextPrompt,
     TokenPrompt,
     encode_prompt,
+    fit_to_format,
 )
 from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.tool_calls.families import find_format
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 # Fields that `parse_chat` reads.
-_CHAT_FIELDS = ("model", "messages", "chat_template_kwargs", "add_generation_prompt", "documents")
+_CHAT_FIELDS = (
+    "model",
+    "messages",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "documents",
+    "tools",
+)
 
 
 class TokenizeRequest(RequestModel):
@@ -38,21 +47,27 @@ class TokenizeRequest(RequestModel):
     messages: ListOf[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     documents: ListOf[dict[str, Any]] | None = None
+    tools: ListOf[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
-    def given_prompt(self) -> tuple[str, Prompt]:
-        """Return the name of the field that carries the prompt, and the prompt. Raise ApiError."""
+    def to_generation_request(self) -> GenerationRequest:
+        """Return a request with this prompt. Raise ApiError."""
         if (self.prompt is None) == (self.messages is None):
             raise invalid_request("prompt", "prompt: give one of prompt and messages")
         if self.prompt is not None:
-            special = self.add_special_tokens is not False
-            return "prompt", TextPrompt(self.prompt, special)
+            if self.tools:
+                raise invalid_request("tools", "tools: a text has none; send messages")
+            prompt = TextPrompt(self.prompt, self.add_special_tokens is not False)
+            return GenerationRequest(self.model, prompt, "prompt", SamplingOptions())
         if self.add_special_tokens:
             detail = "the chat template writes the special tokens of a chat; leave it out"
             raise invalid_request("add_special_tokens", f"add_special_tokens: {detail}")
-        return parse_chat({name: getattr(self, name) for name in _CHAT_FIELDS}).given_prompt()
+        return parse_chat(
+            {name: getattr(self, name) for name in _CHAT_FIELDS}
+        ).to_generation_request()
 
 
 class DetokenizeRequest(RequestModel):
@@ -72,9 +87,10 @@ class TokenizedPrompt:
 
 async def tokenize_prompt(service: GenerationService, asked: TokenizeRequest) -> TokenizedPrompt:
     """Return what the prompt is for its model, without running it. Raise ApiError."""
-    field, prompt = asked.given_prompt()
+    wanted = asked.to_generation_request()
     card, tokenizer = service.find_model(asked.model)
-    wanted = GenerationRequest(asked.model, prompt, field, SamplingOptions())
+    form = find_format(tokenizer.chat_template, service.settings.tool_call_parser)
+    wanted = fit_to_format(wanted, form)
     tokens = await encode_prompt(wanted, tokenizer, card.max_length)
     names = tokenizer.token_names(tokens) if asked.return_token_strs else None
     return TokenizedPrompt(tokens, card.max_length, names)

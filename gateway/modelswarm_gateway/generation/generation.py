@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from modelswarm.protocol.messages import Finish
+from modelswarm.protocol.messages import Finish, PromptLogprob
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.backend.token_stream import TokenEvent, TokenStream
 from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
@@ -94,9 +94,12 @@ class Generation:
         self._form = start.form
         self._answer = self._parser(start)
         markers = start.form.markers if self._answer else ()
-        self._detokenizer = start.tokenizer.detokenizer(turn.tokens, markers)
+        text = request.text
+        self._detokenizer = start.tokenizer.detokenizer(
+            turn.tokens, markers, all_special=text.all_special
+        )
         self._events: list[OutputEvent] = []  # of the next chunk
-        self._stops = StopMatcher(request.stop)
+        self._stops = StopMatcher(request.stop, keeps_match=text.keeps_stop)
         self._logprobs = LogprobsBuffer() if turn.keeps_logprobs else None
         self._released: list[TokenLogprob] = []  # of the next chunk
         self._echoes = request.echo and start.resumed is None  # before the first token
@@ -143,6 +146,11 @@ class Generation:
     def reasoning_tokens(self) -> int | None:
         """Return the generated tokens of the reasoning; None for plain text."""
         return None if self._answer is None else self._answer.reasoning_tokens
+
+    @property
+    def prompt_logprobs(self) -> Sequence[PromptLogprob]:
+        """Return the log probabilities of the prompt from its second token on; complete with the first chunk."""
+        return self._stream.prompt_logprobs
 
     def _start_turn(self) -> tuple[str, TokenStream]:
         """Open or acquire a session and start its turn; open it anew if the core has lost a kept one."""
@@ -276,7 +284,8 @@ class Generation:
     def _echo_prompt(self) -> str:
         """Return the prompt's text, once, with the log probabilities of its tokens if they are reported."""
         self._echoes = False
-        detokenizer, pieces = self.tokenizer.detokenizer(()), []
+        special = self._request.text.all_special
+        detokenizer, pieces = self.tokenizer.detokenizer((), all_special=special), []
         scores = [None, *self._stream.prompt_logprobs]
         for place, token in enumerate(self.prompt):
             piece = detokenizer.feed(token)
@@ -321,7 +330,8 @@ class Generation:
                 self._stream.stop_at(event.position + 1)
                 finish = Finish.STOP.value
         if self._logprobs is not None:
-            is_last = finish is not None and not self._stops.has_matched
+            has_cut = self._stops.has_matched and not self._request.text.keeps_stop
+            is_last = finish is not None and not has_cut
             self._logprobs.add_token(event, piece)
             self._released += self._logprobs.release(text, is_last=is_last)
         return text, finish
@@ -330,7 +340,8 @@ class Generation:
         piece = ""
         if event.token >= 0 and self._log_mark is not None:
             self._log_mark.extend((event.token,))
-        if event.token >= 0 and event.finish is not Finish.STOP:  # an eos token has no text
+        has_text = event.finish is not Finish.STOP or self._request.text.keeps_stop
+        if event.token >= 0 and has_text:  # by default a stop token has none
             piece = self._detokenizer.feed(event.token)
         if event.finish is not Finish.NONE:
             piece += self._detokenizer.flush()

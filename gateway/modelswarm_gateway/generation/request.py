@@ -21,7 +21,12 @@ from modelswarm_gateway.models.chat_template import TemplateError
 from modelswarm_gateway.models.encode_pool import TooManyTexts
 from modelswarm_gateway.models.model_process import ModelProcessError
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
-from modelswarm_gateway.models.tokenizer import EncodeError, ModelTokenizer, TextTooLong
+from modelswarm_gateway.models.tokenizer import (
+    UNKNOWN_LIMIT,
+    EncodeError,
+    ModelTokenizer,
+    TextTooLong,
+)
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters of one
 MAX_SESSION_ID_LENGTH = 256  # characters; the gateway keeps them
@@ -43,9 +48,31 @@ class ChatPrompt:
     messages: Sequence[Mapping[str, Any]]
     variables: Mapping[str, Any] = field(default_factory=dict)  # for the template
     tools: Sequence[Mapping[str, Any]] = ()  # for the template
+    continues: bool = False  # the answer goes on with the last message's text
 
 
 Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """Options for the text of an answer."""
+
+    all_special: bool = False  # special tokens are shown
+    keeps_stop: bool = False  # the text ends with the stop string or stop token
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """Tokens of a prompt that are kept if it is longer."""
+
+    size: int | None = None  # None: as many as leave room for the answer
+    keeps_start: bool = False  # not the prompt's end
+
+    def apply(self, tokens: tuple[int, ...], room: int) -> tuple[int, ...]:
+        """Return the tokens that are kept. `room`: for a prompt; 0 if unknown."""
+        size = self.size or room or len(tokens)
+        return tokens[:size] if self.keeps_start else tokens[-size:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +95,8 @@ class GenerationRequest:
     grammar: GrammarSource | None = None  # that the answer must follow
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
     answer: AnswerOptions | None = None  # None: plain text
+    text: TextOptions = TextOptions()
+    truncation: Truncation | None = None
 
 
 def fit_to_format(request: GenerationRequest, form: ChatFormat) -> GenerationRequest:
@@ -101,8 +130,9 @@ async def encode_prompt(
     request: GenerationRequest, text: ModelTokenizer, limit: int
 ) -> tuple[int, ...]:
     """Return the prompt's tokens, at least one. `limit`: positions of the context, 0 if unknown. Raise ApiError."""
+    longest = limit if request.truncation is None else max(limit, UNKNOWN_LIMIT)
     try:
-        tokens = await _encode(request, text, limit)
+        tokens = await _encode(request, text, longest)
     except TextTooLong as error:
         raise ApiError(Code.CONTEXT_LENGTH, str(error), param=request.prompt_field) from error
     except TooManyTexts as error:
@@ -115,6 +145,9 @@ async def encode_prompt(
         seconds = math.ceil(error.retry_after)
         detail = f"{error}; retry in {seconds} s"
         raise ApiError(Code.NO_SERVERS, detail, retry_after=float(seconds)) from error
+    if request.truncation is not None:
+        room = max(1, limit - max(1, token_limit(request, text) or 1)) if limit else 0
+        tokens = request.truncation.apply(tokens, room)
     if not tokens:
         raise invalid_request(
             request.prompt_field,
@@ -138,9 +171,9 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
         case TextPrompt(words, special):
             special = special and not request.append
             return tuple(await text.encode(words, special=special, limit=limit))
-        case ChatPrompt(messages, variables, tools):
+        case ChatPrompt(messages, variables, tools, continues):
             encode = text.encode_next_messages if request.append else text.encode_chat
-            return tuple(await encode(messages, variables, limit, tools))
+            return tuple(await encode(messages, variables, limit, tools, continues))
 
 
 def token_limit(request: GenerationRequest, text: ModelTokenizer) -> int | None:

@@ -18,7 +18,9 @@ class StopMatch:
 class StopMatcher:
     """The match that is complete first wins; of matches that end together, the longest."""
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps_match: bool = False) -> None:
+        """`keeps_match`: the text ends with the match, and not before it."""
+        self._keeps_match = keeps_match
         self._searches = [_StopSearch(stop) for stop in stops]
         self._held = ""
         self.has_matched = False
@@ -34,9 +36,9 @@ class StopMatcher:
         ]
         if found:
             end, negative_length = min(found)
-            start, self._held = len(self._held) + end + negative_length, ""
-            self.has_matched = True
-            return StopMatch(text[:start], True)
+            end += len(self._held)
+            self._held, self.has_matched = "", True
+            return StopMatch(text[: end if self._keeps_match else end + negative_length], True)
         keep = max(search.matched for search in self._searches)
         self._held = text[len(text) - keep :]
         return StopMatch(text[: len(text) - keep], False)

@@ -18,6 +18,8 @@ from modelswarm_gateway.models.model_worker import MAX_TEXT_CHARACTERS
 MAX_BUDGET_FAILURES = 2
 # Processor time to tokenize a character of a large prompt, in seconds; usual is a fifth.
 CPU_SECONDS_PER_CHARACTER = 5e-6
+# Put behind the last message's text to find its end. Templates may trim the text, and with it the tag's blank.
+_END_TAG = "\ue0a5end\ue0a5 "
 _NO_TEMPLATE = "this model has no chat template"
 
 
@@ -68,15 +70,21 @@ class ChatPrompts:
         limit: int,
         after: str = "",
         tools: Sequence[Mapping[str, Any]] = (),
+        continues: bool = False,
     ) -> tuple[Request, bool]:
         """Return the request for the prompt's tokens, and whether it is large. Raise TemplateError.
 
-        `limit`: positions of the context. `after`: only the tokens of the text behind this one.
+        `limit`: positions of the context. `after`: only the tokens of the text behind this one. `continues`: only
+        those up to the end of the last message's text.
         """
         if self._fault:
             raise TemplateError(self.fault)
+        if continues:
+            last = messages[-1]
+            messages = [*messages[:-1], {**last, "content": last["content"] + _END_TAG}]
         variables = template_variables(messages, extra, self._special_tokens, tools)
         fields = {"template": self._text, "variables": variables, "limit": limit, "after": after}
+        fields["until"] = _END_TAG if continues else ""
         try:
             request = pack_request(fields, self._cpu_seconds, self._cpu_seconds)
         except (RecursionError, ValueError) as error:

@@ -84,6 +84,15 @@ def _text_after(text: str, before: str) -> tuple[str, dict[str, Any] | None]:
     return "", {"refused": f"the model's chat template {detail}"}
 
 
+def _text_until(text: str, tag: str) -> tuple[str, dict[str, Any] | None]:
+    """Return the text before a tag that ends with a blank, as transformers does."""
+    before, found, following = text.rpartition(tag.rstrip())
+    if found:
+        return before if following.startswith(" ") else before.rstrip(), None
+    detail = "does not show the last message, so it cannot be continued"
+    return "", {"refused": f"the model's chat template {detail}"}
+
+
 @lru_cache(maxsize=4)
 def _compile(source: str) -> ChatTemplate:
     return ChatTemplate(source)
@@ -124,6 +133,8 @@ def serve(connection: socket.socket, tokenizer: Tokenizer) -> None:
         if text is None:
             with limited_time(request["render_seconds"]):
                 text, refusal = render(request)
+                if refusal is None and (until := request.get("until")):
+                    text, refusal = _text_until(text, until)
                 if refusal is None and (after := request.get("after")):
                     text, refusal = _text_after(text, after)
             if refusal is not None or "limit" not in request:

@@ -147,14 +147,16 @@ class ModelTokenizer:
         extra: Mapping[str, Any] | None = None,
         limit: int = 0,
         tools: Sequence[Mapping[str, Any]] = (),
+        continues: bool = False,
     ) -> list[int]:
         """Return the token ids of the rendered messages. Templates write bos themselves.
 
-        Raise TemplateError, and as `encode` does.
+        `continues`: up to the end of the last message's text. Raise TemplateError, and as `encode` does.
         """
-        return await self._ask(
-            *self._chat.request(messages, extra, limit or UNKNOWN_LIMIT, tools=tools)
+        request, is_large = self._chat.request(
+            messages, extra, limit or UNKNOWN_LIMIT, tools=tools, continues=continues
         )
+        return await self._ask(request, is_large)
 
     async def _ask(self, request: Request, is_large: bool) -> list[int]:
         breaker = self._breakers[is_large]
@@ -184,6 +186,7 @@ class ModelTokenizer:
         extra: Mapping[str, Any] | None = None,
         limit: int = 0,
         tools: Sequence[Mapping[str, Any]] = (),
+        continues: bool = False,
     ) -> list[int]:
         """Return the token ids that follow an assistant's answer in a chat that goes on with `messages`.
 
@@ -195,6 +198,7 @@ class ModelTokenizer:
             limit or UNKNOWN_LIMIT,
             after=_ANSWER_BEFORE,
             tools=tools,
+            continues=continues,
         )
         return await self._ask(request, is_large)
 
@@ -219,18 +223,24 @@ class ModelTokenizer:
         """Return the bytes that a token stands for; special tokens have those of their names."""
         return self._table.bytes_of(token)
 
-    def detokenizer(self, before: Sequence[int], markers: Sequence[str] = ()) -> Detokenizer:
-        """Return the detokenizer of one turn. `markers`: special tokens that have a text."""
-        return Detokenizer(_MarkerDecoder(self, markers), before)
+    def detokenizer(
+        self, before: Sequence[int], markers: Sequence[str] = (), *, all_special: bool = False
+    ) -> Detokenizer:
+        """Return the detokenizer of one turn. `markers`: special tokens that have a text. `all_special`: all have."""
+        return Detokenizer(_MarkerDecoder(self, markers, all_special), before)
 
 
 class _MarkerDecoder:
-    """Decodes with some special tokens as text."""
+    """Decodes with some special tokens as text, or with all of them."""
 
-    def __init__(self, tokenizer: ModelTokenizer, markers: Sequence[str]) -> None:
-        self._tokenizer, self._markers = tokenizer, markers
+    def __init__(
+        self, tokenizer: ModelTokenizer, markers: Sequence[str], all_special: bool
+    ) -> None:
+        self._tokenizer, self._markers, self._all_special = tokenizer, markers, all_special
 
     def decode(self, ids: Sequence[int]) -> str:
+        if self._all_special:
+            return self._tokenizer.decode_all(ids)
         return self._tokenizer.decode(ids, self._markers)
 
 

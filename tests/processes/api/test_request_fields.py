@@ -25,6 +25,7 @@ Body = dict[str, Any]
 SAMPLED: Body = {"model": MODEL, "max_tokens": 24, "temperature": 1, "seed": 7, "ignore_eos": True}
 LONG: Body = {"max_tokens": 450}  # in which the end token is drawn
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+STOPS: Body = {"max_tokens": 100, "stop": list("abcdefghijklmno")}
 SEEDS = range(7, 40)  # tried in turn: the end token is drawn with some of them only
 ODD = {"odd": ["value"]}  # harmless for no field
 
@@ -73,7 +74,7 @@ _SHARED: dict[str, tuple[Body, Body]] = {
     "min_p": ({}, {"min_p": 1}),
     "repetition_penalty": ({}, {"repetition_penalty": 10}),
     "seed": ({}, {"seed": 8}),
-    "stop": ({"max_tokens": 100}, {"stop": list("abcdefghijklmno")}),
+    "stop": ({"max_tokens": 100}, STOPS),
     "stream": ({}, {"stream": True}),
     "stream_options": ({"stream": True}, {"stream_options": {"include_usage": True}}),
     "ignore_eos": (LONG | {"ignore_eos": False}, {"ignore_eos": True}),
@@ -96,6 +97,11 @@ _SHARED: dict[str, tuple[Body, Body]] = {
     "guided_whitespace_pattern": ({}, {"guided_json": {}, "guided_whitespace_pattern": " "}),
     "grammar": ({}, {"grammar": 'start: "a"'}),
     "stop_token_ids": (LONG, {"stop_token_ids": list(range(70, 110))}),
+    "prompt_logprobs": ({}, {"prompt_logprobs": 1}),
+    "include_stop_str_in_output": (STOPS, {"include_stop_str_in_output": True}),
+    "skip_special_tokens": ({"logit_bias": {"3": 100}}, {"skip_special_tokens": False}),
+    "truncate_prompt_tokens": ({}, {"truncate_prompt_tokens": 2}),
+    "truncation_side": ({"truncate_prompt_tokens": 2}, {"truncation_side": "right"}),
 }
 # Fields of sessions need several requests: `test_fields_of_sessions_have_their_effects`.
 SESSION_FIELDS = {"session_id", "append", "session_position"}
@@ -114,11 +120,14 @@ EFFECTS: dict[str, dict[str, tuple[Body, Body]]] = {
         "documents": ({}, {"documents": [{"title": "t", "text": "x"}]}),
         "logprobs": ({}, {"logprobs": True}),
         "top_logprobs": ({"logprobs": True}, {"top_logprobs": 2}),
+        "return_tokens_as_token_ids": ({"logprobs": True}, {"return_tokens_as_token_ids": True}),
+        "continue_final_message": ({}, {"continue_final_message": True}),
     },
     "completions": {
         **_SHARED,
         "prompt": ({}, {"prompt": "other"}),
         "logprobs": ({}, {"logprobs": 1}),
+        "return_tokens_as_token_ids": ({"logprobs": 1}, {"return_tokens_as_token_ids": True}),
         "echo": ({}, {"echo": True}),
     },
     "message": {
@@ -128,13 +137,18 @@ EFFECTS: dict[str, dict[str, tuple[Body, Body]]] = {
         "refusal": ({"content": None, "refusal": "no"}, {"refusal": "never"}),
         "tool_calls": ({}, {"tool_calls": [CALL]}),
         "tool_call_id": ({}, {"tool_call_id": "c1"}),
+        "reasoning": ({}, {"reasoning": "so"}),
+        "reasoning_content": ({}, {"reasoning_content": "so"}),
     },
     "part": {
         "type": ({}, {"type": "refusal"}),
         "text": ({}, {"text": "other"}),
         "refusal": ({"type": "refusal"}, {"refusal": "never"}),
     },
-    "stream_options": {"include_usage": ({}, {"include_usage": True})},
+    "stream_options": {
+        "include_usage": ({}, {"include_usage": True}),
+        "continuous_usage_stats": ({"include_usage": True}, {"continuous_usage_stats": True}),
+    },
 }
 
 

@@ -15,7 +15,8 @@ BEGIN, END = 1, 2
 BYTES_FROM = len(SPECIALS)
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
-    "{{ m.name or '' }}{{ m.tool_calls or '' }}{{ m.tool_call_id or '' }}<|end|>{% endfor %}"
+    "{{ m.reasoning_content or '' }}{{ m.name or '' }}"
+    "{{ m.tool_calls or '' }}{{ m.tool_call_id or '' }}<|end|>{% endfor %}"
     "{{ reasoning_effort or '' }}{{ tone or '' }}{{ documents or '' }}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

@@ -99,7 +99,7 @@ _CHAT_TEMPLATE: Section = {
     "chat_template_kwargs": OBEYED,
     "chat_template": refused("templates of clients are not run; the model's own is used"),
     "add_generation_prompt": OBEYED,
-    "continue_final_message": refused(NOT_BUILT, False),
+    "continue_final_message": OBEYED,
     "documents": OBEYED,
     "add_special_tokens": refused("the chat template writes the special tokens of a chat", False),
     "echo": refused("the answer does not begin with a copy of the last message", False),
@@ -154,8 +154,8 @@ MESSAGE = FieldTable(
             "annotations": NoEffect("links of OpenAI's web search, which models do not read"),
         },
         "vLLM and SGLang": {
-            "reasoning": refused(NOT_BUILT, ""),
-            "reasoning_content": refused(NOT_BUILT, ""),
+            "reasoning": OBEYED,
+            "reasoning_content": OBEYED,
             "tools": refused(NOT_BUILT, []),
             "task": refused(NOT_BUILT),
         },
@@ -192,7 +192,7 @@ STREAM_OPTIONS = FieldTable(
             "include_usage": OBEYED,
             "include_obfuscation": refused("events are not padded with random text", False),
         },
-        "vLLM": {"continuous_usage_stats": refused(NOT_BUILT, False)},
+        "vLLM": {"continuous_usage_stats": OBEYED},
     },
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelswarm_gateway.api.fields.extensions import NOT_BUILT, TEXT_ONLY
+from modelswarm_gateway.api.fields.extensions import TEXT_ONLY
 from modelswarm_gateway.api.fields.states import OBEYED, FieldTable, refused
 
 TOKENIZE = FieldTable(
@@ -17,8 +17,8 @@ TOKENIZE = FieldTable(
             "documents": OBEYED,
             "add_special_tokens": OBEYED,
             "return_token_strs": OBEYED,
-            "continue_final_message": refused(NOT_BUILT, False),
-            "tools": refused(NOT_BUILT, []),
+            "continue_final_message": OBEYED,
+            "tools": OBEYED,
             "chat_template": refused("templates of clients are not run; the model's own is used"),
             "media_io_kwargs": refused(TEXT_ONLY, {}),
             "mm_processor_kwargs": refused(TEXT_ONLY, {}),

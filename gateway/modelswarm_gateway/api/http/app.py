@@ -116,6 +116,9 @@ def _generation_routes(app: FastAPI, service: GenerationService, forwarder: Forw
                 usage_in_stream=parsed.usage_in_stream,
                 token_ids=bool(parsed.return_token_ids),
                 n=parsed.answer_count(),
+                usage_in_events=parsed.usage_in_events,
+                names_as_ids=bool(parsed.return_tokens_as_token_ids),
+                prompt_logprobs=parsed.prompt_logprobs,
             ),
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,13 @@ from starlette.types import Receive, Scope, Send
 from modelswarm_gateway.api.failover import StreamFailover
 from modelswarm_gateway.api.forwarding import PeerGone
 from modelswarm_gateway.api.http.choices import Choices, PendingOutput
-from modelswarm_gateway.api.http.openai_responses import ResponseBuilder, ResponseHead, error_event
+from modelswarm_gateway.api.http.logprobs_json import TokenNames, prompt_logprobs
+from modelswarm_gateway.api.http.openai_responses import (
+    PromptEntries,
+    ResponseBuilder,
+    ResponseHead,
+    error_event,
+)
 from modelswarm_gateway.api.http.relay import ForwardContext, Relay
 from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
@@ -45,6 +51,9 @@ class ResponseFormat:
     usage_in_stream: bool
     token_ids: bool
     n: int = 1  # answers to the prompt
+    usage_in_events: bool = False  # each event has the usage so far
+    names_as_ids: bool = False  # log probabilities name tokens by their ids
+    prompt_logprobs: int | None = None  # top alternatives to report; None: no report
 
 
 def error_response(error: ApiError) -> Response:
@@ -165,7 +174,15 @@ class GenerationResponse(Response):
                 raise ApiError(Code.CANCELLED, "the client left")
 
     def _head(self, generations: Sequence[Generation]) -> ResponseHead:
-        generation = generations[0]
+        names = TokenNames(generations[0].tokenizer.token_bytes, self._format.names_as_ids)
+        top = self._format.prompt_logprobs
+
+        def scores(index: int) -> PromptEntries:
+            return prompt_logprobs(generations[index].prompt_logprobs, top or 0, names)
+
+        def completed(index: int) -> int:
+            return generations[index].completion_tokens
+
         return ResponseHead(
             model=self._request.model,
             created=int(time.time()),
@@ -173,8 +190,10 @@ class GenerationResponse(Response):
             answers_per_prompt=self._format.n,
             usage_in_stream=self._format.usage_in_stream,
             token_ids=self._format.token_ids,
-            bytes_of=self._bytes_of(generation),
+            names=None if self._request.options.logprobs is None else names,
             reasoning_tokens=lambda: _reasoning_tokens(generations),
+            prompt_logprobs=None if top is None else scores,
+            tokens_so_far=completed if self._format.usage_in_events else None,
         )
 
     async def _send_choices(
@@ -186,11 +205,6 @@ class GenerationResponse(Response):
         choices = Choices(generations, [first, *others])
         send = choices.send_stream if self._format.stream else choices.send_body
         await send(writer, self._keepalive)
-
-    def _bytes_of(self, generation: Generation) -> Callable[[int], bytes] | None:
-        if self._request.options.logprobs is None:
-            return None
-        return generation.tokenizer.token_bytes
 
     async def _relay(self, relay: Relay, disconnected: asyncio.Future[None]) -> None:
         try:

@@ -35,8 +35,10 @@ from modelswarm_gateway.generation.request import (
     ChatPrompt,
     GenerationRequest,
     Prompt,
+    TextOptions,
     TextPrompt,
     TokenPrompt,
+    Truncation,
     check_append,
 )
 from modelswarm_gateway.generation.sampling_ranges import (
@@ -78,11 +80,14 @@ class ChatMessage(RequestModel):
     name: str | None = None
     tool_calls: ListOf[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
 
 class StreamOptions(RequestModel):
     table = STREAM_OPTIONS
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
@@ -130,6 +135,12 @@ class _Request(RequestModel):
     guided_whitespace_pattern: str | None = None
     grammar: str | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    truncate_prompt_tokens: int | None = Field(None, ge=-1)
+    truncation_side: Literal["left", "right"] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
     append: bool | None = None
@@ -140,6 +151,15 @@ class _Request(RequestModel):
     @property
     def usage_in_stream(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def usage_in_events(self) -> bool:
+        """Return whether each event of a stream has the usage so far. Raise ApiError if the stream has none."""
+        wanted = self.stream_options and self.stream_options.continuous_usage_stats
+        if wanted and not self.usage_in_stream:
+            param = "stream_options.continuous_usage_stats"
+            raise invalid_request(param, f"{param}: it needs include_usage: true beside it")
+        return bool(wanted)
 
     def answer_count(self) -> int:
         """Return the number of answers to the prompt. Raise ApiError for several answers of a named session."""
@@ -171,6 +191,29 @@ class _Request(RequestModel):
         """Return the prompts behind the first one in the same way. Raise ApiError for too many."""
         return ()
 
+    def _prompt_logprobs_count(self) -> int | None:
+        """Return the top alternatives to report with each token of the prompt; None: no report."""
+        if self.prompt_logprobs is not None and self.stream:
+            detail = "a stream does not have them; leave stream out"
+            raise invalid_request("prompt_logprobs", f"prompt_logprobs: {detail}")
+        counts = [self.logprobs_count() if self.echoes() else None, self.prompt_logprobs]
+        return max((each for each in counts if each is not None), default=None)
+
+    def _truncation(self) -> Truncation | None:
+        size, side = self.truncate_prompt_tokens, self.truncation_side
+        if size is None:
+            if side is not None:
+                detail = "nothing is truncated without truncate_prompt_tokens"
+                raise invalid_request("truncation_side", f"truncation_side: {detail}")
+            return None
+        param = "truncate_prompt_tokens"
+        if size == 0:
+            raise invalid_request(param, f"{param}: 0 keeps nothing; send -1, or a number from 1")
+        if self.append:
+            detail = "appended input is never truncated; leave it or append out"
+            raise invalid_request(param, f"{param}: {detail}")
+        return Truncation(size if size > 0 else None, keeps_start=side == "right")
+
     def _grammar_source(self) -> GrammarSource | None:
         names = (*GRAMMAR_FIELDS, "guided_whitespace_pattern", "ignore_eos")
         return read_grammar({name: getattr(self, name) for name in names})
@@ -198,7 +241,7 @@ class _Request(RequestModel):
             seed=self.seed,
             ignore_eos=bool(self.ignore_eos),
             logprobs=self.logprobs_count(),
-            prompt_logprobs=self.logprobs_count() if self.echoes() else None,
+            prompt_logprobs=self._prompt_logprobs_count(),
         )
         return GenerationRequest(
             self.model,
@@ -213,6 +256,11 @@ class _Request(RequestModel):
             echo=self.echoes(),
             grammar=self._grammar_source(),
             answer=self.answer_options(),
+            text=TextOptions(
+                all_special=self.skip_special_tokens is False,
+                keeps_stop=bool(self.include_stop_str_in_output),
+            ),
+            truncation=self._truncation(),
         )
 
     def to_generation_requests(self) -> list[GenerationRequest]:
@@ -231,6 +279,7 @@ class ChatRequest(_Request):
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     documents: ListOf[dict[str, Any]] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
@@ -271,13 +320,25 @@ class ChatRequest(_Request):
             raise invalid_request(field, f"{field}: the gateway sets this variable; leave it out")
         if self.reasoning_effort is not None:
             variables["reasoning_effort"] = self.reasoning_effort
-        if self.add_generation_prompt is False:
+        if self.add_generation_prompt is False or self.continue_final_message:
             variables["add_generation_prompt"] = False
         if self.documents:
             variables["documents"] = self.documents
         messages = [_template_message(f"messages[{n}]", m) for n, m in enumerate(self.messages)]
         check_conversation(messages, is_appended=bool(self.append))
-        return "messages", ChatPrompt(messages, variables)
+        continues = bool(self.continue_final_message)
+        if continues:
+            self._check_continuation()
+        return "messages", ChatPrompt(messages, variables, continues=continues)
+
+    def _check_continuation(self) -> None:
+        param = "continue_final_message"
+        if self.add_generation_prompt:
+            detail = "with add_generation_prompt: true a new message is begun; send one of the two"
+            raise invalid_request(param, f"{param}: {detail}")
+        if self.messages[-1].tool_calls:
+            detail = "the last message has tool_calls; only one of text can be continued"
+            raise invalid_request(param, f"{param}: {detail}")
 
 
 class CompletionRequest(_Request):
@@ -338,9 +399,21 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
         value = getattr(message, name)
         if value is not None:
             made[name] = value
+    if (reasoning := _reasoning(path, message)) is not None:
+        made |= {"reasoning": reasoning, "reasoning_content": reasoning}
     if message.tool_calls:
         made["tool_calls"] = read_tool_calls(f"{path}.tool_calls", message.tool_calls)
     return made
+
+
+def _reasoning(path: str, message: ChatMessage) -> str | None:
+    """Return the reasoning of a message under either of its names. Raise ApiError for two different ones."""
+    names = ("reasoning", "reasoning_content")
+    given = {text for name in names if (text := getattr(message, name)) is not None}
+    if len(given) > 1:
+        param = f"{path}.reasoning_content"
+        raise invalid_request(param, f"{param}: it differs from reasoning; send one of the two")
+    return next(iter(given), None)
 
 
 def _content_text(path: str, message: ChatMessage) -> str:

@@ -13,7 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from modelswarm_gateway.api.http.logprobs_json import chat_logprobs, completion_logprobs
+from modelswarm_gateway.api.http.logprobs_json import (
+    TokenNames,
+    chat_logprobs,
+    completion_logprobs,
+)
 from modelswarm_gateway.api.tools.deltas import chat_delta, chat_message
 from modelswarm_gateway.generation.logprobs import TokenLogprob
 from modelswarm_gateway.generation.tool_calls.events import OutputEvent, TextDelta
@@ -22,7 +26,7 @@ DONE = b"data: [DONE]\n\n"
 Tokens = Sequence[int]
 Logprobs = Sequence[TokenLogprob]
 Events = Sequence[OutputEvent]
-BytesOf = Callable[[int], bytes]
+PromptEntries = list[dict[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +39,28 @@ class ResponseHead:
     answers_per_prompt: int = 1  # these share a prompt, which counts once
     usage_in_stream: bool = False
     token_ids: bool = False  # requested by the client
-    bytes_of: BytesOf | None = None  # of a token; None: no log probabilities
+    names: TokenNames | None = None  # of tokens; None: no log probabilities
     reasoning_tokens: Callable[[], int | None] = lambda: None  # so far; None: not counted
+    # Log probabilities of the prompt of the answer of an index; None: not requested.
+    prompt_logprobs: Callable[[int], PromptEntries] | None = None
+    # Tokens of the answer of an index so far, for the usage in each event; None: not requested.
+    tokens_so_far: Callable[[int], int] | None = None
+
+    def usage_of(self, index: int, completion: int) -> dict[str, Any]:
+        """Return the usage of one answer, without reasoning tokens."""
+        return _counts(len(self.prompts[index]), completion)
 
     def usage(self, completion: int) -> dict[str, Any]:
         prompt = sum(map(len, self.prompts[:: self.answers_per_prompt]))
-        reasoning = self.reasoning_tokens()
-        counts: dict[str, Any] = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-        }
+        counts, reasoning = _counts(prompt, completion), self.reasoning_tokens()
         if reasoning is not None:
             counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return counts
+
+
+def _counts(prompt: int, completion: int) -> dict[str, Any]:
+    total = prompt + completion
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
 
 
 def keepalive_comment(reason: str) -> bytes:
@@ -74,9 +86,8 @@ class _EventWriter:
         self._common = (
             f'"id":"{self.id}","object":"{kind}","created":{head.created},"model":{model}'
         )
-        usage = ',"usage":null' if head.usage_in_stream else ""
+        self._no_usage = ',"usage":null' if head.usage_in_stream else ""
         self._start = f'data: {{{self._common},"choices":[{{"index":{index},'
-        self._end = f"}}]{usage}}}\n\n"
 
     @property
     def prompt_ids(self) -> str:
@@ -87,7 +98,14 @@ class _EventWriter:
         """Return an event. `fields`: the inside of the choice's JSON object, without its index."""
         mark = f"id: {event_id}\n" if event_id else ""
         ids = f',"token_ids":{json.dumps(list(tokens))}' if self.head.token_ids and tokens else ""
-        return f"{mark}{self._start}{fields}{ids}{self._end}".encode()
+        return f"{mark}{self._start}{fields}{ids}}}]{self._usage_field()}}}\n\n".encode()
+
+    def _usage_field(self) -> str:
+        count = self.head.tokens_so_far
+        if count is None:
+            return self._no_usage
+        usage = self.head.usage_of(self.index, count(self.index))
+        return f',"usage":{json.dumps(usage)}'
 
     def with_prompt_ids(self, event: bytes) -> bytes:
         """Return the event of a choice with the tokens of the prompt as a field of the event."""
@@ -132,7 +150,7 @@ class ResponseBuilder(abc.ABC):
         """Return the field of a whole choice with this output."""
 
     @abc.abstractmethod
-    def _format_logprobs(self, logprobs: Logprobs, bytes_of: BytesOf) -> dict[str, Any]: ...
+    def _format_logprobs(self, logprobs: Logprobs, names: TokenNames) -> dict[str, Any]: ...
 
     def output_event(
         self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
@@ -165,9 +183,13 @@ class ResponseBuilder(abc.ABC):
 
     def _prompt_fields(self) -> dict[str, Any]:
         """Return the fields with the prompt of a choice, as vLLM names them."""
-        head = self._events.head
-        prompt = head.prompts[self._events.index]
-        return {"prompt_token_ids": list(prompt)} if head.token_ids else {}
+        head, index = self._events.head, self._events.index
+        made: dict[str, Any] = {}
+        if head.token_ids:
+            made["prompt_token_ids"] = list(head.prompts[index])
+        if head.prompt_logprobs is not None:
+            made["prompt_logprobs"] = head.prompt_logprobs(index)
+        return made
 
     def _choice_fields(self) -> dict[str, Any]:
         """Return those that a choice has."""
@@ -185,8 +207,8 @@ class ResponseBuilder(abc.ABC):
         return json.dumps(made | self._body_fields()).encode()
 
     def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
-        bytes_of = self._events.head.bytes_of
-        return None if bytes_of is None else self._format_logprobs(logprobs, bytes_of)
+        names = self._events.head.names
+        return None if names is None else self._format_logprobs(logprobs, names)
 
 
 class ChatResponseBuilder(ResponseBuilder):
@@ -207,8 +229,8 @@ class ChatResponseBuilder(ResponseBuilder):
     def _whole_field(self, output: Events) -> dict[str, Any]:
         return {"message": chat_message(output)}
 
-    def _format_logprobs(self, logprobs: Logprobs, bytes_of: BytesOf) -> dict[str, Any]:
-        return chat_logprobs(logprobs, bytes_of)
+    def _format_logprobs(self, logprobs: Logprobs, names: TokenNames) -> dict[str, Any]:
+        return chat_logprobs(logprobs, names)
 
 
 class CompletionResponseBuilder(ResponseBuilder):
@@ -230,8 +252,8 @@ class CompletionResponseBuilder(ResponseBuilder):
     def _whole_field(self, output: Events) -> dict[str, Any]:
         return {"text": _text(output)}
 
-    def _format_logprobs(self, logprobs: Logprobs, bytes_of: BytesOf) -> dict[str, Any]:
-        return completion_logprobs(logprobs, bytes_of)
+    def _format_logprobs(self, logprobs: Logprobs, names: TokenNames) -> dict[str, Any]:
+        return completion_logprobs(logprobs, names)
 
 
 def _text(output: Events) -> str:

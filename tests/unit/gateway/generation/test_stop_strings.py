@@ -45,6 +45,18 @@ def test_stop_string_is_cut_off(
     assert feed_chunks(stops, pieces) == (shown, matched)
 
 
+@pytest.mark.parametrize("pieces", [["ab STOP more"], ["ab S", "TO", "P and"], list("ab STOPx")])
+def test_kept_stop_string_ends_the_text(pieces: list[str]) -> None:
+    matcher = StopMatcher(["late", "STOP"], keeps_match=True)
+    shown = ""
+    for piece in pieces:
+        found = matcher.feed(piece)
+        shown += found.text
+        if found.matched:
+            break
+    assert (shown, matcher.has_matched) == ("ab STOP", True)
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_stop_matching_is_independent_of_the_chunks(seed: int) -> None:
     rng = random.Random(seed)

@@ -52,6 +52,14 @@ async def test_chat_is_rendered_with_the_template() -> None:
     assert text == "<|begin|><|user|>hi<|end|>"
 
 
+@pytest.mark.parametrize("text", ["I think", "I think ", " I", ""])
+async def test_last_message_can_be_left_open(text: str) -> None:
+    messages = [*MESSAGES, {"role": "assistant", "content": text}]
+    made = await post("/tokenize", messages=messages, continue_final_message=True)
+    shown = (await post("/detokenize", tokens=made["tokens"]))["prompt"]
+    assert shown == f"<|begin|><|user|>hi<|end|><|assistant|>{text}"
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
@@ -61,6 +69,15 @@ async def test_chat_is_rendered_with_the_template() -> None:
         ("/tokenize", {"messages": [{"role": "user"}]}, "messages[0].content"),
         ("/tokenize", {"prompt": "a", "tools": [{}]}, "tools"),
         ("/tokenize", {"promt": "a"}, "promt"),
+        (
+            "/tokenize",
+            {
+                "messages": MESSAGES,
+                "continue_final_message": True,
+                "add_generation_prompt": True,
+            },
+            "continue_final_message",
+        ),
         ("/detokenize", {"tokens": [100_000]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {}, "tokens"),
