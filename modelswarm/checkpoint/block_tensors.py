@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from modelswarm.checkpoint.config_checks import UNQUANTISED
+from modelswarm.checkpoint.config.config_checks import UNQUANTISED
+from modelswarm.checkpoint.config.fields import Dimension, Fields, refuse
 from modelswarm.checkpoint.families.family import Family, Shapes
-from modelswarm.checkpoint.fields import Dimension, Fields, refuse
 from modelswarm.checkpoint.tensor_index import TensorEntry
 from modelswarm.checkpoint.tensor_names import ModelPart, block_of, name_in_block
 from modelswarm.errors import ModelSourceError

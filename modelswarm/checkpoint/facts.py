@@ -19,7 +19,7 @@ from modelswarm.checkpoint.block_tensors import (
     check_tensors,
     plan_tensors,
 )
-from modelswarm.checkpoint.config_checks import check_config
+from modelswarm.checkpoint.config.config_checks import check_config
 from modelswarm.checkpoint.families.family import LLAMA_TABLES, Tables
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.json_files import read_json

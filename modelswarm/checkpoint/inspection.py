@@ -28,6 +28,7 @@ from modelswarm.checkpoint.facts import (
     read_config_and_plan,
     read_facts,
 )
+from modelswarm.checkpoint.generation_config import generation_warnings
 from modelswarm.checkpoint.hub import HUB_SCHEME, HubModel, parse_hub_source, read_remote_header
 from modelswarm.checkpoint.sources import SourceLocations, resolve, resolve_config_files
 from modelswarm.checkpoint.tensor_index import (
@@ -60,7 +61,7 @@ class Inspection:
     facts: ModelFacts
     revision: str  # present revision of the address: a commit, or a fingerprint
     tokenizer_folder: Path
-    warnings: tuple[str, ...] = ()  # sentences about parts that will not work, such as chats
+    warnings: tuple[str, ...] = ()  # sentences about what will not work, such as chats
     file_bytes: int = 0  # of all weight files
 
 
@@ -115,7 +116,8 @@ def inspect_model(
     size = max(
         stated_bytes(folder), whole
     )  # the files may have other parts, such as a vision tower
-    return Inspection(facts, revision, tokenizer_folder, template_faults(tokenizer_folder), size)
+    warnings = (*template_faults(tokenizer_folder), *generation_warnings(tokenizer_folder))
+    return Inspection(facts, revision, tokenizer_folder, warnings, size)
 
 
 def template_faults(tokenizer_folder: Path) -> tuple[str, ...]:

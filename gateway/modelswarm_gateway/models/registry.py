@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from modelswarm.checkpoint.generation_config import ignored_sentence
 from modelswarm.checkpoint.tokenizer import MAX_SETTINGS_BYTES, MAX_TOKENIZER_BYTES
 from modelswarm.process.memory_limit import read_memory_limit
 from modelswarm.process.start_progress import StartPhase
@@ -283,8 +284,7 @@ class ModelRegistry:
         if tokenizer.chat_fault:
             log.warning("chats with %s are refused: %s", entry.name, tokenizer.chat_fault)
         if ignored := tokenizer.defaults.ignored:
-            names = ", ".join(ignored)
-            log.warning("generation_config.json of %s: %s not obeyed", entry.name, names)
+            log.warning("the model %s: %s", entry.name, ignored_sentence(ignored))
         self._on_change()
 
     def _memory_problem(self, entry: ModelEntry, tokenizer: ModelTokenizer) -> str:

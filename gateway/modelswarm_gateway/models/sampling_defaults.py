@@ -24,8 +24,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from modelswarm.checkpoint.generation_config import (
+    MAX_MODEL_BAD_WORDS,
+    end_tokens,
+    ignored_fields,
+    model_bad_words,
+)
 from modelswarm.protocol.messages import Sampling
-from modelswarm.protocol.sampling import MAX_BAD_WORD_TOKENS
 
 SEED_RANGE = 1 << 64
 # Larger than any vocabulary; a link carries no larger numbers.
@@ -35,8 +40,6 @@ MIN_TEMPERATURE = 1e-6
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e6
 MIN_TYPICAL_P = 1e-9
 MAX_COUNT = (1 << 31) - 1
-MAX_MODEL_BAD_WORDS = 512
-MAX_TOKEN_ID = (1 << 31) - 1
 _HUGE = 1e300
 T = TypeVar("T")
 
@@ -117,10 +120,10 @@ def read_defaults(
     """Return the defaults in generation_config.json and config.json (each may be empty)."""
     samples = generation.get("do_sample") is True
     asked = generation if samples else {}
-    ids = _ids(generation.get("eos_token_id")) or _ids(config.get("eos_token_id"))
+    ids = end_tokens(generation, config)
     own = () if tokenizer_eos is None else (tokenizer_eos,)
     longest = generation.get("max_new_tokens")
-    bad_words = _bad_words(generation, set(ids))
+    bad_words = model_bad_words(generation, set(ids))
     return SamplingDefaults(
         temperature=_number(asked, "temperature", 1.0 if samples else 0.0),
         top_p=_number(asked, "top_p", 1.0),
@@ -131,56 +134,10 @@ def read_defaults(
         no_repeat_ngram_size=_whole(generation, "no_repeat_ngram_size"),
         min_tokens=_whole(generation, "min_new_tokens"),
         bad_words=() if len(bad_words) > MAX_MODEL_BAD_WORDS else bad_words,
-        ignored=_ignored_fields(generation, len(bad_words)),
+        ignored=ignored_fields(generation, len(bad_words)),
         max_tokens=longest if isinstance(longest, int) and longest > 0 else None,
         eos=tuple(dict.fromkeys(ids + own)),
     )
-
-
-# Fields of generation_config.json that would change an answer and are not obeyed -> values that are off.
-_NOT_OBEYED: dict[str, tuple[object, ...]] = {
-    "begin_suppress_tokens": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "sequence_bias": ({}, []),
-    "min_length": (0,),
-    "exponential_decay_length_penalty": (),
-    "encoder_repetition_penalty": (1,),
-    "encoder_no_repeat_ngram_size": (0,),
-    "guidance_scale": (1,),
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
-    "penalty_alpha": (0,),
-    "dola_layers": (),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "top_h": (),
-    "remove_invalid_values": (False,),
-    "watermarking_config": (),
-    "stop_strings": ([],),
-}
-
-
-def _ignored_fields(generation: Mapping[str, Any], bad_words: int) -> tuple[str, ...]:
-    found = [
-        name
-        for name, off in _NOT_OBEYED.items()
-        if generation.get(name) is not None and generation[name] not in off
-    ]
-    if bad_words > MAX_MODEL_BAD_WORDS:
-        found += ["bad_words_ids", "suppress_tokens"]
-    return tuple(found)
-
-
-def _bad_words(generation: Mapping[str, Any], eos: set[int]) -> tuple[tuple[int, ...], ...]:
-    """Return bad_words_ids without single end tokens, as transformers does, and suppress_tokens, as single ones."""
-    found = generation.get("bad_words_ids")
-    words = (
-        [_ids(word) for word in found if isinstance(word, list)] if isinstance(found, list) else []
-    )
-    words = [word for word in words if len(word) != 1 or word[0] not in eos]
-    words += [(token,) for token in _ids(generation.get("suppress_tokens"))]
-    return tuple(word for word in dict.fromkeys(words) if 1 <= len(word) <= MAX_BAD_WORD_TOKENS)
 
 
 def _first(given: T | None, default: T) -> T:
@@ -197,13 +154,3 @@ def _number(source: Mapping[str, Any], name: str, default: float) -> float:
 
 def _whole(source: Mapping[str, Any], name: str) -> int:
     return max(0, int(_number(source, name, 0)))
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    """Return the valid token ids of a field. Some files use -1 for "none"."""
-    entries = value if isinstance(value, list) else [value]
-    return tuple(
-        entry
-        for entry in entries
-        if isinstance(entry, int) and not isinstance(entry, bool) and 0 <= entry <= MAX_TOKEN_ID
-    )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from modelswarm.checkpoint.block_tensors import PACKED, SCALES, plan_tensors
-from modelswarm.checkpoint.config_checks import check_config
+from modelswarm.checkpoint.config.config_checks import check_config
 
 MIXTRAL = {
     **{"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336},

@@ -17,8 +17,8 @@ from support.processes.swarm import write_document
 from transformers import AutoConfig
 from transformers.activations import ACT2FN
 
+from modelswarm.checkpoint.config.fields import Fields
 from modelswarm.checkpoint.families.table import ACTIVATIONS, FAMILIES
-from modelswarm.checkpoint.fields import Fields
 from modelswarm.checkpoint.inspection import REFUSED, inspect_model
 from modelswarm.checkpoint.inspection import main as inspection
 from modelswarm.cli import run

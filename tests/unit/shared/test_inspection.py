@@ -231,6 +231,20 @@ def test_tokenizer_and_template_of_the_package_can_be_used() -> None:
     assert template_faults(counting_folder()) == found.warnings == ()
 
 
+def test_fields_of_generation_config_without_effect_are_named(copy: Path) -> None:
+    path = copy / "generation_config.json"
+    path.write_text(json.dumps({"num_beams": 4, "guidance_scale": 1, "top_p": 0.5, "top_h": 0.4}))
+
+    [warning] = inspect_model(f"file://{copy}").warnings
+
+    assert warning.startswith("generation_config.json: num_beams, top_h would change answers")
+    path.write_text(json.dumps({"suppress_tokens": list(range(600))}))
+    [warning] = inspect_model(f"file://{copy}").warnings
+    assert "bad_words_ids, suppress_tokens" in warning
+    path.write_text(json.dumps({"top_p": 0.5}))
+    assert inspect_model(f"file://{copy}").warnings == ()
+
+
 def test_other_tokenizer_of_the_demo_model_is_checked(tmp_path: Path) -> None:
     assert "has no tokenizer.json" in refusal_message("demo://counting", str(tmp_path))
 

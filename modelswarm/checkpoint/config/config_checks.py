@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from modelswarm.checkpoint.config.fields import Fields, is_positive, refuse
+from modelswarm.checkpoint.config.rope_checks import check_rope, is_number
 from modelswarm.checkpoint.families.family import BlockPath, Family
 from modelswarm.checkpoint.families.table import ACTIVATIONS, FAMILIES, LAYER_TYPES
-from modelswarm.checkpoint.fields import Fields, is_positive, refuse
-from modelswarm.checkpoint.rope_checks import check_rope, is_number
 
 UNQUANTISED = (
     "quantised checkpoints are not served, allowed are weights in float32, bfloat16 or float16"
