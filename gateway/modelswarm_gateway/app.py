@@ -75,6 +75,7 @@ class GatewayApp:
                     settings.cors_origins,
                     {"grpc": _port(grpc_target), "admin": _port(admin_target)},
                     forwarder,
+                    settings.session_headers,
                 ),
                 sockets[0],
             ),

@@ -64,6 +64,7 @@ class Settings:
     vllm_metrics: bool
     tool_call_parser: str  # empty: found by each model's chat template
     cors_origins: tuple[str, ...]  # none: browsers may not send cross-origin requests
+    session_headers: tuple[str, ...]  # that may have a request's session id; the first one counts
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
@@ -71,6 +72,8 @@ _PEER = re.compile(rf"{_NAME.pattern}/[0-9]+/[0-9A-Za-z]+")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 # An origin as browsers send it: lower case, without a path.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
+SESSION_HEADER = "x-session-id"  # may have a request's session id, by default
+_HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 # The longest time that a flag may give: a month, as in the chart.
 _SECONDS = Seconds(min=0, max=2_592_000)
@@ -143,6 +146,9 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--cors-origin", "cors_origins"], multiple=True, metavar="ORIGIN", help="Origin whose web "
                  "pages may send requests, like https://chat.example.com; may be given several times. '*': any "
                  "origin. Default: none."),
+    click.Option(["--session-header", "session_headers"], multiple=True, default=(SESSION_HEADER,),
+                 show_default=True, metavar="NAME", help="Header of a request that may have its session id; may be "
+                 "given several times, and the first one that a request has counts."),
 ]  # fmt: skip
 
 
@@ -179,6 +185,10 @@ def _build_settings(
     if not re.fullmatch(r"[A-Za-z0-9.:_-]*", values["advertise"]):
         raise UserError("--advertise", f"{values['advertise']!r} is not a host, like 10.0.0.3")
     _check_cors_origins(values["cors_origins"])
+    for name in values["session_headers"]:
+        if not _HEADER.fullmatch(name):
+            raise UserError("--session-header", f"{name!r} is not the name of a header")
+    values["session_headers"] = tuple(name.lower() for name in values["session_headers"])
     if values["tool_call_parser"] not in ("", NO_PARSER, *FAMILIES):
         known = ", ".join((*FAMILIES, NO_PARSER))
         raise UserError(

@@ -44,6 +44,7 @@ from modelswarm_gateway.api.http.openai_responses import (
 from modelswarm_gateway.api.http.relay import ForwardContext
 from modelswarm_gateway.api.http.request_log import RequestLog, set_outcome
 from modelswarm_gateway.api.http.sessions import add_session_routes
+from modelswarm_gateway.api.session_header import take_session_id
 from modelswarm_gateway.api.tokenization import add_tokenization_routes
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
@@ -52,6 +53,7 @@ from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID, parse_event_id
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import OTHER_MODEL
+from modelswarm_gateway.settings import SESSION_HEADER
 
 READ_METHODS = ["GET", "HEAD"]
 ROUTES = (
@@ -67,18 +69,20 @@ def build_http_app(
     cors_origins: Sequence[str] = (),
     ports: Mapping[str, int] | None = None,
     forwarder: Forwarder | None = None,
+    session_header_names: Sequence[str] = (SESSION_HEADER,),
 ) -> ASGIApp:
     """Return the app. `unready` returns why the gateway is not ready; by default it is ready once a model is.
 
     `ports` are announced to clients, as `grpc_port` and the like. `forwarder` is closed by the caller.
+    `session_header_names`: headers of a request that may have its session id, in the order of their precedence.
     """
     checks = [Depends(check_query), Depends(check_headers)]
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None, dependencies=checks)
     forwarder = forwarder or Forwarder()
-    _generation_routes(app, service, forwarder)
+    _generation_routes(app, service, forwarder, session_header_names)
     add_tokenization_routes(app, service)
     _model_routes(app, service)
-    add_session_routes(app, service, forwarder)
+    add_session_routes(app, service, forwarder, session_header_names)
     _state_routes(app, service, unready or (lambda: _unready_reason(service.backend)))
     _version_route(app, ports or {})
     app.add_exception_handler(ApiError, _api_error)
@@ -88,7 +92,9 @@ def build_http_app(
     return RequestLog(served, lambda: service.shutting_down)
 
 
-def _generation_routes(app: FastAPI, service: GenerationService, forwarder: Forwarder) -> None:
+def _generation_routes(
+    app: FastAPI, service: GenerationService, forwarder: Forwarder, header_names: Sequence[str]
+) -> None:
     budget = BodyBudget()
 
     async def respond(
@@ -98,6 +104,7 @@ def _generation_routes(app: FastAPI, service: GenerationService, forwarder: Forw
     ) -> Response:
         try:
             body = await read_json(request, budget)
+            body = take_session_id(body, request.headers, header_names)
             parsed = parse(body)
             first, *others = parsed.to_generation_requests()
             first = _apply_headers(request, first, bool(parsed.stream))

@@ -18,7 +18,9 @@ from modelswarm_gateway.errors import ApiError, Code, shorten
 ANY_ORIGIN = "*"
 METHODS = "DELETE, GET, HEAD, POST"
 # Response headers that a script may read.
-EXPOSED_HEADERS = "x-request-id, retry-after, retry-after-ms, x-should-retry, openai-processing-ms"
+EXPOSED_HEADERS = (
+    "x-request-id, x-session-id, retry-after, retry-after-ms, x-should-retry, openai-processing-ms"
+)
 # Seconds that a browser may keep the answer to a preflight; Chrome keeps none for longer.
 MAX_AGE = 7200
 

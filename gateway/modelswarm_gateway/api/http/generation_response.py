@@ -30,6 +30,7 @@ from modelswarm_gateway.api.http.relay import ForwardContext, Relay
 from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import parse_event_id_line
+from modelswarm_gateway.api.session_header import session_headers
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.continuation import append_unknown
 from modelswarm_gateway.generation.generation import Generation
@@ -95,7 +96,8 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure: ApiError | None = None
-        writer = ResponseWriter(send)
+        own_headers = session_headers(self._request.session_id)
+        writer = ResponseWriter(send, own_headers)
         try:
             await self._generate(receive, writer)
         except ApiError as error:
@@ -111,7 +113,9 @@ class GenerationResponse(Response):
             if writer.has_started:
                 await writer.write(error_event(failure.envelope()), more=False)
             else:
-                await error_response(failure)(scope, receive, send)
+                response = error_response(failure)
+                response.raw_headers += own_headers
+                await response(scope, receive, send)
 
     async def _generate(self, receive: Receive, writer: ResponseWriter) -> None:
         """Answer here or by another gateway. When the answering gateway is gone, go on behind what the client has."""

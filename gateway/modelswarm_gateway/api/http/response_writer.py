@@ -5,6 +5,8 @@ Used by a generation's response and by the relay of another gateway's response. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.types import Send
 
 from modelswarm_gateway.api.http.openai_responses import keepalive_comment
@@ -17,15 +19,17 @@ STREAM_HEADERS = (
 
 
 class ResponseWriter:
-    def __init__(self, send: Send) -> None:
-        self._send = send
+    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
+        """`headers` are added to those of each start."""
+        self._send, self._headers = send, headers
         self.has_started = False
 
     async def start(self, headers: list[tuple[bytes, bytes]], status: int = 200) -> None:
         """Send status and headers; has no effect if they were sent before."""
         if self.has_started:
             return
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        all_headers = [*headers, *self._headers]
+        await self._send({"type": "http.response.start", "status": status, "headers": all_headers})
         self.has_started = True
 
     async def start_stream(self) -> None:

@@ -7,6 +7,7 @@ sessions on this port. Added to the app by `app.py`.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
@@ -18,6 +19,10 @@ from modelswarm_gateway.api.fields.sessions import SESSIONS
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, PeerUnreachable
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import parse_body
+from modelswarm_gateway.api.session_header import (
+    session_headers,
+    take_session_id,
+)
 from modelswarm_gateway.core.interface.turn import Reservation
 from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.named_sessions import SessionKey
@@ -31,6 +36,7 @@ from modelswarm_gateway.generation.session_control import (
     session_state,
 )
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
+from modelswarm_gateway.settings import SESSION_HEADER
 
 PATH = "/v1/sessions/{session_id:path}"
 MAX_TTL = 86_400  # seconds
@@ -45,12 +51,19 @@ class SessionRequest(RequestModel):
     ttl: int | None = Field(None, ge=1, le=MAX_TTL)
 
 
-def add_session_routes(app: FastAPI, service: GenerationService, forwarder: Forwarder) -> None:
+def add_session_routes(
+    app: FastAPI,
+    service: GenerationService,
+    forwarder: Forwarder,
+    header_names: Sequence[str] = (SESSION_HEADER,),
+) -> None:
+    """`header_names`: headers of a request that may have its session id, in the order of their precedence."""
     budget = BodyBudget()
 
     @app.post("/v1/sessions")
     async def open_(request: Request) -> Response:
-        wanted = parse_body(SessionRequest, await read_json(request, budget))
+        body = take_session_id(await read_json(request, budget), request.headers, header_names)
+        wanted = parse_body(SessionRequest, body)
         key = wanted.model, wanted.session_id or f"sess_{secrets.token_hex(12)}"
         ttl = wanted.ttl or max(1, round(service.settings.idle_seconds))
         await open_session(service, key, Reservation(wanted.max_length, ttl))
@@ -79,7 +92,9 @@ def add_session_routes(app: FastAPI, service: GenerationService, forwarder: Forw
         found = await session_state(service, key)
         if found is None:
             raise session_not_found(key)
-        return JSONResponse(found.describe(key))
+        response = JSONResponse(found.describe(key))
+        response.raw_headers += session_headers(key[1])
+        return response
 
 
 def _key(service: GenerationService, session_id: str, model: str) -> SessionKey:
