@@ -44,6 +44,7 @@ from modelswarm_gateway.api.http.openai_responses import (
 from modelswarm_gateway.api.http.relay import ForwardContext
 from modelswarm_gateway.api.http.request_log import RequestLog, set_outcome
 from modelswarm_gateway.api.http.sessions import add_session_routes
+from modelswarm_gateway.api.openapi.document import add_openapi_route
 from modelswarm_gateway.api.session_header import take_session_id
 from modelswarm_gateway.api.tokenization import add_tokenization_routes
 from modelswarm_gateway.backend.model_card import ModelCard
@@ -59,7 +60,7 @@ READ_METHODS = ["GET", "HEAD"]
 ROUTES = (
     "POST /v1/chat/completions, POST /v1/completions, POST /tokenize, POST /detokenize, POST /v1/sessions, "
     "GET /v1/sessions/{id}, DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
-    "GET /health, GET /live, GET /ready, GET /version"
+    "GET /health, GET /live, GET /ready, GET /version, GET /openapi.json"
 )
 
 
@@ -85,6 +86,7 @@ def build_http_app(
     add_session_routes(app, service, forwarder, session_header_names)
     _state_routes(app, service, unready or (lambda: _unready_reason(service.backend)))
     _version_route(app, ports or {})
+    add_openapi_route(app)
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)

@@ -1,0 +1,81 @@
+"""The operations of the HTTP API: what each is for, its body, its answer and its errors. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelswarm_gateway.api.fields.request_model import RequestModel
+from modelswarm_gateway.api.http.openai_requests import ChatRequest, CompletionRequest
+from modelswarm_gateway.api.http.sessions import SessionRequest
+from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
+from modelswarm_gateway.errors import Code
+
+# Of every operation: an unknown query parameter, a refused header, a fault of the gateway.
+ALWAYS = (Code.INVALID_REQUEST, Code.UNSUPPORTED, Code.UNKNOWN_PARAMETER, Code.INTERNAL)
+# Of every operation with a body.
+OF_BODIES = (Code.TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE, Code.NO_CAPACITY)
+OF_PROMPTS = (*OF_BODIES, Code.MODEL_NOT_FOUND, Code.CONTEXT_LENGTH, Code.NO_SERVERS)
+OF_SESSIONS = (Code.SESSION_BUSY, Code.SESSION_ELSEWHERE)
+OF_TURNS = (
+    *OF_PROMPTS,
+    *OF_SESSIONS,
+    Code.SESSION_LOST,
+    Code.SESSION_EXPIRED,
+    Code.APPEND_UNKNOWN,
+    Code.STREAM_REPLACED,
+    Code.STREAM_UNREAD,
+    Code.STOPPING,
+    Code.STREAM_BROKEN,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    summary: str
+    answer: str  # name of its schema
+    body: type[RequestModel] | None = None
+    event: str = ""  # name of the schema of a stream's events; "": no streams
+    codes: tuple[Code, ...] = ()  # of its errors, beside those that all have
+    other_status: int = 0  # that the same answer may have; 0: none
+
+
+_SESSION = "/v1/sessions/{session_id}"
+OPERATIONS: dict[tuple[str, str], Operation] = {
+    ("POST", "/v1/chat/completions"): Operation(
+        "Answer a chat", "ChatCompletion", ChatRequest, "ChatCompletionChunk", OF_TURNS
+    ),
+    ("POST", "/v1/completions"): Operation(
+        "Continue texts", "Completion", CompletionRequest, "CompletionEvent", OF_TURNS
+    ),
+    ("POST", "/tokenize"): Operation(
+        "Return the tokens of a prompt", "Tokens", TokenizeRequest, codes=OF_PROMPTS
+    ),
+    ("POST", "/detokenize"): Operation(
+        "Return the text of tokens", "Text", DetokenizeRequest, codes=OF_PROMPTS
+    ),
+    ("GET", "/v1/models"): Operation("List the models", "Models"),
+    ("GET", "/v1/models/{name}"): Operation(
+        "Return a model", "Model", codes=(Code.MODEL_NOT_FOUND,)
+    ),
+    ("POST", "/v1/sessions"): Operation(
+        "Open a session with its positions reserved",
+        "Session",
+        SessionRequest,
+        codes=(*OF_PROMPTS, *OF_SESSIONS, Code.SESSION_EXISTS, Code.STOPPING),
+    ),
+    ("GET", _SESSION): Operation(
+        "Return the state of a session", "Session", codes=(*OF_SESSIONS, Code.NOT_FOUND)
+    ),
+    ("DELETE", _SESSION): Operation(
+        "Close a session and free its KV",
+        "ClosedSession",
+        codes=(*OF_SESSIONS, Code.NOT_FOUND),
+    ),
+    ("GET", "/health"): Operation("Tell that the process runs", "Health"),
+    ("GET", "/live"): Operation("Tell that the process runs", "Health"),
+    ("GET", "/ready"): Operation(
+        "Tell whether the gateway accepts requests", "Readiness", other_status=503
+    ),
+    ("GET", "/version"): Operation("Return versions, and the ports of the gRPC APIs", "Version"),
+    ("GET", "/openapi.json"): Operation("Return this document", "Document"),
+}

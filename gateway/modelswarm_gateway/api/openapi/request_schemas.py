@@ -1,0 +1,93 @@
+"""JSON schemas of request bodies, from the models of requests and the tables of their fields.
+
+A field that is refused has the values that change nothing, so a body that fits the schema is not refused for a field.
+Used by `document.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from modelswarm_gateway.api.fields.request_model import RequestModel
+from modelswarm_gateway.api.fields.states import FieldTable, NoEffect, Refused, Renamed, State
+from modelswarm_gateway.api.fields.tools import (
+    CALLED_FUNCTION,
+    CHOSEN_FUNCTION,
+    FUNCTION,
+    TOOL,
+    TOOL_CALL,
+    TOOL_CHOICE,
+)
+from modelswarm_gateway.api.http.validation_messages import ALLOWED
+
+Schema = dict[str, Any]
+PLACE = "#/components/schemas/"
+_NULL: Schema = {"type": "null"}
+
+
+def body_schemas(model: type[RequestModel]) -> dict[str, Schema]:
+    """Return the schemas of a request's body and of the objects in it, by name."""
+    made = model.model_json_schema(ref_template=f"{PLACE}{{model}}")
+    found: dict[str, Schema] = made.pop("$defs", {}) | {model.__name__: made}
+    tables = {each.__name__: each.table for each in _models()}
+    for name, schema in found.items():
+        _add_fields(schema, tables[name])
+    return found
+
+
+def _models(base: type[RequestModel] = RequestModel) -> Iterator[type[RequestModel]]:
+    for model in base.__subclasses__():
+        if hasattr(model, "table"):
+            yield model
+        yield from _models(model)
+
+
+def _add_fields(schema: Schema, table: FieldTable) -> None:
+    """Describe the model's fields, and add the table's others."""
+    properties = schema["properties"]
+    for name in properties:
+        properties[name].pop("title", None)
+        properties[name]["description"] = ALLOWED[name]
+        properties[name] |= _OBJECTS.get(name, {})
+    others = {name: state for name, state in table.states.items() if name not in properties}
+    properties |= {name: _other_field(state) for name, state in others.items()}
+
+
+def _other_field(state: State) -> Schema:
+    match state:
+        case Refused(reason, harmless):
+            return {"enum": [None, *harmless], "description": f"Refused: {reason}."}
+        case Renamed(name):
+            return {"description": f"Refused without the same value in `{name}`."}
+        case NoEffect(reason):
+            return {"description": f"No effect: {reason}."}
+        case _:
+            return {}
+
+
+def _object(table: FieldTable, inner: Mapping[str, Schema] | None = None) -> Schema:
+    """Return the schema of an object that is checked without a model."""
+    fields = {name: _other_field(state) for name, state in table.states.items()}
+    return {
+        "type": "object",
+        "properties": fields | dict(inner or {}),
+        "additionalProperties": False,
+    }
+
+
+def _list_of(item: Schema) -> Schema:
+    return {"anyOf": [{"type": "array", "items": item}, _NULL]}
+
+
+# Fields whose objects have tables.
+_OBJECTS: dict[str, Schema] = {
+    "tools": _list_of(_object(TOOL, {"function": _object(FUNCTION)})),
+    "tool_calls": _list_of(_object(TOOL_CALL, {"function": _object(CALLED_FUNCTION)})),
+    "tool_choice": {
+        "anyOf": [
+            {"enum": ["none", "auto", "required", None]},
+            _object(TOOL_CHOICE, {"function": _object(CHOSEN_FUNCTION)}),
+        ]
+    },
+}

@@ -1,0 +1,116 @@
+"""The OpenAPI document has every route, its references lead somewhere, and its bodies are those that are accepted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+from fastapi import FastAPI
+from support.gateway_service import make_service_with_model
+
+from modelswarm_gateway.api.fields.request_model import RequestModel
+from modelswarm_gateway.api.fields.states import NoEffect, Refused, Renamed
+from modelswarm_gateway.api.http.app import ROUTES, build_http_app
+from modelswarm_gateway.api.http.openai_requests import ChatRequest, CompletionRequest, parse_body
+from modelswarm_gateway.api.http.sessions import SessionRequest
+from modelswarm_gateway.api.openapi.document import build_document
+from modelswarm_gateway.api.openapi.operations import OPERATIONS
+from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
+from modelswarm_gateway.errors import ApiError
+
+ODD = {"odd": ["value"]}
+HI = [{"role": "user", "content": "hi"}]
+BODIES: list[tuple[type[RequestModel], dict[str, Any]]] = [
+    (ChatRequest, {"model": "m", "messages": HI}),
+    (CompletionRequest, {"model": "m", "prompt": "hi"}),
+    (TokenizeRequest, {"model": "m", "prompt": "hi"}),
+    (DetokenizeRequest, {"model": "m", "tokens": [1]}),
+    (SessionRequest, {"model": "m", "max_length": 9}),
+]
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return build_document(FastAPI(openapi_url=None))
+
+
+def is_valid(document: dict[str, Any], name: str, value: object) -> bool:
+    schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+    return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+def is_parsed(model: type[RequestModel], body: dict[str, Any]) -> bool:
+    try:
+        parse_body(model, body)
+    except ApiError:
+        return False
+    return True
+
+
+def references(part: object) -> Iterator[str]:
+    if isinstance(part, dict):
+        yield from (value for name, value in part.items() if name == "$ref")
+    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        yield from references(each)
+
+
+async def test_document_is_served_with_every_route() -> None:
+    service, _ = make_service_with_model()
+    transport = httpx.ASGITransport(app=build_http_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        served = (await client.get("/openapi.json")).json()
+        assert (await client.head("/openapi.json")).status_code == 200
+    found = {
+        (method.upper(), path)
+        for path, operations in served["paths"].items()
+        for method in operations
+    }
+    heads = {("HEAD", path) for method, path in found if method == "GET"}
+    assert found - heads == OPERATIONS.keys(), "give every route an entry in OPERATIONS"
+    assert len(found - heads) == len(ROUTES.split(", "))
+    names = [
+        operation["operationId"] for each in served["paths"].values() for operation in each.values()
+    ]
+    assert len(names) == len(set(names))
+
+
+def test_every_reference_leads_to_a_schema(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for reference in references(json.loads(json.dumps(document))):
+        assert reference.rpartition("/")[2] in schemas
+    for schema in schemas.values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize(("model", "body"), BODIES)
+def test_schema_accepts_the_bodies_that_are_parsed(
+    document: dict[str, Any], model: type[RequestModel], body: dict[str, Any]
+) -> None:
+    name = model.__name__
+    assert is_valid(document, name, body)
+    assert not is_valid(document, name, {})
+    assert not is_valid(document, name, body | {"no_such_field": 1})
+    for field, state in model.table.states.items():
+        if isinstance(state, Renamed):
+            continue  # depends on the other field's value
+        values: tuple[object, ...] = (ODD, -(2**70))
+        values += getattr(state, "harmless", ())
+        for value in (*values, *([None] if field not in body else [])):
+            sent = body | {field: value}
+            assert is_valid(document, name, sent) == is_parsed(model, sent), (field, value)
+        assert isinstance(state, Refused | NoEffect) or field in model.model_fields
+
+
+def test_objects_of_tools_are_described(document: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    body = {"model": "m", "messages": HI, "tools": [tool]}
+    assert is_valid(document, "ChatRequest", body)
+    assert not is_valid(document, "ChatRequest", body | {"tools": [tool | {"custom": {}}]})
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "tool_calls": [call]}
+    assert is_valid(document, "ChatMessage", message)
+    assert not is_valid(document, "ChatMessage", message | {"tool_calls": [call | {"x": 1}]})
