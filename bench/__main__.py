@@ -16,6 +16,8 @@ FOLDERS = {
         "failure_free_cost",
         "metrics_cost",
         "sampler_cost",
+        "stream_cpu",
+        "idle_sessions",
         "cli_start",
     ),
     "recovery": (
