@@ -96,7 +96,7 @@ def test_the_openai_client_streams_answers_to_a_list(gateway: Endpoints) -> None
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         fields: dict[str, Any] = {"model": MODEL, "prompt": PROMPTS, "max_tokens": 20, "seed": 5}
         whole = client.completions.create(**fields)
-        options = {"include_usage": True}
+        options: Any = {"include_usage": True}
         chunks = list(client.completions.create(**fields, stream=True, stream_options=options))
     texts, finished = ["", "", ""], []
     for choice in (choice for chunk in chunks for choice in chunk.choices):

@@ -103,7 +103,7 @@ def test_stop_string_and_special_tokens_can_be_shown(gateway: Endpoints, stream:
 
 
 def test_stop_token_is_shown_with_its_text(gateway: Endpoints) -> None:
-    fields: dict[str, Any] = {"logit_bias": {str(END): 100}, "ignore_eos": False, "max_tokens": 9}
+    fields: dict[str, Any] = {"allowed_token_ids": [END], "ignore_eos": False, "max_tokens": 9}
     assert whole(gateway, **fields)["text"] == ""
     kept = {"include_stop_str_in_output": True}
     assert whole(gateway, **fields, **kept)["text"] == ""
@@ -116,7 +116,7 @@ def test_shown_special_tokens_survive_a_kill_of_the_tail(
 ) -> None:
     fields: dict[str, Any] = {
         "max_tokens": 1500,
-        "logit_bias": {"3": 1, "4": 1},
+        "allowed_token_ids": [3, 4, *encode_bytes("abcdefgh")],
         "skip_special_tokens": False,
         "return_token_ids": True,
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.models.tokenizers import BYTES_FROM, make_tokenizer, model_files, sentencepiece_like
 
 from modelswarm.protocol.messages import Finish, Sampling, TopLogprob, Turn
-from modelswarm_gateway.api.http.logprobs_json import completion_logprobs, token_text
+from modelswarm_gateway.api.http.logprobs_json import TokenNames, completion_logprobs, token_text
 from modelswarm_gateway.backend.token_stream import TokenEvent
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs
 from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
@@ -54,7 +54,7 @@ def test_completion_names_parts_of_characters_as_openai_does() -> None:
     table = {1: b"a", 2: b"\xe2\x82"}
     entry = TokenLogprob(2, -0.5, (TopLogprob(1, -0.25),), 7)
     assert token_text(2, table.__getitem__) == "bytes:\\xe2\\x82"
-    assert completion_logprobs([entry], table.__getitem__) == {
+    assert completion_logprobs([entry], TokenNames(table.__getitem__)) == {
         "text_offset": [7],
         "token_logprobs": [-0.5],
         "tokens": ["bytes:\\xe2\\x82"],

@@ -87,6 +87,7 @@ class _EventWriter:
             f'"id":"{self.id}","object":"{kind}","created":{head.created},"model":{model}'
         )
         self._no_usage = ',"usage":null' if head.usage_in_stream else ""
+        self.add_once = ""  # fields that only the next choice has
         self._start = f'data: {{{self._common},"choices":[{{"index":{index},'
 
     @property
@@ -94,17 +95,24 @@ class _EventWriter:
         """Return the field with the tokens of the answer's prompt."""
         return f'"prompt_token_ids":{json.dumps(list(self.head.prompts[self.index]))}'
 
+    def opening(self, fields: str) -> bytes:
+        """Return the event before the first token, which may have been generated already."""
+        return f"{self._start}{fields}}}]{self._usage_field(0)}}}\n\n".encode()
+
     def choice(self, fields: str, tokens: Tokens = (), event_id: str = "") -> bytes:
         """Return an event. `fields`: the inside of the choice's JSON object, without its index."""
         mark = f"id: {event_id}\n" if event_id else ""
         ids = f',"token_ids":{json.dumps(list(tokens))}' if self.head.token_ids and tokens else ""
-        return f"{mark}{self._start}{fields}{ids}}}]{self._usage_field()}}}\n\n".encode()
+        once, self.add_once = self.add_once, ""
+        return f"{mark}{self._start}{fields}{once}{ids}}}]{self._usage_field()}}}\n\n".encode()
 
-    def _usage_field(self) -> str:
+    def _usage_field(self, completion: int | None = None) -> str:
         count = self.head.tokens_so_far
         if count is None:
             return self._no_usage
-        usage = self.head.usage_of(self.index, count(self.index))
+        if completion is None:
+            completion = count(self.index)
+        usage = self.head.usage_of(self.index, completion)
         return f',"usage":{json.dumps(usage)}'
 
     def with_prompt_ids(self, event: bytes) -> bytes:
@@ -139,7 +147,7 @@ class ResponseBuilder(abc.ABC):
 
     @abc.abstractmethod
     def opening(self) -> bytes:
-        """Return the event before the first text; may be empty."""
+        """Begin the stream: return the event before the first text; may be empty."""
 
     @abc.abstractmethod
     def _event_field(self, output: Events) -> str:
@@ -217,7 +225,7 @@ class ChatResponseBuilder(ResponseBuilder):
 
     def opening(self) -> bytes:
         fields = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        event = self._events.choice(fields)
+        event = self._events.opening(fields)
         return self._events.with_prompt_ids(event) if self._events.head.token_ids else event
 
     def _body_fields(self) -> dict[str, Any]:
@@ -238,10 +246,9 @@ class CompletionResponseBuilder(ResponseBuilder):
     nothing = '"text":""'
 
     def opening(self) -> bytes:
-        if not self._events.head.token_ids:
-            return b""
-        fields = f'{self.nothing},"logprobs":null,"finish_reason":null,{self._events.prompt_ids}'
-        return self._events.choice(fields)
+        if self._events.head.token_ids:
+            self._events.add_once = f",{self._events.prompt_ids}"
+        return b""
 
     def _choice_fields(self) -> dict[str, Any]:
         return self._prompt_fields()

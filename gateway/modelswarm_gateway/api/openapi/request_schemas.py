@@ -46,12 +46,21 @@ def _models(base: type[RequestModel] = RequestModel) -> Iterator[type[RequestMod
 def _add_fields(schema: Schema, table: FieldTable) -> None:
     """Describe the model's fields, and add the table's others."""
     properties = schema["properties"]
+    _close_patterns(properties)
     for name in properties:
         properties[name].pop("title", None)
         properties[name]["description"] = ALLOWED[name]
         properties[name] |= _OBJECTS.get(name, {})
     others = {name: state for name, state in table.states.items() if name not in properties}
     properties |= {name: _other_field(state) for name, state in others.items()}
+
+
+def _close_patterns(part: Any) -> None:
+    """Allow no other keys in mappings whose keys have a pattern; pydantic leaves that out."""
+    if isinstance(part, dict) and "patternProperties" in part:
+        part["additionalProperties"] = False
+    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _close_patterns(each)
 
 
 def _other_field(state: State) -> Schema:

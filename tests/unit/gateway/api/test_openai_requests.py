@@ -113,7 +113,7 @@ def test_neutral_values_of_unsupported_fields_are_accepted() -> None:
         ("suffix", "x"),
         ("best_of", 4),
         ("audio", {"voice": "x"}),
-        ("skip_special_tokens", False),
+        ("spaces_between_special_tokens", False),
         ("web_search_options", {}),
         ("add_special_tokens", True),
         ("ebnf", "root ::= x"),

@@ -40,7 +40,7 @@ def document() -> dict[str, Any]:
 
 def is_valid(document: dict[str, Any], name: str, value: object) -> bool:
     schema = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
-    return jsonschema.Draft202012Validator(schema).is_valid(value)
+    return bool(jsonschema.Draft202012Validator(schema).is_valid(value))
 
 
 def is_parsed(model: type[RequestModel], body: dict[str, Any]) -> bool:
@@ -97,6 +97,8 @@ def test_schema_accepts_the_bodies_that_are_parsed(
     for field, state in model.table.states.items():
         if isinstance(state, Renamed):
             continue  # depends on the other field's value
+        if field in ("tools", "tool_choice") and model is ChatRequest:
+            continue  # checked behind the models: test_objects_of_tools_are_described
         values: tuple[object, ...] = (ODD, -(2**70))
         values += getattr(state, "harmless", ())
         for value in (*values, *([None] if field not in body else [])):
