@@ -137,7 +137,7 @@ class GatewayCore:
     def on_peer_lost(self, peer: PeerId, now: float) -> None:
         """Remove a server whose link broke, and recover the sessions with a hop there."""
         self._check_stall(now)
-        self._registry.deregister(peer)
+        self._registry.deregister(peer, now)
         self._recovery.hops.forget_peer(peer)
         self._session_search.forget_peer(peer, now)
         for session in list(self._sessions.values()):
@@ -341,7 +341,7 @@ class GatewayCore:
 
     def _session_of_tail(self, peer: PeerId, item: Token | PromptLogprobs) -> Session | None:
         """Return the running session whose tail sent the item in the present epoch."""
-        found = self._recovery.hops_by_handle.get(item.handle)
+        found = self._recovery.hops.by_handle.get(item.handle)
         if found is None:
             return None
         s, hop = found
@@ -386,14 +386,14 @@ class GatewayCore:
         self.migrations.on_token(s, now)
 
     def _on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
-        found = self._recovery.hops_by_handle.get(answer.handle)
+        found = self._recovery.hops.by_handle.get(answer.handle)
         if found is not None and answer.unknown:
             self._ownership_check.ask_again(found[0])
         self._recovery.on_fence_ack(peer, answer, now)
         self.migrations.on_fence_ack(peer, answer, now)
 
     def _on_report(self, peer: PeerId, report: FaultReport, now: float) -> None:
-        found = self._recovery.hops_by_handle.get(report.handle)
+        found = self._recovery.hops.by_handle.get(report.handle)
         if (
             found is None
             or found[1].peer != peer

@@ -59,7 +59,7 @@ def test_refused_hops_are_forgotten_with_their_session() -> None:
     assert any(isinstance(effect, Refused) for effect in core.take_effects())
     answer(core, "ax/1/0", asked["ax/1/0"], Refusal.NO_PAGES)
     core.close_session("s", 0.0)
-    assert not core._recovery.hops_by_handle
+    assert not core._recovery.hops.by_handle
     assert not core._recovery.hops.closing
 
 
@@ -88,7 +88,7 @@ def test_hop_that_was_created_under_two_handles_is_closed_under_both(early: int)
     for ack in acks[early:]:
         core.receive("a/1/0", ack, 0.0)
     assert closed + closed_handles(core) == [70, 71]
-    assert "a/1/0" not in {hop.peer for _, hop in core._recovery.hops_by_handle.values()}
+    assert "a/1/0" not in {hop.peer for _, hop in core._recovery.hops.by_handle.values()}
 
 
 def closed_handles(core: GatewayCore) -> list[int]:

@@ -350,7 +350,7 @@ def test_closed_session_ends_its_copy() -> None:
     script.core.close_session("s", script.now)
     script.wait(0.1)
     assert len(script.sent_to(new, Close)) == 1
-    assert not script.core._recovery.hops_by_handle and not script.core._registry.hops.total()
+    assert not script.core._recovery.hops.by_handle and not script.core._registry.hops.total()
 
 
 def test_late_answer_for_aborted_copy_closes_its_hop() -> None:

@@ -16,6 +16,7 @@ from support.core.gateway import LEASE, TWICE, Gateway, add_gateway, takeover_ne
 from support.core.network import Network
 from support.core.server import Server, expected
 
+from modelswarm.protocol.messages import StartEpoch
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 
 OTHER = [*PROMPT[:5], *(token + 1 if token < 96 else 0 for token in PROMPT[5:])]
@@ -146,3 +147,26 @@ def test_held_session_goes_on_if_it_was_not_taken(number: int) -> None:
     first.read(SESSION, len(WHOLE))
     assert [*PROMPT, *first.tokens(SESSION)] == WHOLE
     assert owners(made) == {first.peer}
+
+
+def test_held_session_waits_for_servers_on_which_it_had_no_hop() -> None:
+    """Another gateway has moved it to other servers. The old ones, which know nothing of it, are linked first."""
+    made = swarm_of_pairs()
+    first, second = start_partial_turn(made), add_gateway(made, 2)
+    old = first.route(SESSION)
+    new = [server for server in made.servers if server not in old]
+    cut_off(made, first)
+    made.wait(LEASE + 0.2)
+    log = adopt(made, second)
+    second.start(SESSION, log, len(WHOLE) - len(log), ahead=2)
+    for server in old:
+        second.core.migrations.drain(server, "test", made.now)
+    made.wait(3.0)
+    assert set(second.route(SESSION)) == set(new)
+    started = len(made.sent(StartEpoch, first.peer))
+    reconnect(made, first, old)
+    made.wait(2.5)
+    reconnect(made, first, new)
+    made.wait(1.0)
+    assert len(made.sent(StartEpoch, first.peer)) == started
+    assert (len(first.all(OwnershipLost)), second.view(SESSION).state) == (1, "running")

@@ -161,8 +161,8 @@ def check_at_rest(gateways: Iterable[GatewayProcess], servers: Iterable[ServerPr
         if gateway.core.session_views():
             raise Violation(f"{gateway.name} still has {gateway.core.session_views()}")
         recovery = gateway.core._recovery
-        if recovery.hops_by_handle or recovery.hops.closing or gateway.core._registry.hops.total():
-            raise Violation(f"{gateway.name} still has hops {recovery.hops_by_handle}")
+        if recovery.hops.by_handle or recovery.hops.closing or gateway.core._registry.hops.total():
+            raise Violation(f"{gateway.name} still has hops {recovery.hops.by_handle}")
     for server in servers:
         if not server.alive:
             continue

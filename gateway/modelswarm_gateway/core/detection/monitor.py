@@ -120,11 +120,12 @@ class HealthMonitor:
 
         Leases may have expired, and other gateways may own sessions now: none continues without a Fence (R19, leases).
         """
-        if self._clock.tick_delay(now) <= self._settings.lease_seconds / 2:
+        delay = self._clock.tick_delay(now)
+        if delay <= self._settings.lease_seconds / 2:
             return
         stalled = self._clock.advance(now)
         for session in sessions:
-            self._ownership_check.require(session, now)
+            self._ownership_check.require(session, now, since=now - delay)
             if session.held_at is not None:
                 session.held_at += stalled  # servers may reconnect in a moment
             if session.state is not SessionState.HELD:

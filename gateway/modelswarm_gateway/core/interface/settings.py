@@ -52,6 +52,8 @@ class GatewaySettings:
     contest_seconds: float = 0.4
     # Time all servers have to tell what they hold of a session (R20, takeover).
     search_seconds: float = 0.3
+    # Longest wait for a link to a server that may know another owner of the session (R19, leases).
+    relink_seconds: float = 3.0
     # Time for a complete log copy to arrive.
     log_fetch_seconds: float = 10.0
     # Most log entries per Input message.

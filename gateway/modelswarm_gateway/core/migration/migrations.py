@@ -319,7 +319,7 @@ class Migrations:
         migration = self._migration_of(window.handle)
         if migration is None or not migration.is_copying or window.epoch != migration.epoch:
             return
-        _, hop = self._recovery.hops_by_handle[window.handle]
+        _, hop = self._recovery.hops.by_handle[window.handle]
         if peer != hop.peer or not self._is_current(migration):
             return
         migration.kv_positions[window.handle] = max(
@@ -375,7 +375,7 @@ class Migrations:
 
     def handle_report(self, peer: PeerId, report: FaultReport, now: float) -> bool:
         """Take a fault report. True if it concerns only a copy, or announces a drain: neither harms a session."""
-        found = self._recovery.hops_by_handle.get(report.handle)
+        found = self._recovery.hops.by_handle.get(report.handle)
         if found is None or found[1].peer != peer:
             return False
         session, hop = found
@@ -436,7 +436,7 @@ class Migrations:
 
     def _migration_of(self, handle: int) -> Migration | None:
         """Return the migration with a new hop of this gateway handle."""
-        found = self._recovery.hops_by_handle.get(handle)
+        found = self._recovery.hops.by_handle.get(handle)
         migration = None if found is None else self._migrations.get(found[0].name)
         if migration is None or found is None or found[1] not in migration.new_hops:
             return None

@@ -28,14 +28,13 @@ def attribute(
     Hops are in route order; `due_position` is the position of the token that did not come. Servers that are `idle`
     have made no step for a long time.
     """
-    seen = [hop.counters for hop in hops]
-    if any(counters is None or counters.epoch != epoch for counters in seen):
+    seen = [c for hop in hops if (c := hop.counters) is not None and c.epoch == epoch]
+    if len(seen) < len(hops):
         return ()
-    tuples = [counters for counters in seen if counters is not None]
     return (
-        _faulty_link(hops, tuples)
-        or _faulty_ring_link(hops, tuples)
-        or _idle_server(hops, tuples, idle, due_position)
+        _faulty_link(hops, seen)
+        or _faulty_ring_link(hops, seen)
+        or _idle_server(hops, seen, idle, due_position)
     )
 
 

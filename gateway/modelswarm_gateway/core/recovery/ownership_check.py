@@ -16,7 +16,7 @@ from modelswarm.protocol.messages import FindSession, Lane, Send, SessionInfo, r
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
-from modelswarm_gateway.core.sessions.session import OwnershipQuery, Session
+from modelswarm_gateway.core.sessions.session import OwnershipQuery, Session, SessionState
 
 
 class OwnershipCheck:
@@ -29,23 +29,20 @@ class OwnershipCheck:
     ) -> None:
         self._settings, self._peer, self._registry, self._emit = settings, peer, registry, emit
 
-    def require(self, session: Session, due_at: float) -> None:
-        """Ask before the first Fences after `due_at`. What had run here until the first cut-off is compared."""
-        if session.is_named:
-            session.query = session.query or OwnershipQuery(session.newest_known_epoch)
-            session.query.due_at = min(session.query.due_at, due_at)
+    def require(self, session: Session, due_at: float, since: float = math.inf) -> None:
+        """Ask before the first Fences after `due_at`. What had run here until the first cut-off is compared.
 
-    def on_link_lost(self, session: Session, now: float, *, is_held: bool = False) -> None:
-        """Ask at once if it is parked, or no linked server has a hop of it: those may all have ended.
-
-        `is_held`: also wait for servers of its hops without a link. Ask after half a lease.
+        `since`: start of a hold or stall. After half a lease, servers that lost their links about then are waited for.
         """
+        if session.is_named:
+            query = session.query = session.query or OwnershipQuery(session.newest_known_epoch)
+            query.due_at, query.since = min(query.due_at, due_at), min(query.since, since)
+
+    def on_link_lost(self, session: Session, now: float) -> None:
+        """Ask at once if it is parked, or no linked server has a hop of it: those may all have ended."""
         linked = any(self._registry.is_connected(hop.peer) for hop in session.created_hops)
-        has_owner = session.is_in_turn and linked
-        if is_held or not has_owner:
-            self.require(session, now + self._settings.lease_seconds / 2 if has_owner else now)
-        if is_held and session.query is not None:
-            session.query.servers = frozenset(hop.peer for hop in session.owned_hops)
+        if not (session.is_in_turn and linked):
+            self.require(session, now)
 
     def before_turn(self, session: Session) -> None:
         """Ask before this turn. After one check it is enough: a later answer may be of a gateway that lost since."""
@@ -60,18 +57,23 @@ class OwnershipCheck:
         if query is None:
             return False
         if now >= query.due_at:
-            query.until = now + self._settings.search_seconds
-            query.due_at = query.until + self._settings.lease_seconds / 2
-            query.unanswered = set(query.servers)
+            settings, half_lease = self._settings, self._settings.lease_seconds / 2
+            is_late = now - query.since >= half_lease and session.state is not SessionState.FENCING
+            query.unanswered = set()
+            if is_late:
+                lost_after = query.since - settings.lease_seconds
+                query.unanswered = self._registry.unlinked_since(session.model, lost_after)
+            wait = settings.relink_seconds if query.unanswered else settings.search_seconds
+            query.until = now + wait
+            query.due_at = query.until + half_lease
             self._ask(session, query)
+        session.retry_at = query.until
         return self.is_waiting(session, now)
 
     def is_waiting(self, session: Session, now: float) -> bool:
         """True if answers are missing that the session waits for."""
         query = session.query
-        if query is None or now >= query.until:
-            return False
-        return bool(query.unanswered - self._registry.suspected)
+        return bool(query and now < query.until and query.unanswered - self._registry.suspected)
 
     def may_create(self, session: Session, peer: PeerId, now: float) -> bool:
         """False if a hop created on `peer` could replace what another gateway has run there."""
@@ -81,7 +83,8 @@ class OwnershipCheck:
     def on_start(self, session: Session) -> None:
         """The session runs: only servers that were not reached are still asked."""
         if session.query is not None:
-            is_asked, session.query.due_at = session.query.until > -math.inf, math.inf
+            is_asked = session.query.until > -math.inf
+            session.query.due_at = session.query.since = math.inf
             session.query = session.query if is_asked else None
 
     def ask_again(self, session: Session, server: PeerId | None = None) -> None:

@@ -67,7 +67,6 @@ class Recovery:
         self._planner = RoutePlanner(settings, registry)
         self.hops = HopTable(registry, draw, emit)
         self.hop_messages = HopMessages(settings, emit)
-        self.hops_by_handle = self.hops.by_handle
 
     # ---- entering the loop
 
@@ -95,14 +94,12 @@ class Recovery:
         if session.attempts % self._settings.attempts_without_token == 0:
             session.refusal = RefusalReason.FAULTS
             self.hold(session, now)
-            return
-        if not self._complete_route(session, now):
-            return
-        if self._ownership_check.awaits_answers(session, now):
-            session.state, session.retry_at = SessionState.HELD, now + self._settings.search_seconds
-        else:
-            session.state, session.fenced_at = SessionState.FENCING, now
-            self.send_fences(session, now)
+        elif self._complete_route(session, now):
+            if self._ownership_check.awaits_answers(session, now):
+                session.state = SessionState.HELD
+            else:
+                session.state, session.fenced_at = SessionState.FENCING, now
+                self.send_fences(session, now)
 
     def cut_over(self, session: Session, old: Hop, new: list[Hop], now: float) -> None:
         """Replace a hop by the new hops of its migration (R13, migration) and enter the loop with them."""
@@ -181,7 +178,7 @@ class Recovery:
     # ---- fences and answers
 
     def on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
-        found = self.hops_by_handle.get(answer.handle)
+        found = self.hops.by_handle.get(answer.handle)
         if found is None or found[1].peer != peer:
             return
         session, hop = found
@@ -371,7 +368,8 @@ class Recovery:
         session.excluded.clear()
         if session.held_at is None:
             session.held_at = now
-            self._ownership_check.on_link_lost(session, now, is_held=True)
+            self._ownership_check.on_link_lost(session, now)
+        self._ownership_check.require(session, now + self._settings.lease_seconds / 2, since=now)
         ends = session.held_at + self._hold_limits.limit_seconds(session.model)
         if now >= ends:
             self.fail(session, explain_refusal(self._registry, session, session.refusal))

@@ -19,6 +19,7 @@ from modelswarm_gateway.core.servers.block_index import BlockIndex
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE, DrainCauses
 from modelswarm_gateway.core.servers.health import (
     BASE_EJECTION_TIME,
+    MAX_DISCONNECTED,
     SLOW_EJECTION_TIME,
     HealthStatus,
     HealthTable,
@@ -38,6 +39,8 @@ class ServerRegistry:
         """`pair_seconds`: time after which a failed link or a failed step no longer counts. `draw`: 64 random bits."""
         self._emit = emit
         self._servers: dict[PeerId, Server] = {}
+        # Servers that lost their link: model and time, oldest first.
+        self._unlinked: dict[PeerId, tuple[str, float]] = {}
         self._indexes: dict[str, dict[ModelVariant, BlockIndex]] = {}  # of the same, by model
         self._active: dict[str, ModelVariant] = {}  # model -> the variant of new sessions
         self._changed: set[str] = set()  # models whose active variant may have changed
@@ -58,6 +61,7 @@ class ServerRegistry:
         self._remove(hello.peer)
         server = Server(hello, draining=hello.peer in self.drains.peers)
         self._servers[hello.peer] = server
+        self._unlinked.pop(hello.peer, None)
         variant = variant_of(hello)
         indexes = self._indexes.setdefault(hello.model, {})
         indexes.setdefault(variant, BlockIndex(variant.n_blocks)).add(server)
@@ -66,12 +70,17 @@ class ServerRegistry:
         self._changed.add(hello.model)
         return True
 
-    def deregister(self, peer: PeerId) -> None:
+    def deregister(self, peer: PeerId, now: float = 0.0) -> None:
         """Remove a server whose link is down."""
         announced = self.drains.has_cause(peer, SHUTDOWN_CAUSE)
         self.undrain(peer, SHUTDOWN_CAUSE)  # a server that reconnects says so again
-        if self._remove(peer):
+        server = self._servers.get(peer)
+        if server is not None and self._remove(peer):
             self.health.remove_server(peer, announced=announced)
+            if not announced:
+                self._unlinked[peer] = server.hello.model, now
+            if len(self._unlinked) > MAX_DISCONNECTED:
+                del self._unlinked[next(iter(self._unlinked))]
 
     def _remove(self, peer: PeerId) -> bool:
         server = self._servers.pop(peer, None)
@@ -110,6 +119,10 @@ class ServerRegistry:
             self._changed.discard(model)
             self._choose_active(model)
         return self._active.get(model)
+
+    def unlinked_since(self, model: str, time: float) -> set[PeerId]:
+        """Return servers of a model that lost their link after `time`, and did not announce that they stop."""
+        return {peer for peer, (of, lost) in self._unlinked.items() if of == model and lost > time}
 
     def is_connected(self, peer: PeerId) -> bool:
         return peer in self._servers

@@ -79,7 +79,7 @@ class OwnershipQuery:
     """The question to all servers for the owner of a session that was cut off (R20, ownership)."""
 
     newest_run_epoch: Epoch  # newest one that this gateway knew to have run when it was cut off
-    servers: frozenset[PeerId] = frozenset()  # of its hops at the hold, waited for without a link
+    since: float = math.inf  # start of the hold or stall that cut it off
     due_at: float = math.inf  # Fences from then on wait for it
     until: float = -math.inf  # answers are awaited until then; -inf: not asked yet
     unanswered: set[PeerId] = field(default_factory=set)

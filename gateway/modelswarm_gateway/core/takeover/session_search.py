@@ -66,18 +66,12 @@ class SessionSearch:
     ) -> None:
         """Ask `servers`. A SessionLocation follows even without answers. `disconnected` servers cannot be asked."""
         self._last_search_id += 1
-        asked, until = set(servers), now + self._settings.search_seconds
-        self._searches[session] = _Search(
-            until, set(asked), set(disconnected), self._last_search_id
-        )
-        for peer in sorted(asked):
-            self._emit(
-                Send(
-                    reply_address(peer),
-                    Lane.LIVE,
-                    FindSession(session, claims, self._last_search_id),
-                )
-            )
+        until = now + self._settings.search_seconds
+        search = _Search(until, set(servers), set(disconnected), self._last_search_id)
+        self._searches[session] = search
+        find = FindSession(session, claims, search.search_id)
+        for peer in sorted(search.unanswered):
+            self._emit(Send(reply_address(peer), Lane.LIVE, find))
         self._finish_if_complete(session, now)
 
     def fetch_log(self, session: str, holder: LogHolder, now: float) -> None:

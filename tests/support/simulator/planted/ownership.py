@@ -5,6 +5,7 @@ As in `protocol.py`: subclasses of product classes, one rule broken in each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -117,6 +118,19 @@ class GoesOnAfterHolds(OwnershipCheck):
     """B7: a session that was held for longer than a lease goes on without asking for its owner."""
 
     @override
-    def on_link_lost(self, session: Session, now: float, *, is_held: bool = False) -> None:
-        if not (is_held or session.is_in_turn):
+    def require(self, session: Session, due_at: float, since: float = math.inf) -> None:
+        if since == math.inf:
+            super().require(session, due_at)
+
+    @override
+    def on_link_lost(self, session: Session, now: float) -> None:
+        if not session.is_in_turn:
             super().on_link_lost(session, now)
+
+
+class GoesOnWithoutLinks(OwnershipCheck):
+    """R19 (leases): after a hold the servers that have no link yet are not waited for."""
+
+    @override
+    def require(self, session: Session, due_at: float, since: float = math.inf) -> None:
+        super().require(session, due_at)

@@ -239,7 +239,7 @@ class ForgetsKvLimits(GatewayCore):
 
     def _replace_cuts(self, effect: Effect) -> Effect:
         if isinstance(effect, Send) and isinstance(effect.item, Fence):
-            found = self._recovery.hops_by_handle.get(effect.item.gateway_handle)
+            found = self._recovery.hops.by_handle.get(effect.item.gateway_handle)
             if found is not None:
                 return replace(effect, item=self._with_present_cut(effect.item, found[0].length))
         return effect
@@ -264,7 +264,7 @@ class ForgetsLimitsOnceSent(GatewayCore):
         effects = super().take_effects()
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.item, Fence):
-                found = self._recovery.hops_by_handle.get(effect.item.gateway_handle)
+                found = self._recovery.hops.by_handle.get(effect.item.gateway_handle)
                 if found is not None:
                     found[1].kv_limit = found[1].log_limit = NO_TRUNCATION
         return effects
@@ -275,7 +275,7 @@ class AcceptsLateTokens(GatewayCore):
 
     @override
     def _on_token(self, peer: PeerId, token: Token, now: float) -> None:
-        found = self._recovery.hops_by_handle.get(token.handle)
+        found = self._recovery.hops.by_handle.get(token.handle)
         if found is None:
             return
         session = found[0]

@@ -392,6 +392,7 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "rivals": gateways.rivals,
     "islands": gateways.islands,
     "detours": gateways.detours,
+    "returns": gateways.returns,
     "handover": gateways.handover,
     "long": _long,
     "reshaped": _reshaped,

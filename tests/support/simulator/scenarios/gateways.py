@@ -238,6 +238,14 @@ def detours(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout, conditions=conditions, load=load, faults=faults)
 
 
+def returns(scenario: Scenario, rng: random.Random) -> Scenario:
+    """As `detours`, up to six times. Links are lost at different times, and come back within seconds, one by one."""
+    scenario = detours(scenario, rng)
+    conditions = replace(scenario.conditions, dial_seconds=1.0, slow_link_down_chance=0.5)
+    faults = replace(scenario.faults, max_count=6)
+    return replace(scenario, conditions=conditions, faults=faults)
+
+
 def _without_spikes(scenario: Scenario) -> Conditions:
     """Return the conditions without slow messages and slow steps: no server is late but by a fault."""
     return replace(scenario.conditions, spike_chance=0.0, slow_step_chance=0.0)
