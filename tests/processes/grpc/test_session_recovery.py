@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from support.processes.session_call import SessionCall
 from support.processes.swarm import BLOCKS, ENDLESS, MODEL, VOCABULARY, HashSwarm, two_spans
 
 from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_serving.model.hash_model import reference_tokens
 
 LEASE = ("--lease", "2")
@@ -126,3 +128,39 @@ def test_session_moves_when_its_gateway_is_killed_in_a_forwarded_step(swarm: Has
         log += encode_bytes("more")
         assert tokens == expected(log, MANY)
         guest.ask(close={})
+
+
+def test_stopping_gateway_leaves_its_session_to_another_one(swarm: HashSwarm) -> None:
+    owner = swarm.gateway(*LEASE, "--shutdown-delay", "0", "--drain-timeout", "1", name="stops")
+    other = swarm.gateway(*LEASE, name="stays")
+    with SessionCall(owner.grpc) as call:
+        call.open(MODEL, session_id="left", max_length=4000)
+        log = encode_bytes("once")
+        log += call.tokens(**step("once", 10))
+        swarm.kill("stops", signal.SIGTERM)
+        assert call.failure().code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+    with SessionCall(other.grpc) as call:
+        assert call.open(MODEL, session_id="left", attach=True).position == len(log)
+        more = call.tokens(**step("more", 10))
+        assert more == expected([*log, *encode_bytes("more")], 10)
+        call.ask(close={})
+
+
+def test_drained_server_changes_no_token_of_a_step(swarm: HashSwarm) -> None:
+    gateway = swarm.gateway(*LEASE, name="drains")
+    swarm.server("s2", "2:4", *LEASE)
+    swarm.servers_ready("s2")
+    with grpc.insecure_channel(gateway.admin) as channel, SessionCall(gateway.grpc) as call:
+        admin = api_pb2_grpc.SwarmStub(channel)
+        linked = api_pb2.ListRequest()
+        eventually("s2 is linked", lambda: len(admin.List(linked, timeout=30).servers) == 3)
+        opened = call.open(MODEL, max_length=4000)
+        tail = opened.route[-1].server
+        call.send(step=step("once", MANY))
+        tokens: list[int] = []
+        read_step(call, tokens, 200)
+        list(admin.Drain(api_pb2.DrainRequest(server=tail), timeout=120))
+        read_step(call, tokens, MANY)
+        assert tokens == expected(encode_bytes("once"), MANY)
+        assert call.ask(state={}).state.route[-1].server == {"s1": "s2", "s2": "s1"}[tail]
+        call.ask(close={})

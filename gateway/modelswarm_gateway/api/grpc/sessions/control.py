@@ -5,13 +5,15 @@ Used by the Inference service and by the stream of a session. Knows no tokens.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from grpc import aio
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
-from modelswarm_gateway.api.forwarding import CALL_SECONDS, FORWARDED_HEADER
+from modelswarm_gateway.api.failover import MOVED_CODES
+from modelswarm_gateway.api.forwarding import CALL_SECONDS, FORWARDED_HEADER, PeerGone
 from modelswarm_gateway.api.grpc.forwarding import OWN_CONNECTION, read_error
 from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.named_sessions import SessionKey
@@ -24,8 +26,10 @@ from modelswarm_gateway.generation.session_control import (
     session_not_found,
     session_state,
 )
-from modelswarm_gateway.generation.session_locator import OwnedElsewhere
+from modelswarm_gateway.generation.session_locator import WAIT_SECONDS, OwnedElsewhere
 
+# Seconds between two tries to reach the gateway of a session that is attached.
+PAUSE_SECONDS = 0.5
 Answer = TypeVar("Answer")
 
 
@@ -47,11 +51,24 @@ class SessionControl:
 
     async def show(self, key: SessionKey) -> api_pb2.SessionState:
         """Return the state of the session, wherever it is."""
-        return await self._state(key, session_state)
+        try:
+            return await self._state(key, session_state)
+        except PeerGone as error:
+            raise owner_not_reached() from error
 
     async def attach(self, key: SessionKey) -> api_pb2.SessionState:
-        """Return the state of the session, which is taken over first if its gateway was lost."""
-        return await self._state(key, attach_session)
+        """Return the state of the session, which is taken over first if its gateway was lost.
+
+        A gateway that has just stopped counts as the owner until its lease ends.
+        """
+        deadline = self._service.clock() + WAIT_SECONDS
+        while True:
+            try:
+                return await self._state(key, attach_session)
+            except PeerGone as error:
+                if self._service.clock() >= deadline:
+                    raise owner_not_reached() from error
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def _state(
         self,
@@ -71,7 +88,10 @@ class SessionControl:
         try:
             found = await close_session(self._service, key)
         except OwnedElsewhere as elsewhere:
-            await self._forward(elsewhere, lambda stub: stub.CloseSession, key)
+            try:
+                await self._forward(elsewhere, lambda stub: stub.CloseSession, key)
+            except PeerGone as error:
+                raise owner_not_reached() from error
             return
         if not found:
             raise session_not_found(key)
@@ -82,7 +102,7 @@ class SessionControl:
         method: Callable[[Any], Callable[..., Awaitable[Answer]]],
         key: SessionKey,
     ) -> Answer:
-        """Return the answer of the gateway that holds the session."""
+        """Return the answer of the gateway that holds the session. Raise PeerGone if it is stopping or gone."""
         if self._is_forwarded or not elsewhere.grpc:
             raise owner_not_reached() from elsewhere
         name = api_pb2.SessionName(model=key[0], session_id=key[1])
@@ -92,7 +112,10 @@ class SessionControl:
             try:
                 return await call(name, metadata=mark, timeout=CALL_SECONDS)
             except aio.AioRpcError as error:
-                raise (read_error(error) or owner_not_reached()) from error
+                failure = read_error(error)
+                if failure is None or failure.code in MOVED_CODES:
+                    raise PeerGone from error
+                raise failure from error
 
 
 def _message(found: SessionState, key: SessionKey) -> api_pb2.SessionState:

@@ -25,7 +25,7 @@ from modelswarm_gateway.generation.session_control import open_session
 
 Responses = AsyncGenerator[api_pb2.SessionResponse, None]
 
-_NOT_BUILT = {
+NOT_BUILT = {
     "fork": "forks of a session are not built; open another session and send it the whole input",
     "step.hidden_states": "rows of hidden states are not built; send prompt, chat or tokens",
     "step.return_logits": "rows of logits are not built; use logprobs",
@@ -179,7 +179,7 @@ def _generate_request(
         model=key[0], session_id=key[1], append=True, session_position=position
     )
     for field, value in step.ListFields():
-        if f"step.{field.name}" in _NOT_BUILT:
+        if f"step.{field.name}" in NOT_BUILT:
             raise _not_built(f"step.{field.name}")
         if field.message_type is not None:
             getattr(made, field.name).CopyFrom(value)
@@ -191,4 +191,4 @@ def _generate_request(
 
 
 def _not_built(place: str) -> ApiError:
-    return ApiError(Code.UNSUPPORTED, f"{place}: {_NOT_BUILT[place]}", param=place)
+    return ApiError(Code.UNSUPPORTED, f"{place}: {NOT_BUILT[place]}", param=place)
