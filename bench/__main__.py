@@ -18,6 +18,7 @@ FOLDERS = {
         "sampler_cost",
         "stream_cpu",
         "idle_sessions",
+        "guided_overhead",
         "cli_start",
     ),
     "recovery": (

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import string
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ class Shape:
     intermediate: int
     vocab: int
     dtype: str = "float32"
+    writes_text: bool = False  # its tokens are pieces of text, and it has an end token
 
 
 SHAPES = {
@@ -32,6 +35,7 @@ SHAPES = {
         Shape("27m", 512, 8, 8, 8, 1408, 1024),  # the shape of Petals' measurements
         Shape("246m", 1024, 16, 16, 4, 2816, 32000),
         Shape("1m", 128, 8, 4, 4, 352, 512),
+        Shape("59m-text", 512, 8, 8, 8, 1408, 32000, writes_text=True),
         Shape("8b-span", 4096, 8, 32, 8, 14336, 32000, "bfloat16"),  # a quarter of Llama 3.1 8B
     )
 }
@@ -64,8 +68,11 @@ def make_model(shape: Shape, folder: Path) -> None:
         eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    model.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id = shape.vocab - 1 if shape.writes_text else None
     model.to(getattr(torch, shape.dtype)).save_pretrained(folder, max_shard_size="10GB")
+    if shape.writes_text:
+        write_text_tokenizer(shape.vocab, folder)
+        return
     vocabulary = {f"t{index}": index for index in range(shape.vocab)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -73,6 +80,34 @@ def make_model(shape: Shape, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "PreTrainedTokenizerFast"}\n'
     )
+
+
+def write_text_tokenizer(size: int, folder: Path) -> None:
+    """Write a byte-level tokenizer: all bytes, pieces of two to four characters, and an end token as the last one."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = string.ascii_lowercase
+    vocabulary = {name: n for n, name in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges: list[tuple[str, str]] = []
+    pieces = list("\u0120" + string.ascii_letters + string.digits + '"{}[]:,')
+    followers = letters + string.digits + '"{}[]:,'
+    for _ in range(3):
+        longer = []
+        for piece in pieces:
+            for follower in followers:
+                if len(vocabulary) < size - 1 and piece + follower not in vocabulary:
+                    vocabulary[piece + follower] = len(vocabulary)
+                    merges.append((piece, follower))
+                    longer.append(piece + follower)
+        pieces, followers = longer, letters
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken("<|end|>", normalized=False)])
+    assert tokenizer.get_vocab_size() == size
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings) + "\n")
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ class Hello:
     lease_ms: int = 0  # session lease of this server (R19, leases); 0: not given
     heartbeat_ms: int = 0  # interval of a busy server (R21, failure detection); 0: not given
     replaces: tuple[PeerId, ...] = ()  # gateways whose processes have ended (R19, leases)
+    grammar: str = ""  # library and version by which a tail constrains answers; empty: it cannot
 
 
 @dataclass(frozen=True, slots=True)

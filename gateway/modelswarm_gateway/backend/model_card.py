@@ -28,6 +28,8 @@ class ModelCard:
     )  # what is made of its files while there is no tokenizer
     files_problem: str = ""  # why its tokenizer files cannot be used
     files_wait: str = ""  # what the tokenizer waits for, if that is known
+    # Library and version of the grammars of each server that samples; empty: it has none.
+    grammar_versions: frozenset[str] = frozenset()
 
     @property
     def ready(self) -> bool:
@@ -36,6 +38,11 @@ class ModelCard:
     @property
     def _has_servers(self) -> bool:
         return not self.missing_blocks and self.n_blocks > 0
+
+    @property
+    def can_constrain(self) -> bool:
+        """Return whether some server can hold an answer to a grammar; True while that is not known."""
+        return not self.grammar_versions or any(self.grammar_versions)
 
     @property
     def phase(self) -> StartPhase:

@@ -35,6 +35,8 @@ class EventObserver(Protocol):
 
     def on_ejected(self, model: str, cause: str) -> None: ...
 
+    def on_grammar_version_changed(self, model: str) -> None: ...
+
 
 class RecoveryEvents:
     def __init__(self) -> None:
@@ -59,6 +61,10 @@ class RecoveryEvents:
         if stream is not None:
             stream.fault_cause = stream.fault_cause or "silent"
             self.finish(session, stream, "resumed", seconds)
+
+    def record_grammar_version(self, session: str) -> None:
+        if self.observer is not None:
+            self.observer.on_grammar_version_changed(self._models.get(session, ""))
 
     def record_migration(self, moved: MigrationEnded) -> None:
         if self.observer is not None:

@@ -482,6 +482,12 @@ class GatewayCore:
         """Return the most positions a session of `model` may have; 0 if none of its servers is connected."""
         return self._registry.max_length(model)
 
+    def grammar_versions(self, model: str) -> frozenset[str]:
+        """Return what the servers of the model's last block announce for grammars; "": they have none."""
+        variant = self._registry.active_variant(model)
+        servers = self._registry.servers_of(model, variant)
+        return frozenset(s.hello.grammar for s in servers if s.hello.last == s.hello.n_blocks)
+
     def hold_limit_seconds(self, model: str) -> float:
         """Return the hold limit of its sessions in seconds; 0: they are not held."""
         return self._hold_limits.limit_seconds(model)

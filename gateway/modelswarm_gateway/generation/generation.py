@@ -39,12 +39,17 @@ _NOT_STARTED = (Code.NO_CAPACITY, Code.NO_SERVERS, Code.CONTEXT_LENGTH)
 
 @dataclass(frozen=True, slots=True)
 class OutputChunk:
-    """Generated text (perhaps empty), the tokens that made it, and the finish reason of the last chunk."""
+    """Generated text (perhaps empty), the tokens that made it, and the finish reason of the last chunk.
+
+    With log probabilities, tokens whose text is withheld come with a later chunk: a stream that is resumed behind this
+    one must report theirs.
+    """
 
     text: str
     tokens: tuple[int, ...]
     position: int  # of the first token
     end: int  # position after the last token
+    received: int  # position after the last token that has come, withheld or not
     finish: str | None
     mark: str  # short hash of the log up to `end`; "" for a session without a name
     logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that belong to `text`, if requested
@@ -117,6 +122,7 @@ class Generation:
             (request.model, request.session_id) if request.session_id else None
         )
         self._log_mark = LogMark(turn.tokens) if self.session_key else None
+        self._withheld: list[int] = []  # tokens that came and are in no chunk yet
         # Time since which the client has not taken the last chunk; None while the next one is awaited.
         self._unread_since: float | None = context.clock()
         # Generated before the turn was resumed, and not seen by the client.
@@ -186,10 +192,15 @@ class Generation:
             else:
                 self._released.clear()
                 self._events.clear()
+                if self._logprobs is not None:
+                    self._logprobs.drop_withheld()
             if self._finish is not None:
                 break
         self.completion_tokens = self._resumed_tokens = end - first
-        new = resumed.generated[max(0, resumed.last_read + 1 - first) : end - first]
+        known = max(0, resumed.last_read + 1 - first)
+        if self._log_mark is not None:
+            self._log_mark.extend(resumed.generated[:known])
+        new = resumed.generated[known : end - first]
         self._unseen_chunk = self._finish_chunk(shown, new, end - len(new))
         try:
             if self._finish is not None:
@@ -299,21 +310,33 @@ class Generation:
         return text
 
     def _finish_chunk(self, texts: Sequence[str], tokens: Sequence[int], first: int) -> OutputChunk:
-        """Return the chunk of these texts and tokens, with the mark of the log so far."""
+        """Return the chunk of these texts and tokens, the first at position `first`, with the mark of the log."""
+        received, came = first + len(tokens), [*self._withheld, *tokens]
+        shown = self._count_shown(came)
+        self._withheld = came[shown:]
+        end = received - len(self._withheld)
+        if self._log_mark is not None:
+            self._log_mark.extend(came[:shown])
         mark = "" if self._log_mark is None else str(self._log_mark)
-        end = first + len(tokens)
         logprobs, self._released = tuple(self._released), []
         events, self._events = tuple(merge_events(self._events)), []
         return OutputChunk(
             "".join(texts),
-            tuple(tokens),
-            first,
+            tuple(came[:shown]),
+            end - shown,
             end,
+            received,
             self._finish_reason(),
             mark,
             logprobs,
             None if self._answer is None else events,
         )
+
+    def _count_shown(self, tokens: Sequence[int]) -> int:
+        """Return how many of the tokens that have come are in this chunk."""
+        if self._logprobs is None or self._finish is not None:
+            return len(tokens)
+        return max(0, len(tokens) - self._logprobs.withheld)
 
     def _finish_reason(self) -> str | None:
         has_calls = self._answer is not None and self._answer.has_calls
@@ -338,8 +361,6 @@ class Generation:
 
     def _decode(self, event: TokenEvent) -> str:
         piece = ""
-        if event.token >= 0 and self._log_mark is not None:
-            self._log_mark.extend((event.token,))
         has_text = event.finish is not Finish.STOP or self._request.text.keeps_stop
         if event.token >= 0 and has_text:  # by default a stop token has none
             piece = self._detokenizer.feed(event.token)
@@ -366,7 +387,7 @@ class Generation:
     def acknowledge(self, chunk: OutputChunk) -> None:
         """Grant credit for more tokens, because the client has this chunk (R7, credit)."""
         if self._finish is None and not self._closed:
-            self._stream.read_to(chunk.end)
+            self._stream.read_to(chunk.received)
 
     def abort(self, error: ApiError) -> None:
         """Make `next_chunk` raise `error` at once: the client disconnected, or the gateway stops."""

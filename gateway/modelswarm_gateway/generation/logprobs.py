@@ -44,6 +44,15 @@ class LogprobsBuffer:
         self._withheld.append(TokenLogprob(token, logprob, top, self._decoded))
         self._decoded += len(piece)
 
+    @property
+    def withheld(self) -> int:
+        """Return the number of tokens that were added and not released."""
+        return len(self._withheld)
+
+    def drop_withheld(self) -> None:
+        """Forget the withheld tokens: another stream has reported them."""
+        self._withheld.clear()
+
     def release(self, text: str, *, is_last: bool = False) -> list[TokenLogprob]:
         """Return the tokens that belong to the text shown now; with `is_last` all that are left."""
         self._shown += len(text)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,6 +18,7 @@ from modelswarm_gateway.errors import (
     ApiError,
     Code,
     gateway_stopping,
+    invalid_request,
     model_not_found,
     stream_replaced,
     stream_unread,
@@ -29,6 +30,8 @@ from modelswarm_gateway.generation.continuation import (
 )
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
 from modelswarm_gateway.generation.grammar.check_process import GrammarProcess
+from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
+from modelswarm_gateway.generation.grammar.tool_grammar import answer_grammar
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import (
     GenerationRequest,
@@ -39,13 +42,18 @@ from modelswarm_gateway.generation.request import (
 )
 from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
 from modelswarm_gateway.generation.session_locator import SessionLocator
-from modelswarm_gateway.generation.tool_calls.families import find_format
+from modelswarm_gateway.generation.tool_calls.answer import PROMPT_END_TOKENS
+from modelswarm_gateway.generation.tool_calls.families import ChatFormat, find_format
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.sampling_tokens import add_bad_words
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 from modelswarm_gateway.settings import cap_keepalive
 
+# Refusal of a grammar at a model whose servers all lack the library.
+NO_GRAMMARS = (
+    "no server of this model can hold an answer to a grammar; leave it out, or use another model"
+)
 # Longest wait for a generation whose client has left, in seconds.
 RELEASE_SECONDS = 2.0
 
@@ -142,8 +150,12 @@ class GenerationService:
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         sampling = await add_bad_words(sampling, request.options, tokenizer)
-        if request.grammar is not None:
-            grammar = await self._grammars.check(request.grammar, sampling.eos)
+        source = _with_tokens(request.grammar, tokenizer)
+        source = source or _answer_grammar(request, form, tokenizer, tokens)
+        if source is not None:
+            if not card.can_constrain:
+                raise invalid_request(source.param, f"{source.param}: {NO_GRAMMARS}")
+            grammar = await self._grammars.check(source, sampling.eos)
             sampling = replace(sampling, grammar=grammar)
         turn = TurnRequest(
             tokens=tokens,
@@ -270,6 +282,28 @@ class GenerationService:
             detail = f"the model {name!r} is starting: {card.tokenizer_reason}; retry in 1 s"
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         return card, card.tokenizer
+
+
+def _with_tokens(source: GrammarSource | None, tokenizer: ModelTokenizer) -> GrammarSource | None:
+    """Return a client's grammar with the model's tokens that it names."""
+    if source is None or source.kind not in (GrammarKind.GRAMMAR, GrammarKind.STRUCTURAL_TAG):
+        return source
+    found = tokenizer.tokens_within(source.text)
+    return replace(source, tokens=tuple(sorted(found.items())))
+
+
+def _answer_grammar(
+    request: GenerationRequest, form: ChatFormat, tokenizer: ModelTokenizer, prompt: Sequence[int]
+) -> GrammarSource | None:
+    """Return the grammar that holds the answer to the request's tools; None if none is needed. Raise ApiError."""
+    if request.answer is None or not request.answer.is_constrained:
+        return None
+    if request.options.ignore_eos:
+        detail = "an answer whose calls are constrained ends by itself; leave ignore_eos out"
+        raise invalid_request("ignore_eos", f"ignore_eos: {detail}")
+    special = tokenizer.tokens_within("\n".join(form.markers))
+    end = tokenizer.decode(prompt[-PROMPT_END_TOKENS:], form.markers)
+    return answer_grammar(request.answer, form, end, special)
 
 
 def _resume(

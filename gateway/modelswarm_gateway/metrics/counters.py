@@ -183,6 +183,11 @@ class Metrics:
         self._ejections = count(
             "ejections", "Ejections of servers from new routes.", "model", "cause"
         )
+        self._grammar_changes = count(
+            "grammar_version_changes",
+            "Sessions with a grammar that went on at a tail with another version of its library.",
+            "model",
+        )
         self._migrations = count(
             "migrations",
             "Migrations of sessions off a server by cause and outcome.",
@@ -260,6 +265,9 @@ class Metrics:
     def on_ejected(self, model: str, cause: str) -> None:
         self._ejections.labels(self._label(model), cause).inc()
 
+    def on_grammar_version_changed(self, model: str) -> None:
+        self._grammar_changes.labels(self._label(model)).inc()
+
     def on_migrated(self, model: str, cause: str, outcome: str) -> None:
         self._migrations.labels(self._label(model), cause, outcome).inc()
 
@@ -291,6 +299,7 @@ class Metrics:
 
     def _create_series(self, label: str) -> None:
         """Create all series of a model at zero: a counter that appears with its first event shows no increase."""
+        self._grammar_changes.labels(label)
         for status in USUAL_CODES:
             self._requests.labels(label, str(status))
         for outcome in TurnOutcome:

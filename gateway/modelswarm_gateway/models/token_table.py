@@ -23,6 +23,7 @@ from modelswarm.checkpoint.tokenizer import MAX_TOKEN_BYTES
 CACHED_TEXTS = 4096
 _COUNT = struct.Struct("!I")
 _SHOWN, _ADDED = 1, 2  # flags of a token: it has a text in an answer, it is added to the vocabulary
+_ANY_ADDED = re.compile(b"[%c-%c]" % (_ADDED, _ADDED | _SHOWN))
 _BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 _BLANK = "\u2581"  # SentencePiece's marker of a blank
 
@@ -109,6 +110,19 @@ class TokenTable:
     def _marker(self, token: int, markers: Sequence[str]) -> str | None:
         text = self._text(token)
         return text if text in markers and self._flags_of(token) & _ADDED else None
+
+    def tokens_within(self, text: str) -> dict[str, int]:
+        """Return the added tokens within the text that a grammar must name, with their ids.
+
+        To llguidance these are the special ones, and those in angle brackets: its texts never match them.
+        """
+        found: dict[str, int] = {}
+        for added in _ANY_ADDED.finditer(self._flags):
+            name = self._text(added.start())
+            is_special = not self._flags[added.start()] & _SHOWN
+            if name in text and (is_special or (name.startswith("<") and name.endswith(">"))):
+                found[name] = added.start()
+        return found
 
     def _flags_of(self, token: int) -> int:
         return self._flags[token] if 0 <= token < len(self._ends) else 0

@@ -223,6 +223,10 @@ class ModelTokenizer:
         """Return the bytes that a token stands for; special tokens have those of their names."""
         return self._table.bytes_of(token)
 
+    def tokens_within(self, text: str) -> dict[str, int]:
+        """Return the tokens within the text that a grammar must name, with their ids."""
+        return self._table.tokens_within(text)
+
     def detokenizer(
         self, before: Sequence[int], markers: Sequence[str] = (), *, all_special: bool = False
     ) -> Detokenizer:

@@ -36,6 +36,7 @@ from modelswarm_gateway.core.interface.effects import (
     Effect,
     Ejected,
     Emitted,
+    GrammarVersionChanged,
     MigrationEnded,
     OwnershipLost,
     PromptScored,
@@ -313,6 +314,11 @@ class Node:
             case Ejected(peer=peer, cause=cause):
                 log.warning("ejected %s from new routes: %s", peer, cause)
                 self.recovery_events.record_ejection(effect)
+            case GrammarVersionChanged(session=session, peer=peer, before=before, now=now):
+                log.warning(
+                    "session %s goes on at %s with %s, after %s", session, peer, now, before
+                )
+                self.recovery_events.record_grammar_version(session)
             case MigrationEnded():
                 log.info("migration of session %s off %s (%s): %s after %.3f s", *astuple(effect))
                 self.recovery_events.record_migration(effect)
@@ -365,4 +371,5 @@ class Node:
             files_phase=entry.phase,
             files_problem=entry.files_problem,
             files_wait=entry.describe_fetch(),
+            grammar_versions=self._core.grammar_versions(entry.name),
         )

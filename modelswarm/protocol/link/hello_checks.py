@@ -24,6 +24,7 @@ _TEXTS = {
     "link": re.compile(r"[!-~]{0,64}"),
     "target": re.compile(r"[!-~]{0,512}"),
     "revision": re.compile(r"[^\x00-\x1f\x7f]{0,256}"),
+    "grammar": re.compile(r"([a-z]{1,32} [A-Za-z0-9_.+-]{1,32})?"),
     "dtype": re.compile(r"[A-Za-z0-9_.]{0,32}"),
 }
 

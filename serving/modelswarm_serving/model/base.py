@@ -148,7 +148,12 @@ class OutOfDeviceMemory(Exception):
 
 
 class GrammarCompiler(Protocol):
-    """The grammars of a tail's model. Both may run in any thread but the engine's."""
+    """The grammars of a tail's model. `load` and `prepare` run in any thread but the engine's."""
+
+    @property
+    def version(self) -> str:
+        """The library that masks tokens, and its version."""
+        ...
 
     def load(self) -> object:
         """Do once what all grammars need."""

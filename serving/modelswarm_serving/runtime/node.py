@@ -80,7 +80,8 @@ class Node:
         # One thread: compiling drops the interpreter's lock, and recoveries wait for nothing else here.
         self._grammar_compiler = ThreadPoolExecutor(1, "grammars")
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
-        self._identity = ServerIdentity(settings, self._peer, model.shape, revision)
+        grammar = "" if model.grammars is None else model.grammars.version
+        self._identity = ServerIdentity(settings, self._peer, model.shape, revision, grammar)
         self._files = files
         self._metrics = Metrics(settings.served_name, model.shape, model.compute)
         self._liveness, self._probe_server = liveness, probe_server

@@ -114,6 +114,7 @@ async def test_every_exported_metric_is_queried_or_listed() -> None:
         "modelswarm_gateway_responses",
         "modelswarm_gateway_build_info",
         "modelswarm_gateway_decode_seconds",
+        "modelswarm_gateway_grammar_version_changes",
         "modelswarm_gateway_log_tokens",
         "modelswarm_gateway_model_ready",
         "modelswarm_gateway_uncovered_blocks",

@@ -33,10 +33,28 @@ TOOL_CHOICE = FieldTable(
         "OpenAI": {
             "type": OBEYED,
             "function": OBEYED,
-            "allowed_tools": refused("send only the allowed tools"),
+            "allowed_tools": refused("it needs the type allowed_tools"),
             "custom": refused(FUNCTIONS_ONLY),
         }
     },
+)
+ALLOWED_TOOLS_CHOICE = FieldTable(
+    "tool_choice",
+    {
+        "OpenAI": {
+            "type": OBEYED,
+            "allowed_tools": OBEYED,
+            "function": refused("it needs the type function"),
+            "custom": refused(FUNCTIONS_ONLY),
+        }
+    },
+)
+ALLOWED_TOOLS = FieldTable(
+    "tool_choice.allowed_tools", {"OpenAI": {"mode": OBEYED, "tools": OBEYED}}
+)
+ALLOWED_TOOL = FieldTable(
+    "an allowed tool",
+    {"OpenAI": {"type": OBEYED, "function": OBEYED, "custom": refused(FUNCTIONS_ONLY)}},
 )
 CHOSEN_FUNCTION = FieldTable("tool_choice.function", {"OpenAI": {"name": OBEYED}})
 TOOL_CALL = FieldTable(

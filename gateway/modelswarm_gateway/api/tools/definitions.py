@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from modelswarm_gateway.api.fields.tools import CHOSEN_FUNCTION, FUNCTION, TOOL, TOOL_CHOICE
+from modelswarm_gateway.api.fields.tools import (
+    ALLOWED_TOOL,
+    ALLOWED_TOOLS,
+    ALLOWED_TOOLS_CHOICE,
+    CHOSEN_FUNCTION,
+    FUNCTION,
+    TOOL,
+    TOOL_CHOICE,
+)
 from modelswarm_gateway.api.tools.objects import check_type, read_object, read_text
 from modelswarm_gateway.api.tools.schema_checks import check_parameters
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
+from modelswarm_gateway.errors import invalid_request, shorten
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, ToolChoice
 from modelswarm_gateway.generation.tool_calls.tool import Tool
 
@@ -27,7 +35,13 @@ def read_answer_options(
 ) -> AnswerOptions:
     """Return the options. Raise ApiError for tools or a choice that contradict themselves or each other."""
     read = read_tools(tools or ())
-    chosen, name = _read_choice(choice, read)
+    names = {tool.name for tool in read}
+    allowed: tuple[str, ...] = ()
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        chosen, allowed = _read_allowed_tools(choice, names)
+        name = ""
+    else:
+        chosen, name = _read_choice(choice, names)
     if chosen is ToolChoice.NONE:
         read = ()
     if not read and parallel is not None and not parallel and not tools:
@@ -35,7 +49,7 @@ def read_answer_options(
             "parallel_tool_calls", "parallel_tool_calls: needs tools beside it; leave it out"
         )
     one_call = parallel is False or chosen is ToolChoice.NAMED
-    return AnswerOptions(read, chosen, name, one_call, include_reasoning)
+    return AnswerOptions(read, chosen, name, one_call, include_reasoning, allowed)
 
 
 def read_tools(values: Sequence[Any]) -> tuple[Tool, ...]:
@@ -74,10 +88,10 @@ def _read_tool(path: str, value: object) -> Tool:
         raise invalid_request(f"{path}.strict", f"{path}.strict: must be true or false")
     parameters = function.get("parameters", _NO_PARAMETERS)
     check_parameters(f"{path}.parameters", parameters)
-    return Tool(name, parameters, description, strict)
+    return Tool(name, parameters, description, strict, f"{path}.parameters")
 
 
-def _read_choice(choice: object, tools: Sequence[Tool]) -> tuple[ToolChoice, str]:
+def _read_choice(choice: object, names: Collection[str]) -> tuple[ToolChoice, str]:
     """Return the choice, and the name of the function if one is chosen."""
     if choice is None:
         return ToolChoice.AUTO, ""
@@ -85,17 +99,41 @@ def _read_choice(choice: object, tools: Sequence[Tool]) -> tuple[ToolChoice, str
         if choice not in _WORDS:
             detail = f'must be one of {", ".join(_WORDS)}, or {{"type": "function", "function": {{"name": ...}}}}'
             raise invalid_request("tool_choice", f"tool_choice: {detail}")
-        if choice == ToolChoice.REQUIRED.value and not tools:
+        if choice == ToolChoice.REQUIRED.value and not names:
             raise invalid_request("tool_choice", "tool_choice: required needs tools beside it")
         return ToolChoice(choice), ""
-    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-        detail = "allowed_tools is not supported; send only the allowed tools"
-        raise ApiError(Code.UNSUPPORTED, f"tool_choice: {detail}", param="tool_choice")
     fields = read_object("tool_choice", choice, TOOL_CHOICE)
     check_type("tool_choice", fields)
-    path = "tool_choice.function"
-    name = read_text(path, read_object(path, fields.get("function"), CHOSEN_FUNCTION), "name")
-    if name not in {tool.name for tool in tools}:
-        detail = f"tool_choice: {shorten(name)!r} is not the name of a function in tools"
-        raise invalid_request("tool_choice", detail)
-    return ToolChoice.NAMED, name
+    return ToolChoice.NAMED, _read_chosen("tool_choice", fields, names)
+
+
+def _read_allowed_tools(
+    choice: dict[str, Any], names: Collection[str]
+) -> tuple[ToolChoice, tuple[str, ...]]:
+    """Return whether one of the allowed tools must be called, and their names."""
+    fields = read_object("tool_choice", choice, ALLOWED_TOOLS_CHOICE)
+    path = "tool_choice.allowed_tools"
+    allowed = read_object(path, fields.get("allowed_tools"), ALLOWED_TOOLS)
+    mode, tools = allowed.get("mode"), allowed.get("tools")
+    if mode not in ("auto", "required"):
+        raise invalid_request(f"{path}.mode", f'{path}.mode: must be "auto" or "required"')
+    if not isinstance(tools, list) or not tools:
+        detail = "must be a list of functions, not empty"
+        raise invalid_request(f"{path}.tools", f"{path}.tools: {detail}")
+    found = []
+    for place, value in enumerate(tools):
+        here = f"{path}.tools[{place}]"
+        tool = read_object(here, value, ALLOWED_TOOL)
+        check_type(here, tool)
+        found.append(_read_chosen(here, tool, names))
+    return ToolChoice(mode), tuple(dict.fromkeys(found))
+
+
+def _read_chosen(path: str, fields: dict[str, Any], names: Collection[str]) -> str:
+    """Return the name of a function that the request has among its tools."""
+    inner = f"{path}.function"
+    name = read_text(inner, read_object(inner, fields.get("function"), CHOSEN_FUNCTION), "name")
+    if name not in names:
+        detail = f"{path}: {shorten(name)!r} is not the name of a function in tools"
+        raise invalid_request(path, detail)
+    return name

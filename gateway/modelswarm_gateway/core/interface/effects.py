@@ -90,6 +90,16 @@ class MigrationEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarVersionChanged:
+    """A session that goes on with another version of the grammar's library; for logs and metrics."""
+
+    session: str
+    peer: PeerId  # its tail
+    before: str
+    now: str
+
+
+@dataclass(frozen=True, slots=True)
 class CloseLink:
     """A link to close and dial again, because its server has been silent for too long."""
 
@@ -116,6 +126,7 @@ Effect: TypeAlias = (
     | Rerouted
     | Resumed
     | MigrationEnded
+    | GrammarVersionChanged
     | Ejected
     | CloseLink
     | SessionLocation

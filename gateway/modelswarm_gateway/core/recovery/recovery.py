@@ -16,6 +16,7 @@ from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
 from modelswarm.protocol.messages import FenceAck, Refusal
 from modelswarm_gateway.core.interface.effects import (
     Effect,
+    GrammarVersionChanged,
     OwnershipLost,
     Refused,
     Rerouted,
@@ -319,11 +320,22 @@ class Recovery:
         self.hop_messages.send_log(session, head, min(points[0].start, head.log))
         if tail is not head:
             self.hop_messages.send_log(session, tail, tail.log)
+        self._record_grammar_version(session, tail)
         session.state = SessionState.RUNNING
         session.has_run = True
         session.excluded.clear()
         session.refusal = RefusalReason.FAULTS
         self._ownership_check.on_start(session)
+
+    def _record_grammar_version(self, session: Session, tail: Hop) -> None:
+        """Record the version of the grammar's library at the tail, and report that it is another one than before."""
+        server = self._registry.find_server(tail.peer)
+        if session.turn.sampling.grammar is None or server is None:
+            return
+        before, now = session.grammar_version, server.hello.grammar
+        if before and before != now and session.length > session.turn.begin:
+            self._emit(GrammarVersionChanged(session.name, tail.peer, before, now))
+        session.grammar_version = now
 
     # ---- no server, no room, no time
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -39,6 +39,9 @@ LOST_DOMAIN_MS = 50.0
 MAX_COST_MS = 1e5
 # Cost in ms of a server that can never hold the session.
 TOO_SHORT_MS = 100 * LAST_RESORT
+# Cost in ms of a tail with another version of the grammar's library, where one with the same is connected: more than
+# any measured cost, less than a last resort.
+OTHER_GRAMMAR_MS = 1e7
 
 Key: TypeAlias = tuple[str, ModelVariant]
 
@@ -52,6 +55,7 @@ class Needs:
     for_recovery: bool = False  # may use the pages reserved for recovery (R12, admission)
     lost_domains: frozenset[str] = frozenset()  # failure domains of the hops it lost
     excluded: frozenset[PeerId] = frozenset()
+    grammar: str = ""  # library and version that should run its grammar; empty: it has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,8 @@ class CostModel:
         if table is None:
             return None
         before, after = (self._zone(table, peer) for peer in between)
+        if blocks[1] < variant.n_blocks:
+            needs = replace(needs, grammar="")  # the tail stays
         extra, question = _extra_hop_ms(table, needs)
         hop_ms = table.hop_ms if extra is None else table.hop_ms + extra
         to_go = table.cached.get((blocks, after, question))
@@ -210,6 +216,17 @@ def _key(server: Server) -> Key:
     return server.hello.model, variant_of(server.hello)
 
 
+def _grammar_ms(table: CostTable, version: str) -> Floats:
+    """Return the cost of a tail that has no grammars, or those of another version."""
+    tails = table.last == table.n_blocks
+    same = tails & (table.grammar == table.grammar_id(version))
+    cost = np.zeros(len(table.servers))
+    if same.any():
+        cost[tails & ~same] = OTHER_GRAMMAR_MS
+    cost[tails & (table.grammar == table.grammar_id(""))] = TOO_SHORT_MS
+    return cost
+
+
 def _extra_hop_ms(table: CostTable, needs: Needs) -> tuple[Floats | None, object]:
     """Return the cost of a hop for this session beyond the common cost, and a key for it; None if there is none."""
     asked: list[object] = []
@@ -227,6 +244,10 @@ def _extra_hop_ms(table: CostTable, needs: Needs) -> tuple[Floats | None, object
     if zones:
         extra[np.isin(table.zone, zones)] += LOST_DOMAIN_MS
         asked.append(needs.lost_domains)
+    if needs.grammar:
+        cost = _grammar_ms(table, needs.grammar)
+        extra += cost
+        asked.append(needs.grammar)
     out = [table.row_of[peer] for peer in needs.excluded if peer in table.row_of]
     if out:
         extra[out] = math.inf

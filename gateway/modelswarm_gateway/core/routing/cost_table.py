@@ -13,7 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Candidate, Floats, PathTable
+from modelswarm_gateway.core.routing.path_search import (
+    LAST_RESORT,
+    Candidate,
+    Floats,
+    PathTable,
+    Rows,
+)
 from modelswarm_gateway.core.routing.zones import ZoneDelays
 from modelswarm_gateway.core.servers.server import DEFAULT_BLOCK_MS, Server
 
@@ -37,6 +43,8 @@ class CostTable(PathTable):
         self.max_length: Floats = np.zeros(0)
         self.last_resort_ms: Floats = np.zeros(0)  # LAST_RESORT or 0
         self.score: Floats = np.zeros(0)  # health
+        self.grammar: Rows = np.zeros(0, dtype=np.intp)  # `grammar_id` of its version
+        self._grammar_ids = {"": 0}
         candidates = [_candidate(server) for server in servers]
         super().__init__(candidates, servers[0].hello.n_blocks, zones.delay_ms)
         for server in servers:
@@ -89,11 +97,13 @@ class CostTable(PathTable):
         self.max_length = np.append(self.max_length, np.full(count, math.inf))
         self.last_resort_ms = np.append(self.last_resort_ms, np.zeros(count))
         self.score = np.append(self.score, np.ones(count))
+        self.grammar = np.append(self.grammar, np.zeros(count, dtype=np.intp))
 
     def _fill_row(self, row: int, server: Server | None) -> None:
         """Set a row before it has a cost. An empty row gets values that count nowhere."""
         self.servers[row] = server
         self.last_resort_ms[row], self.score[row] = 0.0, 1.0
+        self.grammar[row] = self.grammar_id("" if server is None else server.hello.grammar)
         if server is None:
             self.measured_ms[row], self.max_length[row] = math.nan, math.inf
             self.free_pages[row] = self.total_pages[row] = self.page_size[row] = 0.0
@@ -103,6 +113,10 @@ class CostTable(PathTable):
         self.free_pages[row] = server.free_pages
         self.total_pages[row], self.page_size[row] = hello.total_pages, hello.page_size
         self.max_length[row] = hello.max_length
+
+    def grammar_id(self, version: str) -> int:
+        """Return the number of a version of grammars in the column `grammar`."""
+        return self._grammar_ids.setdefault(version, len(self._grammar_ids))
 
     # ---- costs
 

@@ -127,6 +127,7 @@ class Session:
     pending_prefill_rows: int = 0  # rows that the hops run before the first token
     attempts: int = 0  # passes of the recovery loop since the last new token
     overdue_attempts: int = 0  # those of them that an overdue token started
+    grammar_version: str = ""  # of the tail that ran the turn's grammar last
     has_migrated: bool = False  # a cutover since the last new token
     is_resumed: bool = False  # the turn continues another gateway's; no new token yet
     model_failures: int = 0  # model failures since the last new token

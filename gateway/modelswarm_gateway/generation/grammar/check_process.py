@@ -23,7 +23,8 @@ from modelswarm.protocol.messages import Grammar
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.grammar import check_worker
 from modelswarm_gateway.generation.grammar.check_worker import CPU_SECONDS
-from modelswarm_gateway.generation.grammar.source import GrammarSource
+from modelswarm_gateway.generation.grammar.lark import placeholders
+from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource, SchemaPart
 from modelswarm_gateway.models.model_process import ANSWER_SECONDS, child_environment
 from modelswarm_gateway.models.worker_messages import pack_message, receive_message
 
@@ -34,7 +35,11 @@ REMEMBERED_BYTES = 8 << 20  # of sources and grammars that were accepted
 
 
 class GrammarRefused(Exception):
-    """The grammar cannot be used; the text says why."""
+    """The grammar cannot be used; the text says why. `param`: field of the part that is to blame, if one is."""
+
+    def __init__(self, reason: str, param: str = "") -> None:
+        super().__init__(reason)
+        self.param = param
 
 
 class GrammarProcessError(Exception):
@@ -50,7 +55,7 @@ class GrammarProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._finalizer: weakref.finalize[..., Any] | None = None
-        self._accepted: OrderedDict[tuple[GrammarSource, tuple[str, ...]], str] = OrderedDict()
+        self._accepted: OrderedDict[GrammarSource, str] = OrderedDict()
         self._accepted_bytes = 0
 
     async def check(self, source: GrammarSource, eos: Sequence[int]) -> Grammar:
@@ -59,18 +64,19 @@ class GrammarProcess:
         if not eos:
             raise invalid_request(name, f"{name}: this model has no token that ends an answer")
         try:
-            return Grammar(await self.compile(source), VERSION)
+            return Grammar(_with_ids(await self.compile(source), source), VERSION)
         except GrammarRefused as error:
+            name = error.param or name
             raise invalid_request(name, f"{name}: {error}") from error
         except GrammarProcessError as error:
             detail = f"{error}; retry in 1 s"
             raise ApiError(Code.NO_CAPACITY, detail, param=name, retry_after=1.0) from error
 
-    async def compile(self, source: GrammarSource, special: Sequence[str] = ()) -> str:
-        """Return llguidance's grammar. Raise GrammarRefused or GrammarProcessError."""
-        key = source, tuple(special)
-        if (known := self._accepted.get(key)) is not None:
-            self._accepted.move_to_end(key)
+    async def compile(self, source: GrammarSource) -> str:
+        """Return llguidance's grammar, in which placeholders stand for markers. Raise GrammarRefused or
+        GrammarProcessError."""
+        if (known := self._accepted.get(source)) is not None:
+            self._accepted.move_to_end(source)
             return known
         if self._waiting >= MAX_WAITING:
             raise GrammarProcessError(f"{MAX_WAITING} grammars wait to be checked already")
@@ -78,31 +84,31 @@ class GrammarProcess:
             "kind": source.kind.value,
             "text": source.text,
             "whitespace": source.whitespace,
-            "special": list(special),
+            "markers": [marker for marker, _ in source.tokens],
+            "parts": [part.text for part in source.parts],
         }
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            grammar = await loop.run_in_executor(self._executor, self._ask, request)
+            grammar = await loop.run_in_executor(self._executor, self._ask, request, source.parts)
         finally:
             self._waiting -= 1
-        self._remember(key, grammar)
+        self._remember(source, grammar)
         return grammar
 
-    def _remember(self, key: tuple[GrammarSource, tuple[str, ...]], grammar: str) -> None:
-        if key not in self._accepted:
-            self._accepted[key] = grammar
-            self._accepted_bytes += len(key[0].text) + len(grammar)
+    def _remember(self, source: GrammarSource, grammar: str) -> None:
+        if source not in self._accepted:
+            self._accepted[source] = grammar
+            self._accepted_bytes += _size(source, grammar)
         while self._accepted_bytes > REMEMBERED_BYTES:
-            (source, _), old = self._accepted.popitem(last=False)
-            self._accepted_bytes -= len(source.text) + len(old)
+            self._accepted_bytes -= _size(*self._accepted.popitem(last=False))
 
     def close(self) -> None:
         """End the child. A request that runs ends with it."""
         self._executor.submit(self._end_child)
         self._executor.shutdown(wait=False)
 
-    def _ask(self, request: dict[str, Any]) -> str:
+    def _ask(self, request: dict[str, Any], parts: Sequence[SchemaPart]) -> str:
         try:
             connection = self._connect()
             connection.sendall(pack_message(request))
@@ -118,7 +124,9 @@ class GrammarProcess:
             raise GrammarRefused(f"it {reason}")
         answer, _ = message
         if "refused" in answer:
-            raise GrammarRefused(answer["refused"])
+            place = answer.get("part")
+            param = "" if place is None else parts[place].param
+            raise GrammarRefused(answer["refused"], param)
         return str(answer["grammar"])
 
     def _connect(self) -> socket.socket:
@@ -152,6 +160,19 @@ class GrammarProcess:
         if code == -signal.SIGPROF:
             return f"takes more than {self._cpu_seconds:g} s to check; use fewer repetitions"
         return "is too complex to check; use fewer repetitions and alternatives"
+
+
+def _size(source: GrammarSource, grammar: str) -> int:
+    return len(source.text) + sum(len(part.text) for part in source.parts) + len(grammar)
+
+
+def _with_ids(grammar: str, source: GrammarSource) -> str:
+    """Return the grammar with the ids of tokens for placeholders. A client's grammar has names, which servers know."""
+    if source.kind is GrammarKind.GRAMMAR:
+        return grammar
+    for name, (_, token) in zip(placeholders(len(source.tokens)), source.tokens, strict=True):
+        grammar = grammar.replace(name, f"<[{token}]>")
+    return grammar
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> int:

@@ -1,8 +1,8 @@
 """The grammar process: translates and checks grammars within a budget of processor time and memory.
 
 Started by `check_process.py` as `python -m modelswarm_gateway.generation.grammar.check_worker FD SECONDS`. One request
-at a time: JSON with `kind`, `text`, `whitespace` and `special`; the answer is JSON with `grammar` or `refused`. The
-kernel limits its time and memory. Has no threads of its own.
+at a time: JSON with `kind`, `text`, `whitespace`, `markers` and `parts`. The answer is JSON with `grammar` or
+`refused`, and with the place of the `part` to blame. The kernel limits its time and memory. Has no threads of its own.
 """
 
 from __future__ import annotations
@@ -22,18 +22,23 @@ CPU_SECONDS = 2.0  # processor time of one request; usual ones take less than 0.
 MEMORY_BYTES = 512 << 20  # address space of the process
 
 
-def answer_request(request: dict[str, Any]) -> dict[str, str]:
+def answer_request(request: dict[str, Any]) -> dict[str, Any]:
+    where: dict[str, Any] = {}
     try:
+        for place, part in enumerate(request["parts"]):
+            where = {"part": place}
+            compile_source(GrammarKind.JSON_SCHEMA, part, "")
+        where = {}
         grammar = compile_source(
             GrammarKind(request["kind"]),
             request["text"],
             request["whitespace"],
-            request["special"],
+            request["markers"],
         )
     except UnicodeEncodeError:
-        return {"refused": "it has half of a surrogate pair, which is not a character"}
+        return {"refused": "it has half of a surrogate pair, which is not a character"} | where
     except (GrammarError, RecursionError) as error:
-        return {"refused": str(error)}
+        return {"refused": str(error)} | where
     return {"grammar": grammar}
 
 
@@ -43,7 +48,7 @@ def serve(connection: socket.socket, cpu_seconds: float) -> None:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         answer = answer_request(message[0])
         signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.sendall(pack_message(dict(answer)))
+        connection.sendall(pack_message(answer))
 
 
 def main() -> None:

@@ -17,7 +17,16 @@ class GrammarKind(enum.Enum):
     REGEX = "regex"
     CHOICE = "choice"  # text: a JSON list of strings
     GRAMMAR = "grammar"  # text: Lark, or llama.cpp's GBNF
+    ANSWER = "answer"  # text: Lark with placeholders of markers, as `lark.py` writes it
     STRUCTURAL_TAG = "structural_tag"  # text: a JSON list of [trigger, begin, schema, end]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaPart:
+    """A schema that a grammar is made of, to say which one cannot be used."""
+
+    param: str  # field of the request
+    text: str  # JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +36,6 @@ class GrammarSource:
     param: str  # field of the request, for errors
     whitespace: str | None = ""
     """Regex of the whitespace between the parts of JSON; empty: none, None: any."""
+    parts: tuple[SchemaPart, ...] = ()  # checked one by one before the whole
+    tokens: tuple[tuple[str, int], ...] = ()
+    """Markers in the text that are one token of the model, sorted, with its id. Clients' grammars name them."""

@@ -1,54 +1,134 @@
-"""The grammar of tool calls: names of the tools, arguments by their schemas, in the form of a model family.
+"""The grammar of an answer that calls tools: reasoning, text, and calls in the form of the model's family.
 
-Used by `tool_calls/`, which knows the families' texts. Knows no requests.
+Made of a chat's answer options, the model's format and the end of its prompt. Whatever it accepts, the family's parser
+reads as calls of the allowed tools, with arguments that follow their schemas.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
+from modelswarm_gateway.errors import invalid_request
+from modelswarm_gateway.generation.grammar.call_arguments import json_arguments
+from modelswarm_gateway.generation.grammar.call_syntax import (
+    write_calls,
+    write_syntax,
+)
+from modelswarm_gateway.generation.grammar.lark import ANY_TEXT, LarkRules, holding, regex_of
 from modelswarm_gateway.generation.grammar.schema_checks import SchemaError, dump_schema
-from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
+from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource, SchemaPart
+from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, opens_reasoning
+from modelswarm_gateway.generation.tool_calls.families import ChatFormat
+from modelswarm_gateway.generation.tool_calls.harmony import (
+    CHANNEL,
+    CONSTRAIN,
+    ENDS,
+    MESSAGE,
+    START,
+)
+from modelswarm_gateway.generation.tool_calls.reader import END_THINK, THINK
+from modelswarm_gateway.generation.tool_calls.tool import Tool
 
-NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_SPACE = r"/\s{0,4}/"  # around reasoning; without a limit a model could go on for ever
 
 
-def tool_call_grammar(
-    tools: Sequence[tuple[str, Mapping[str, Any] | None]],
-    *,
-    begin: str = "",
-    end: str = "",
-    separator: str = "",
-    arguments_key: str = "arguments",
-    parallel: bool = True,
-    param: str = "tools",
-) -> GrammarSource:
-    """Return the grammar of one call or more: `begin`, {"name": NAME, `arguments_key`: ARGUMENTS}, `end`.
+def answer_grammar(
+    options: AnswerOptions, form: ChatFormat, prompt_end: str, special: Mapping[str, int]
+) -> GrammarSource | None:
+    """Return the grammar of an answer with these options; None if they constrain nothing. Raise ApiError.
 
-    `tools`: name and JSON schema of the arguments, those that the model may call. `separator` stands between two calls.
-    `begin` and `end` may name special tokens: they are given as text, and the whole must be what the model reads.
-    Raise SchemaError for a schema that cannot be used.
+    `prompt_end`: text of the prompt's last tokens. `special`: markers of the format that are one token of the model,
+    with its id.
     """
-    lines = ["%llguidance {}", "start: call" + (f" ({_text(separator)} call)*" if parallel else "")]
-    names = [f"call_{place}" for place in range(len(tools))]
-    lines.append(f"call: {_text(begin)} ({' | '.join(names)}) {_text(end)}")
-    for rule, (name, parameters) in zip(names, tools, strict=True):
-        try:
-            schema = dump_schema(dict(parameters or NO_PARAMETERS), strict=False)
-        except SchemaError as error:
-            raise SchemaError(f"the tool {name}: {error}") from error
-        inner = json.loads(schema)
-        inner.setdefault("type", "object")
-        inner["x-guidance"] = {"whitespace_flexible": False}
-        head = json.dumps({"name": name}, ensure_ascii=False)[:-1] + f', "{arguments_key}": '
-        lines.append(
-            f"{rule}: {_text(head)} %json {json.dumps(inner, ensure_ascii=False)} {_text('}')}"
-        )
-    return GrammarSource(GrammarKind.GRAMMAR, "\n".join(lines), param)
+    if not options.is_constrained:
+        return None
+    tools = [tool for tool in options.callable_tools if options.follows_schema(tool)]
+    parts = tuple(_part(tool) for tool in tools)
+    rules = LarkRules(special)
+    if form.is_harmony:
+        start = _harmony_answer(rules, options)
+    else:
+        write = _calls_only if options.must_call else _text_with_calls
+        start = write(rules, options, form, prompt_end)
+    rules.add_rule("start", start)
+    param = "tool_choice" if options.must_call or options.allowed else "tools"
+    tokens = tuple(sorted(special.items()))
+    return GrammarSource(GrammarKind.ANSWER, rules.text, param, parts=parts, tokens=tokens)
 
 
-def _text(words: str) -> str:
-    """Return a Lark string; nothing for no words."""
-    return json.dumps(words, ensure_ascii=False) if words else ""
+def _part(tool: Tool) -> SchemaPart:
+    try:
+        schema = {"type": "object", **tool.parameters}
+        return SchemaPart(tool.param, dump_schema(schema, strict=tool.is_strict))
+    except SchemaError as error:
+        raise invalid_request(tool.param, f"{tool.param}: {error}") from error
+
+
+def _calls_only(rules: LarkRules, options: AnswerOptions, form: ChatFormat, prompt_end: str) -> str:
+    calls = write_syntax(rules, options, form).calls
+    if not form.has_reasoning:
+        return calls
+    mark = "" if opens_reasoning(prompt_end) else "?"
+    return f"({_reasoning(rules, prompt_end)}){mark} {calls}"
+
+
+def _reasoning(rules: LarkRules, prompt_end: str) -> str:
+    body = f"{rules.up_to(END_THINK, 'reasoning')} {_SPACE}"
+    if opens_reasoning(prompt_end):
+        return body
+    begin = rf"/\s{{0,4}}{regex_of(THINK)}/"
+    if rules.is_token(THINK):
+        begin = f"{_SPACE} {rules.words(THINK)}"
+    return f"{begin} {body}"
+
+
+def _text_with_calls(
+    rules: LarkRules, options: AnswerOptions, form: ChatFormat, prompt_end: str
+) -> str:
+    """Return the expression of a text in which calls may stand."""
+    syntax = write_syntax(rules, options, form)
+    # A trigger that is a token could be spelled, and the parser would read it.
+    kept_out = [syntax.other_trigger]
+    if rules.is_token(syntax.trigger):
+        kept_out.append(syntax.trigger)
+    text = rules.add_rule(
+        "TEXT", " & ".join([ANY_TEXT, *(f"~{holding(t)}" for t in kept_out if t)])
+    )
+    more = ""
+    if syntax.has_text_after and not options.one_call:
+        more = f"({rules.up_to(syntax.trigger, 'again', starts=text)} {syntax.after_trigger})* TEXT"
+
+    def body(name: str, *not_first: str) -> str:
+        """Return the expression of an answer whose text does not begin with one of these regexes."""
+        first = text
+        if begins := "|".join(each for each in not_first if each):
+            first = rules.add_rule(name.upper(), rf"TEXT & ~/\s*({begins})(.|\n)*/")
+        called = rules.up_to(syntax.trigger, f"{name}_call", starts=first)
+        found = [first, f"{called} {syntax.after_trigger} {more}"]
+        if syntax.opening:
+            found.append(f"{syntax.calls} {more}")
+        return rules.add_rule(name, " | ".join(found))
+
+    if not form.has_reasoning:
+        return body("answer", syntax.opening)
+    reasoned = f"{_reasoning(rules, prompt_end)} {body('answer', syntax.opening)}"
+    if opens_reasoning(prompt_end):
+        return reasoned
+    return f"{reasoned} | {body('direct', syntax.opening, regex_of(THINK))}"
+
+
+def _harmony_answer(rules: LarkRules, options: AnswerOptions) -> str:
+    """Return the expression of harmony's messages behind <|start|>assistant: analysis, then one call or the answer."""
+
+    def write(rules: LarkRules, tool: Tool, name: str) -> str:
+        head = f"{CHANNEL}commentary to=functions.{tool.name} {CONSTRAIN}json{MESSAGE}"
+        return f"{rules.words(head)} {json_arguments(rules, tool)}"
+
+    call = write_calls(rules, options, write)
+    channels = ("analysis",) if options.must_call else ("analysis", "commentary")
+    heads = " | ".join(rules.words(f"{CHANNEL}{channel}{MESSAGE}") for channel in channels)
+    message = f"({heads}) {rules.up_to(ENDS[0], 'body')} {rules.words(f'{START}assistant')}"
+    before = f"({message})*"
+    if options.must_call:
+        return f"{before} {call}"
+    return f"{before} ({call} | {rules.words(f'{CHANNEL}final{MESSAGE}')} {ANY_TEXT})"

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer, StructTag, TokenizerWrapper, grammar_from
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
 
+from modelswarm_gateway.generation.grammar.lark import LarkRules, json_options, placeholders
 from modelswarm_gateway.generation.grammar.source import GrammarKind
+from modelswarm_gateway.generation.grammar.structural_tags import write_structural_tags
 
 MAX_REASON_CHARACTERS = 400
 _EOS = 256  # after the bytes
@@ -46,13 +48,14 @@ def _byte_tokenizer(special: tuple[str, ...]) -> LLTokenizer:
 
 
 def compile_source(
-    kind: GrammarKind, text: str, whitespace: str | None, special: Sequence[str] = ()
+    kind: GrammarKind, text: str, whitespace: str | None, markers: Sequence[str] = ()
 ) -> str:
     """Return llguidance's grammar of the source. Raise GrammarError if no text, or too complex a set of texts, fits.
 
-    `special`: the model's special tokens, which grammars may name.
+    `markers`: special tokens of the model, sorted. A client's grammar names them; others have placeholders.
     """
-    grammar = _translate(kind, text, whitespace)
+    grammar = _translate(kind, text, whitespace, markers)
+    special = markers if kind is GrammarKind.GRAMMAR else placeholders(len(markers))
     is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_error and "unknown special token" not in messages[0]:
         raise GrammarError(one_sentence(messages[0]))
@@ -72,10 +75,11 @@ def _check_begin(matcher: LLMatcher) -> None:
         raise GrammarError(_WORDS.get(reason, reason))
 
 
-def _translate(kind: GrammarKind, text: str, whitespace: str | None) -> str:
+def _translate(kind: GrammarKind, text: str, whitespace: str | None, markers: Sequence[str]) -> str:
     match kind:
         case GrammarKind.JSON_SCHEMA:
-            return LLMatcher.grammar_from_json_schema(text, overrides=json_options(whitespace))
+            options: Any = json_options(whitespace)
+            return LLMatcher.grammar_from_json_schema(text, overrides=options)
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(text)
         case GrammarKind.CHOICE:
@@ -86,27 +90,11 @@ def _translate(kind: GrammarKind, text: str, whitespace: str | None) -> str:
                 return grammar_from("grammar", text)
             except ValueError as error:
                 raise GrammarError(one_sentence(str(error))) from error
+        case GrammarKind.ANSWER:
+            return LLMatcher.grammar_from_lark(text)
         case GrammarKind.STRUCTURAL_TAG:
-            tags = [
-                StructTag(
-                    trigger=trigger, begin=begin, grammar=_with_options(schema, whitespace), end=end
-                )
-                for trigger, begin, schema, end in json.loads(text)
-            ]
-            return LLMatcher.grammar_from_lark(StructTag.to_grammar(tags, assume_special=False))
-
-
-def _with_options(schema: str, whitespace: str | None) -> str:
-    return json.dumps(json.loads(schema) | {"x-guidance": json_options(whitespace)})
-
-
-def json_options(whitespace: str | None) -> Any:
-    """Return llguidance's options for the whitespace between the parts of JSON."""
-    if whitespace is None:
-        return {"whitespace_flexible": True}
-    if not whitespace:
-        return {"whitespace_flexible": False}
-    return {"whitespace_flexible": True, "whitespace_pattern": whitespace}
+            tags = write_structural_tags(LarkRules(markers), text, whitespace)
+            return LLMatcher.grammar_from_lark(tags)
 
 
 def one_sentence(message: str) -> str:

@@ -48,6 +48,34 @@ class AnswerOptions:
     name: str = ""  # of the chosen function
     one_call: bool = False  # the answer ends behind its first call
     include_reasoning: bool = True
+    allowed: tuple[str, ...] = ()  # names of the tools that may be called; empty: all
+
+    @property
+    def must_call(self) -> bool:
+        """Return whether the answer is nothing but calls, apart from its reasoning."""
+        return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
+
+    @property
+    def callable_tools(self) -> tuple[Tool, ...]:
+        """Return the tools that the answer may call; the prompt shows the others too."""
+        names = (self.name,) if self.choice is ToolChoice.NAMED else self.allowed
+        return tuple(tool for tool in self.tools if not names or tool.name in names)
+
+    @property
+    def is_constrained(self) -> bool:
+        """Return whether a grammar has to hold the answer to these options."""
+        if not self.tools:
+            return False
+        return self.must_call or bool(self.allowed) or any(t.is_strict for t in self.callable_tools)
+
+    def follows_schema(self, tool: Tool) -> bool:
+        """Return whether the arguments of a call are held to the tool's schema."""
+        return self.must_call or tool.is_strict
+
+
+def opens_reasoning(prompt_end: str) -> bool:
+    """Return whether a prompt that ends so has opened the reasoning."""
+    return _OPENED.search(prompt_end) is not None
 
 
 def check_answer(options: AnswerOptions, form: ChatFormat) -> None:
@@ -56,14 +84,6 @@ def check_answer(options: AnswerOptions, form: ChatFormat) -> None:
         return
     if form.refusal:
         raise ApiError(Code.UNSUPPORTED, f"tools: {form.refusal}", param="tools")
-    if options.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED):
-        detail = "a call cannot be forced yet; leave it out or send auto"
-        raise ApiError(Code.UNSUPPORTED, f"tool_choice: {detail}", param="tool_choice")
-    for place, tool in enumerate(options.tools):
-        if tool.is_strict:
-            path = f"tools[{place}].function.strict"
-            detail = "arguments cannot be constrained yet; leave it out or send false"
-            raise ApiError(Code.UNSUPPORTED, f"{path}: {detail}", param=path)
 
 
 def has_events(options: AnswerOptions | None, form: ChatFormat) -> bool:
@@ -85,9 +105,9 @@ class AnswerParser:
         is_parsed = form.family is not None and (bool(options.tools) or form.is_harmony)
         reader = form.family.reader if form.family and is_parsed else OutputReader
         self._reader = reader(
-            {tool.name: tool for tool in options.tools},
+            {tool.name: tool for tool in options.callable_tools},
             has_reasoning=form.has_reasoning,
-            is_thinking=form.has_reasoning and _OPENED.search(prompt_end) is not None,
+            is_thinking=form.has_reasoning and opens_reasoning(prompt_end),
             one_call=options.one_call,
         )
         self._prompt, self._seed = prompt, seed & (1 << 64) - 1

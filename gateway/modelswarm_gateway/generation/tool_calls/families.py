@@ -71,6 +71,7 @@ class ChatFormat:
     family_name: str = ""
     has_reasoning: bool = False
     refusal: str = ""  # why requests with tools are refused; "" if they are not
+    template: str = ""  # of its chats; tells which form of a family's calls the model writes
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -92,10 +93,10 @@ def find_format(template: str, parser: str = "") -> ChatFormat:
     has_reasoning = END_THINK in template
     if parser == NO_PARSER:
         detail = f"the gateway runs with --tool-call-parser {NO_PARSER}"
-        return ChatFormat(has_reasoning=has_reasoning, refusal=detail)
+        return ChatFormat(has_reasoning=has_reasoning, refusal=detail, template=template)
     name = parser or _find_family(template)
     family = FAMILIES[name] if name else None
-    return ChatFormat(family, name, has_reasoning, _refusal(template, family))
+    return ChatFormat(family, name, has_reasoning, _refusal(template, family), template)
 
 
 def _find_family(template: str) -> str:

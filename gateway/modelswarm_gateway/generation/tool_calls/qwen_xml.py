@@ -51,7 +51,7 @@ class QwenXmlReader(OutputReader):
             self._argue(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
             before = ", "
             schema = properties.get(key) if isinstance(properties, Mapping) else None
-            if not (yield from self._parameter(_is_text(schema))):
+            if not (yield from self._parameter(is_text(schema))):
                 return True
         if (yield from self._accept(END_FUNCTION)):
             self._argue("{}" if before == "{" else "}")
@@ -75,7 +75,8 @@ class QwenXmlReader(OutputReader):
         return bool(end)
 
 
-def _is_text(schema: object) -> bool:
+def is_text(schema: object) -> bool:
+    """Return whether a value of this schema is written as it is, and not as JSON."""
     return isinstance(schema, Mapping) and schema.get("type") == "string"
 
 

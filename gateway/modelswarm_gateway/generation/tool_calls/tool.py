@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -13,6 +13,7 @@ class Tool:
     parameters: Mapping[str, Any]  # a JSON schema of an object
     description: str | None = None
     is_strict: bool = False  # its arguments must follow the schema
+    param: str = field(default="tools", compare=False)  # of the schema in the request, for errors
 
     def template_value(self) -> dict[str, Any]:
         """Return the tool as chat templates expect it: OpenAI's shape, without fields that only servers read."""

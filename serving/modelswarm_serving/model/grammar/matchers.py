@@ -53,6 +53,10 @@ class GrammarMatchers:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._sessions: OrderedDict[int, _SessionMatcher] = OrderedDict()
 
+    @property
+    def version(self) -> str:
+        return VERSION
+
     def load(self) -> LLTokenizer:
         """Build the tokenizer once: 0.1 to 1 s. Called at the start of a server, so that no recovery waits for it."""
         with self._lock:

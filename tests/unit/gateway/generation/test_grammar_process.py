@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from llguidance import LLMatcher
 
+from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.grammar.check_process import GrammarProcess, GrammarRefused
-from modelswarm_gateway.generation.grammar.schema_checks import SchemaError
-from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
-from modelswarm_gateway.generation.grammar.tool_grammar import tool_call_grammar
+from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource, SchemaPart
 from modelswarm_gateway.generation.grammar.translation import _byte_tokenizer
 
 EOS = 256
@@ -98,9 +98,24 @@ async def test_wrong_source_is_refused_in_one_sentence(
 
 async def test_grammar_may_name_the_models_special_tokens(process: GrammarProcess) -> None:
     source = GrammarSource(GrammarKind.GRAMMAR, 'start: <|tool|> "a"', "field")
-    assert "<|tool|>" in await process.compile(source, ("<|tool|>",))
+    assert "<|tool|>" in await process.compile(replace(source, tokens=(("<|tool|>", 7),)))
     with pytest.raises(GrammarRefused, match="unknown special token"):
         await process.compile(source)
+
+
+async def test_tokens_may_be_triggers_of_structural_tags(process: GrammarProcess) -> None:
+    """Text spells no token, and a token is no text: the trigger is the token."""
+    tag = ["<f", "<f>{", '{"type": "integer"}', "}</f>"]
+    text = json.dumps([tag, ["[X]", "[X]", '{"type": "null"}', ""]])
+    source = GrammarSource(GrammarKind.STRUCTURAL_TAG, text, "field", tokens=(("[X]", 9),))
+    grammar = (await process.check(source, [EOS])).text
+    assert "<[9]>" in grammar
+    grammar = grammar.replace("<[9]>", "<|x|>")
+    matcher = LLMatcher(_byte_tokenizer(("<|x|>",)), grammar, log_level=0)
+    for good, bad in ((b"a <f>{12", b"x"), ([EOS + 1, *b"null and"], b"[X]")):
+        assert matcher.consume_tokens(list(good))
+        assert matcher.try_consume_tokens(list(bad)) < len(bad)
+        matcher.reset()
 
 
 async def test_source_beyond_the_budget_is_refused() -> None:
@@ -115,27 +130,14 @@ async def test_source_beyond_the_budget_is_refused() -> None:
         process.close()
 
 
-async def test_tool_grammar_takes_calls_of_the_tools_only(process: GrammarProcess) -> None:
-    number: dict[str, Any] = {
-        "type": "object",
-        "properties": {"n": {"type": "integer"}},
-        "required": ["n"],
-        "additionalProperties": False,
-    }
-    source = tool_call_grammar([("add", number), ("stop", None)], begin="<t>", end="</t>")
-    grammar = await process.compile(source)
-    call = '<t>{"name": "add", "arguments": {"n":1}}</t>'
-    assert _accepts(grammar, call)
-    assert _accepts(grammar, call + '<t>{"name": "stop", "arguments": {}}</t>')
-    assert not _accepts(grammar, call.replace("add", "sub"))
-    assert not _accepts(grammar, call.replace("1", '"1"'))
-    single = await process.compile(tool_call_grammar([("add", number)], parallel=False))
-    assert not _accepts(single, call[3:-4] * 2)
-
-
-def test_tool_with_a_schema_too_deep_is_refused_by_its_name() -> None:
-    schema: dict[str, Any] = {}
-    for _ in range(100):
-        schema = {"items": schema}
-    with pytest.raises(SchemaError, match="the tool add"):
-        tool_call_grammar([("add", schema)])
+async def test_part_that_cannot_be_used_is_named(process: GrammarProcess) -> None:
+    """Also a part that the whole would show only in the middle of an answer; special tokens get their ids."""
+    good = SchemaPart("a", '{"type": "object"}')
+    bad = SchemaPart("b", '{"type": "object", "properties": {"n": false}, "required": ["n"]}')
+    text = 'start: <|marker_0|> "x"'
+    tokens = (("[X]", 77),)
+    source = GrammarSource(GrammarKind.ANSWER, text, "tools", parts=(good,), tokens=tokens)
+    assert "<[77]>" in (await process.check(source, [1])).text
+    with pytest.raises(ApiError) as caught:
+        await process.check(replace(source, parts=(good, bad)), [1])
+    assert caught.value.param == "b"

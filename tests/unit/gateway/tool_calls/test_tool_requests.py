@@ -64,6 +64,12 @@ def test_tools_and_choice_are_read() -> None:
     assert options_of(tools=[tool()], tool_choice="none").tools == ()
     named = options_of(tools=[tool()], tool_choice={"type": "function", "function": {"name": "f"}})
     assert (named.choice, named.name) == (ToolChoice.NAMED, "f")
+    some = {"mode": "required", "tools": [{"type": "function", "function": {"name": "g"}}]}
+    allowed = {"type": "allowed_tools", "allowed_tools": some}
+    given = options_of(tools=[tool(), tool("g")], tool_choice=allowed)
+    assert (given.choice, given.allowed) == (ToolChoice.REQUIRED, ("g",))
+    assert [each.name for each in given.callable_tools] == ["g"]
+    assert given.callable_tools[0].param == "tools[1].function.parameters"
     assert options_of(tools=[], tool_choice="none", include_reasoning=False) == AnswerOptions(
         choice=ToolChoice.NONE, include_reasoning=False
     )
@@ -71,6 +77,14 @@ def test_tools_and_choice_are_read() -> None:
 
 def parameters(**schema: Any) -> dict[str, Any]:
     return {"tools": [tool(parameters={"type": "object", **schema})]}
+
+
+def allowed_tools(**changes: Any) -> dict[str, Any]:
+    some = {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}], **changes}
+    return {
+        "tools": [tool()],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": some},
+    }
 
 
 @pytest.mark.parametrize(
@@ -120,6 +134,14 @@ def parameters(**schema: Any) -> dict[str, Any]:
             "tool_choice",
             "not the name of a function in tools",
         ),
+        (allowed_tools(mode="any"), "tool_choice.allowed_tools.mode", '"required"'),
+        (allowed_tools(tools=[]), "tool_choice.allowed_tools.tools", "not empty"),
+        (
+            allowed_tools(tools=[{"type": "function", "function": {"name": "g"}}]),
+            "tool_choice.allowed_tools.tools[0]",
+            "not the name of a function in tools",
+        ),
+        (allowed_tools(extra=1), "tool_choice.allowed_tools.extra", "unknown field"),
         ({"parallel_tool_calls": False}, "parallel_tool_calls", "needs tools"),
         ({"functions": [{"name": "f"}]}, "functions", "use tools"),
     ],
