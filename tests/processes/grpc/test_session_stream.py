@@ -210,6 +210,14 @@ def test_session_is_shown_and_closed_by_unary_calls(
     assert call.failure().code() is grpc.StatusCode.NOT_FOUND
 
 
+def test_stream_without_requests_ends_with_its_ttl(call: SessionCall, endpoints: Endpoints) -> None:
+    session = call.open(MODEL, max_length=50, ttl=1).session_id
+    error = call.failure()
+    assert error.code() is grpc.StatusCode.NOT_FOUND
+    assert dict(error.trailing_metadata())["error-code"] == "session_expired"
+    eventually("it is gone", lambda: state(endpoints, session).status_code == 404)
+
+
 OPEN = {"open": {"model": MODEL, "max_length": 50}}
 
 

@@ -33,6 +33,9 @@ NOT_BUILT = {
 }
 
 
+OPEN_SECONDS = 60.0  # seconds to wait for the first request
+
+
 class SessionStream:
     def __init__(self, service: GenerationService) -> None:
         self._service = service
@@ -40,6 +43,7 @@ class SessionStream:
         self._key: SessionKey | None = None
         self._keep = False
         self._position = 0
+        self._patience = OPEN_SECONDS  # seconds to wait for the next request
 
     @property
     def model(self) -> str:
@@ -48,12 +52,25 @@ class SessionStream:
 
     async def answer(self, requests: AsyncIterator[api_pb2.SessionRequest]) -> Responses:
         """Yield the answers to the requests, until one closes the session or no more come. Raise ApiError."""
-        async for request in requests:
+        while (request := await self._next(requests)) is not None:
             async with aclosing(self._answer_one(request)) as responses:
                 async for response in responses:
                     yield response
             if request.WhichOneof("request") == "close":
                 return
+
+    async def _next(
+        self, requests: AsyncIterator[api_pb2.SessionRequest]
+    ) -> api_pb2.SessionRequest | None:
+        """Return the next request; None after the last one. Raise ApiError if none comes while the session is kept."""
+        try:
+            async with asyncio.timeout(self._patience):
+                return await anext(requests, None)
+        except TimeoutError as error:
+            if self._key is not None:
+                raise _expired(self._key) from error
+            detail = f"it must come within {OPEN_SECONDS:g} s"
+            raise invalid_request("open", f"open: {detail}") from error
 
     async def free(self) -> None:
         """Free the session at the end of the stream, unless it is kept. Another gateway may go on with it, so a
@@ -107,7 +124,9 @@ class SessionStream:
         except ApiError as error:
             raise move_field(error, "open", api_pb2.OpenSession.DESCRIPTOR) from error
         self._key, self._keep = key, wanted.keep
-        return await self._state()
+        opened = await self._state()
+        self._patience = opened.state.ttl or self._service.settings.idle_seconds
+        return opened
 
     async def _attach(self, wanted: api_pb2.OpenSession) -> SessionKey:
         for field in ("max_length", "ttl"):
@@ -188,6 +207,11 @@ def _generate_request(
         else:
             setattr(made, field.name, value)
     return made
+
+
+def _expired(key: SessionKey) -> ApiError:
+    detail = f"the session {key[1]!r} had no request for its ttl; open another one"
+    return ApiError(Code.SESSION_EXPIRED, detail, param="session_id")
 
 
 def _not_built(place: str) -> ApiError:

@@ -312,3 +312,16 @@ async def test_connection_that_pings_too_often_is_closed(
     assert b"too_many_pings" in answer
     writer.close()
     await server.stop(0.0)
+
+
+async def test_session_stream_without_a_request_is_ended(
+    gateway: tuple[GenerationService, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("modelswarm_gateway.api.grpc.sessions.stream.OPEN_SECONDS", 0.05)
+    async with served(gateway[0], client_api(gateway[0])) as channel:
+        stub: Any = api_pb2_grpc.InferenceStub(channel)
+        call = stub.Session(timeout=SECONDS)
+        with pytest.raises(aio.AioRpcError) as refused:
+            await collect(call)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert refused.value.details() == "open: it must come within 0.05 s"

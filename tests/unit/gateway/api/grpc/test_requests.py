@@ -120,7 +120,7 @@ def test_field_of_a_chat_changes_the_prompt(name: str) -> None:
     assert changed != parse(model="m", chat=CHAT).prompt
     chat: Any = {**CHAT, name: MESSAGES[name]}
     asked = api_pb2.TokenizeRequest(model="m", chat=chat)
-    assert parse_tokenize_request(asked).given_prompt()[1] == changed
+    assert parse_tokenize_request(asked).to_generation_request().prompt == changed
 
 
 def test_tool_calls_of_a_conversation_reach_the_template() -> None:
