@@ -16,7 +16,6 @@ from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
 from modelswarm.protocol.messages import FenceAck, Refusal
 from modelswarm_gateway.core.interface.effects import (
     Effect,
-    GrammarVersionChanged,
     OwnershipLost,
     Refused,
     Rerouted,
@@ -33,6 +32,7 @@ from modelswarm_gateway.core.recovery.route_planner import RoutePlanner
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
+from modelswarm_gateway.core.sessions.grammar_version import record_version
 from modelswarm_gateway.core.sessions.hop_messages import HopMessages
 from modelswarm_gateway.core.sessions.hop_table import HopTable
 from modelswarm_gateway.core.sessions.prompt_scores import truncate_unscored
@@ -313,29 +313,17 @@ class Recovery:
         points = restart_points([HopState(h.kv, h.last, h.retained) for h in session.hops])
         session.credit = session.target_credit()
         session.record_start(points[0].start, min(point.start for point in points))
-        session.pending_prefill_rows = session.length - min(point.start for point in points)
         for index, point in enumerate(points):
             self.hop_messages.start_hop(session, index, point)
         head, tail = session.hops[0], session.hops[-1]
         self.hop_messages.send_log(session, head, min(points[0].start, head.log))
         if tail is not head:
             self.hop_messages.send_log(session, tail, tail.log)
-        self._record_grammar_version(session, tail)
-        session.state = SessionState.RUNNING
-        session.has_run = True
+        record_version(session, tail, self._emit)
+        session.state, session.has_run = SessionState.RUNNING, True
         session.excluded.clear()
         session.refusal = RefusalReason.FAULTS
         self._ownership_check.on_start(session)
-
-    def _record_grammar_version(self, session: Session, tail: Hop) -> None:
-        """Record the version of the grammar's library at the tail, and report that it is another one than before."""
-        server = self._registry.find_server(tail.peer)
-        if session.turn.sampling.grammar is None or server is None:
-            return
-        before, now = session.grammar_version, server.hello.grammar
-        if before and before != now and session.length > session.turn.begin:
-            self._emit(GrammarVersionChanged(session.name, tail.peer, before, now))
-        session.grammar_version = now
 
     # ---- no server, no room, no time
 

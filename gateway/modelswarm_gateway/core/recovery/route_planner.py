@@ -16,6 +16,7 @@ from modelswarm_gateway.core.routing.cost_model import Needs
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.variant import ModelVariant
+from modelswarm_gateway.core.sessions.grammar_version import wanted_version
 from modelswarm_gateway.core.sessions.session import (
     Hop,
     Session,
@@ -174,17 +175,8 @@ def hop_needs(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] 
         for_recovery=for_recovery,
         lost_domains=frozenset(hop.zone for hop in lost if hop.zone and for_recovery),
         excluded=without,
-        grammar=_grammar_version(session),
+        grammar=wanted_version(session),
     )
-
-
-def _grammar_version(session: Session) -> str:
-    """Return the version that should run the session's grammar: its last tail's, else the one that has checked it."""
-    grammar = session.turn.sampling.grammar
-    if grammar is None:
-        return ""
-    has_generated = session.length > session.turn.begin
-    return (has_generated and session.grammar_version) or grammar.version
 
 
 def unreliable_neighbours(

@@ -46,8 +46,10 @@ class HopTable:
         reply = NO_HANDLE
         while reply == NO_HANDLE or reply in self.by_handle:
             reply = self._draw()
-        zone = server.hello.zone
-        return Hop(server.address, first, last, reply, kv_limit=kv, zone=zone)
+        hello = server.hello
+        hop = Hop(server.address, first, last, reply, kv_limit=kv, zone=hello.zone)
+        hop.grammar_version = hello.grammar
+        return hop
 
     def attach(self, session: Session, hop: Hop) -> None:
         """Enter the hop into the table as part of the session's route or beside it."""

@@ -52,6 +52,7 @@ class Hop:
     accepted_turn: int = 0  # number of the last turn this hop has accepted
     is_relinquished: bool = False  # its Close leaves KV and log to another gateway
     zone: str = ""  # failure domain of its server
+    grammar_version: str = ""  # library and version of the grammars of its server
     route_hop: RouteHop | None = None  # the planner's choice and its costs; None after a takeover
 
     def truncate(self, kv: int, log: int) -> None:
@@ -211,6 +212,7 @@ class Session:
 
     def record_start(self, head: int, lowest: int) -> None:
         """Count reused or replayed entries: the head starts at `head`, the hop furthest behind at `lowest`."""
+        self.pending_prefill_rows = self.length - lowest
         if not self.is_recovering:
             self.reused = head
         else:
