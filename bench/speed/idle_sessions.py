@@ -29,16 +29,15 @@ def run() -> Result:
     with tempfile.TemporaryDirectory() as folder, two_spans(Path(folder), *SERVER_FLAGS) as swarm:
         gateway = swarm.gateway(*GATEWAY_FLAGS)
         _open_sessions(gateway, 0, WARM_SESSIONS)
-        before = resident_mb(gateway.pid)
+        before, busy_before = resident_mb(gateway.pid), _busy_fraction(gateway)
         _open_sessions(gateway, WARM_SESSIONS, WARM_SESSIONS + SESSIONS)
         total = resident_mb(gateway.pid)
-        spent = cpu_seconds(gateway.pid)
-        time.sleep(IDLE_SECONDS)
-        busy = (cpu_seconds(gateway.pid) - spent) / IDLE_SECONDS
+        busy = _busy_fraction(gateway)
     figures = {
         "mb": total - before,
         "total_mb": total,
         "cpu_fraction": busy,
+        "cpu_fraction_without": busy_before,
         "load": os.getloadavg()[0],
     }
     return Result(
@@ -48,12 +47,20 @@ def run() -> Result:
         rows=[
             (f"MB for {SESSIONS} idle sessions", f"{figures['mb']:.1f}"),
             ("MB of the gateway in all", f"{total:.1f}"),
-            ("share of a core that an idle gateway uses", f"{busy:.4f}"),
+            ("share of a core that the idle gateway uses", f"{busy:.4f}"),
+            (f"the same with {WARM_SESSIONS} sessions", f"{busy_before:.4f}"),
         ],
         shape=f"two servers of the hash model, {PROMPT + ANSWER} tokens per session, load {figures['load']:.1f}",
         threads=1,
         bars=[Bar("mb", "<=", 100.0)],
     )
+
+
+def _busy_fraction(gateway: Endpoints) -> float:
+    """Return the share of a core that the gateway uses while nothing happens."""
+    spent = cpu_seconds(gateway.pid)
+    time.sleep(IDLE_SECONDS)
+    return (cpu_seconds(gateway.pid) - spent) / IDLE_SECONDS
 
 
 def _open_sessions(gateway: Endpoints, first: int, last: int) -> None:

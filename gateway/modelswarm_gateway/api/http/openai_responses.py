@@ -164,8 +164,9 @@ class ResponseBuilder(abc.ABC):
         self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
     ) -> bytes:
         """Return the event of some output. `event_id`: the last log position that it covers (R17, sampling)."""
-        found = json.dumps(self._logprobs(logprobs))
-        fields = f'{self._event_field(output)},"logprobs":{found},"finish_reason":null'
+        found = self._logprobs(logprobs)
+        shown = "null" if found is None else json.dumps(found)
+        fields = f'{self._event_field(output)},"logprobs":{shown},"finish_reason":null'
         return self._events.choice(fields, tokens, event_id)
 
     def finish_event(self, finish: str) -> bytes:
@@ -232,7 +233,11 @@ class ChatResponseBuilder(ResponseBuilder):
         return self._prompt_fields()
 
     def _event_field(self, output: Events) -> str:
-        return f'"delta":{json.dumps(chat_delta(output))}'
+        match output:
+            case [TextDelta(text)]:  # most events: a string needs a fifth of the time of an object
+                return f'"delta":{{"content":{json.dumps(text)}}}'
+            case _:
+                return f'"delta":{json.dumps(chat_delta(output))}'
 
     def _whole_field(self, output: Events) -> dict[str, Any]:
         return {"message": chat_message(output)}
