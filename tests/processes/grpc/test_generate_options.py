@@ -90,6 +90,47 @@ def test_no_log_probabilities_unless_they_are_asked_for(stub: Stub) -> None:
     assert not any(entry.top for entry in bare.logprobs)
 
 
+def test_log_probabilities_of_a_prompt_are_those_of_http(stub: Stub, endpoints: Endpoints) -> None:
+    given = complete(endpoints, prompt="tell me", prompt_logprobs=2)["choices"][0]
+    asked = request(prompt="tell me", prompt_logprobs=2)
+    entries = list(stub.Generate(asked, timeout=60).prompt_logprobs)
+    assert [entry.token_id for entry in entries] == encode_bytes("tell me")
+    assert not entries[0].HasField("logprob")
+    for entry, scores in zip(entries[1:], given["prompt_logprobs"][1:], strict=True):
+        assert entry.logprob == scores[str(entry.token_id)]["logprob"]
+        assert len(entry.top) == 2
+        for top in entry.top:
+            assert top.logprob == scores[str(top.token_id)]["logprob"]
+    parts = list(stub.GenerateStream(asked, timeout=60))
+    assert list(parts[0].prompt_logprobs) == entries
+    assert not any(part.prompt_logprobs for part in parts[1:])
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("go", {"skip_special_tokens": False}),  # the answer has some
+        ("tell me more", {"truncate_prompt_tokens": 3}),
+        ("tell me more", {"truncate_prompt_tokens": 3, "truncation_side": "right"}),
+    ],
+)
+def test_options_of_text_are_those_of_http(
+    stub: Stub, endpoints: Endpoints, text: str, fields: dict[str, Any]
+) -> None:
+    choice = complete(endpoints, prompt=text, **fields)["choices"][0]
+    whole = stub.Generate(request(prompt=text, **fields), timeout=60)
+    assert (whole.text, list(whole.token_ids)) == (choice["text"], choice["token_ids"])
+    bare = stub.Generate(request(prompt=text), timeout=60)
+    assert whole.text != bare.text
+
+
+def test_stop_string_is_shown_if_wanted(stub: Stub) -> None:
+    text = stub.Generate(request(), timeout=60).text
+    stop = text[10:12]
+    shown = stub.Generate(request(stop=[stop], include_stop_str_in_output=True), timeout=60)
+    assert shown.text == text[: text.index(stop) + len(stop)]
+
+
 def test_prompt_token_ids_come_once(stub: Stub) -> None:
     asked = request(return_prompt_token_ids=True)
     assert list(stub.Generate(asked, timeout=60).prompt_token_ids) == encode_bytes("go")
@@ -125,6 +166,10 @@ def test_answers_have_indexes_and_one_usage(stub: Stub) -> None:
     ("fields", "param"),
     [
         ({"logprobs": 21}, "logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"truncation_side": "left"}, "truncation_side"),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "up"}, "truncation_side"),
         ({"n": 0}, "n"),
         ({"n": 129}, "n"),
         ({"n": 2, "session_id": "x"}, "n"),

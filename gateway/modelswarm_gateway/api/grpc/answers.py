@@ -16,7 +16,7 @@ from modelswarm_gateway.api.failover import StreamFailover
 from modelswarm_gateway.api.forwarding import PeerGone
 from modelswarm_gateway.api.grpc.forwarding import forward_stream, is_alive_at
 from modelswarm_gateway.api.grpc.requests import count_answers, parse_generate_request
-from modelswarm_gateway.api.grpc.responses import response_part, usage_of
+from modelswarm_gateway.api.grpc.responses import add_prompt, response_part, usage_of
 from modelswarm_gateway.api.merged_chunks import merge_chunks
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.continuation import append_unknown
@@ -116,8 +116,8 @@ async def _generate(
             index, chunk = found
             generation = generations[index]
             part = response_part(name, chunk, generation, index)
-            if begins and request.return_prompt_token_ids:
-                part.prompt_token_ids.extend(generation.prompt)
+            if begins:
+                add_prompt(part, generation, request)
             begins = False
             open_answers -= chunk.finish is not None
             if not open_answers:

@@ -18,6 +18,7 @@ _PLACES = {
     **{field.name: f"sampling.{field.name}" for field in api_pb2.Sampling.DESCRIPTOR.fields},
     "messages": "chat.messages",
     "add_generation_prompt": "chat.add_generation_prompt",
+    "continue_final_message": "chat.continue_final_message",
     "chat_template_kwargs": "chat.chat_template_kwargs",
     "documents": "chat.documents",
     LAST_EVENT_ID: "resume_after",

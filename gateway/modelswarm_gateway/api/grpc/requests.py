@@ -36,6 +36,11 @@ _SAME_FIELDS = (
     "echo",
     "n",
     "add_special_tokens",
+    "prompt_logprobs",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "truncate_prompt_tokens",
+    "truncation_side",
 )
 
 
@@ -126,6 +131,8 @@ def _chat_body(chat: api_pb2.Messages) -> dict[str, Any]:
     body: dict[str, Any] = {"messages": [_message(message) for message in chat.messages]}
     if chat.HasField("add_generation_prompt"):
         body["add_generation_prompt"] = chat.add_generation_prompt
+    if chat.continue_final_message:
+        body["continue_final_message"] = True
     if chat.chat_template_kwargs:
         body["chat_template_kwargs"] = _json("chat_template_kwargs", chat.chat_template_kwargs)
     if chat.documents:

@@ -29,6 +29,22 @@ def response_part(
     )
 
 
+def add_prompt(
+    part: api_pb2.GenerateResponse, generation: Generation, request: api_pb2.GenerateRequest
+) -> None:
+    """Add to the first part of a stream what the request wants to know of the prompt."""
+    prompt = generation.prompt
+    if request.return_prompt_token_ids:
+        part.prompt_token_ids.extend(prompt)
+    if request.HasField("prompt_logprobs"):
+        scored = zip(prompt[1:], generation.prompt_logprobs, strict=True)
+        entries = [TokenLogprob(prompt[0], None, (), 0)] + [
+            TokenLogprob(token, score.logprob, score.top[: request.prompt_logprobs], 0)
+            for token, score in scored
+        ]
+        part.prompt_logprobs.extend(_logprob(entry, generation.tokenizer) for entry in entries)
+
+
 def usage_of(generations: Sequence[Generation]) -> api_pb2.Usage:
     """Return the usage of all answers to one prompt."""
     prompt = len(generations[0].prompt)
@@ -61,7 +77,8 @@ def join_parts(parts: Sequence[api_pb2.GenerateResponse], answers: int) -> api_p
         position=first.position,
         mark=last.mark,
         usage=last.usage,
-        prompt_token_ids=[token for part in parts for token in part.prompt_token_ids],
+        prompt_token_ids=first.prompt_token_ids,
+        prompt_logprobs=first.prompt_logprobs,
     )
     if answers > 1:
         made.choices.extend(

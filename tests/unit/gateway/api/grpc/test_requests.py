@@ -39,6 +39,11 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "echo": (BASE, True),
     "structured_outputs": (BASE, {"regex": "a"}),
     "add_special_tokens": (BASE, False),
+    "prompt_logprobs": (BASE, 2),
+    "skip_special_tokens": (BASE, False),
+    "include_stop_str_in_output": (BASE, True),
+    "truncate_prompt_tokens": (BASE, 5),
+    "truncation_side": ({**BASE, "truncate_prompt_tokens": 5}, "right"),
 }
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,
@@ -72,6 +77,7 @@ MESSAGES: dict[str, Any] = {
     "messages": [{"role": "user", "content": "other"}],
     "add_generation_prompt": False,
     "chat_template_kwargs": '{"mood": "calm"}',
+    "continue_final_message": True,
     "documents": ['{"title": "a"}'],
 }
 
