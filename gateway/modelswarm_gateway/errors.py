@@ -32,6 +32,7 @@ class Code(enum.Enum):
     CONTEXT_LENGTH = "context_length_exceeded"
     MODEL_NOT_FOUND = "model_not_found"
     NOT_FOUND = "not_found"
+    RESPONSE_NOT_FOUND = "previous_response_not_found"
     SERVER_NOT_FOUND = "server_not_found"
     BLOCKS_UNCOVERED = "blocks_uncovered"
     DRAIN_UNDONE = "drain_undone"
@@ -81,6 +82,7 @@ TABLE: dict[Code, ErrorMapping] = {
     Code.CONTEXT_LENGTH: ErrorMapping(400, grpc.StatusCode.INVALID_ARGUMENT, _USER, False),
     Code.MODEL_NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
     Code.NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
+    Code.RESPONSE_NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
     Code.SERVER_NOT_FOUND: ErrorMapping(404, grpc.StatusCode.NOT_FOUND, _USER, False),
     Code.BLOCKS_UNCOVERED: ErrorMapping(409, grpc.StatusCode.FAILED_PRECONDITION, _SERVER, True),
     Code.DRAIN_UNDONE: ErrorMapping(409, grpc.StatusCode.FAILED_PRECONDITION, _USER, False),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -16,6 +17,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "gateway")]  # run as a script, they are n
 
 from modelswarm_gateway.api.fields.headers import REFUSED_HEADERS  # noqa: E402
 from modelswarm_gateway.api.fields.openai import TABLES  # noqa: E402
+from modelswarm_gateway.api.fields.responses import TABLES as RESPONSES_TABLES  # noqa: E402
 from modelswarm_gateway.api.fields.states import (  # noqa: E402
     FieldTable,
     NoEffect,
@@ -26,6 +28,7 @@ from modelswarm_gateway.api.fields.states import (  # noqa: E402
 )
 from modelswarm_gateway.api.fields.tokenization import DETOKENIZE, TOKENIZE  # noqa: E402
 from modelswarm_gateway.api.http.validation_messages import ALLOWED  # noqa: E402
+from modelswarm_gateway.api.responses.requests import RESPONSES_ALLOWED  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "fields.md"
 INTRODUCTION = """# Fields of requests
@@ -46,7 +49,9 @@ A field that is in no table is refused, with the nearest known name as a hint.
 def render_page() -> str:
     parts = [INTRODUCTION]
     for table in (*TABLES, TOKENIZE, DETOKENIZE):
-        parts += [f"## {_title(table)}\n", *_rows(table), ""]
+        parts += [f"## {_title(table)}\n", *_rows(table, ALLOWED), ""]
+    for table in RESPONSES_TABLES:
+        parts += [f"## {_title(table)}\n", *_rows(table, RESPONSES_ALLOWED), ""]
     parts += ["## Headers\n", "| header | state | reason |", "|---|---|---|"]
     parts += [f"| `{name}` | refused | {reason} |" for name, reason in REFUSED_HEADERS.items()]
     return "\n".join(parts) + "\n"
@@ -56,20 +61,20 @@ def _title(table: FieldTable) -> str:
     return f"`{table.of}`" if "/" in table.of or "_" in table.of else table.of.capitalize()
 
 
-def _rows(table: FieldTable) -> list[str]:
+def _rows(table: FieldTable, words: Mapping[str, str]) -> list[str]:
     lines = ["| field | of | state | values, or reason |", "|---|---|---|---|"]
     for origin, section in table.sections.items():
         for name, state in section.items():
-            kind, note = describe(name, state)
+            kind, note = describe(name, state, words)
             lines.append(f"| `{name}` | {origin} | {kind} | {note} |")
     return lines
 
 
-def describe(name: str, state: State) -> tuple[str, str]:
+def describe(name: str, state: State, words: Mapping[str, str]) -> tuple[str, str]:
     """Return the word for a state and the note beside it."""
     match state:
         case Obeyed():
-            return "obeyed", ALLOWED[name].replace("|", "\\|")
+            return "obeyed", words[name].replace("|", "\\|")
         case Refused(reason, harmless):
             values = " or ".join(f"`{json.dumps(value)}`" for value in harmless)
             return "refused", f"{reason}; {values} changes nothing" if values else reason

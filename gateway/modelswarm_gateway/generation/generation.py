@@ -64,6 +64,14 @@ class OutputChunk:
 
 
 @dataclass(frozen=True, slots=True)
+class SeenAnswer:
+    """The part of an answer that the client of a resumed turn has already."""
+
+    output: tuple[OutputEvent, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationContext:
     """Parts that all generations share."""
 
@@ -97,6 +105,7 @@ class Generation:
         self._context, self._request = context, request
         self._turn, self._epoch_floor = turn, start.epoch_floor
         self._form = start.form
+        self.sampling = (start.resumed.turn if start.resumed else turn).sampling
         self._answer = self._parser(start)
         markers = start.form.markers if self._answer else ()
         text = request.text
@@ -117,6 +126,7 @@ class Generation:
         self.tokenizer = start.tokenizer
         self.prompt = turn.tokens
         self.position = start.position
+        self.seen = SeenAnswer()  # of a resumed turn
         self.completion_tokens = self._resumed_tokens = 0
         self.session_key: SessionKey | None = (
             (request.model, request.session_id) if request.session_id else None
@@ -144,9 +154,9 @@ class Generation:
         options, turn = self._request.answer, start.turn
         if options is None or not has_events(options, start.form):
             return None
-        sampling = start.resumed.turn.sampling if start.resumed else turn.sampling
+        seed = self.sampling.seed + self.sampling.choice
         end = start.tokenizer.decode(turn.tokens[-PROMPT_END_TOKENS:], start.form.markers)
-        return AnswerParser(options, start.form, turn.tokens, end, sampling.seed + sampling.choice)
+        return AnswerParser(options, start.form, turn.tokens, end, seed)
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -157,6 +167,12 @@ class Generation:
     def prompt_logprobs(self) -> Sequence[PromptLogprob]:
         """Return the log probabilities of the prompt from its second token on; complete with the first chunk."""
         return self._stream.prompt_logprobs
+
+    @property
+    def cached_tokens(self) -> int:
+        """Return the tokens of the prompt that the session's servers still had when the turn began."""
+        view = self._context.backend.session(self._session)
+        return 0 if view is None else min(view.reused, len(self.prompt))
 
     def _start_turn(self) -> tuple[str, TokenStream]:
         """Open or acquire a session and start its turn; open it anew if the core has lost a kept one."""
@@ -183,6 +199,8 @@ class Generation:
         session = self._context.named_sessions.acquire(self.session_key)
         self._stream = TokenStream(lambda _: None, lambda length: None)
         shown: list[str] = []
+        seen: list[OutputEvent] = []
+        seen_logprobs: list[TokenLogprob] = []
         end = first
         for event in resumed.token_events(first):
             text, self._finish = self._detokenize(event)
@@ -190,12 +208,15 @@ class Generation:
             if event.position > resumed.last_read:
                 shown.append(text)
             else:
+                seen += (TextDelta(text),) if self._answer is None else self._events
+                seen_logprobs += self._released
                 self._released.clear()
                 self._events.clear()
                 if self._logprobs is not None:
                     self._logprobs.drop_withheld()
             if self._finish is not None:
                 break
+        self.seen = SeenAnswer(tuple(merge_events(seen)), tuple(seen_logprobs))
         self.completion_tokens = self._resumed_tokens = end - first
         known = max(0, resumed.last_read + 1 - first)
         if self._log_mark is not None:

@@ -6,12 +6,12 @@ Built by the APIs, read by the service. Knows a model only as its tokenizer.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from modelswarm_gateway.core.interface.errors import PromptTooLong
-from modelswarm_gateway.core.interface.turn import Reservation
+from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
 from modelswarm_gateway.generation.grammar.source import GrammarSource
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, check_answer
@@ -88,6 +88,8 @@ class GenerationRequest:
     default_max_tokens: int | None = None  # if neither the request nor the model limits the answer
     append: bool = False  # the prompt is only what is new in the session
     position: int | None = None  # of the log, behind which it is appended; None: the log's end
+    check_last_turn: Callable[[ParkedTurn | None], None] = lambda kept: None
+    """Raises ApiError unless the session's last turn is the one that a new turn may follow."""
     reservation: Reservation | None = None  # of a session that is opened; the prompt is not of it
     resume_after: int | None = None  # last log position that the client has
     resume_mark: str = ""  # short hash of the log up to there

@@ -309,8 +309,9 @@ def _answer_grammar(
 def _resume(
     request: GenerationRequest, prompt: tuple[int, ...], kept: ParkedTurn | None
 ) -> ResumedTurn | None:
-    """Return the turn that the request resumes, None for a new turn. Raise ApiError if it does not match `kept`."""
+    """Return the turn that the request resumes, None for a new turn. Raise ApiError if `kept` does not suit it."""
     if request.resume_after is None:
+        request.check_last_turn(kept)
         return None
     if request.append:
         prompt = appended_prompt(kept, prompt)

@@ -95,7 +95,7 @@ async def session_state(service: GenerationService, key: SessionKey) -> SessionS
         view = backend.session(name)
         if view is not None:
             return SessionState(view, backend.kept_turn(name), sessions.seconds_left(key))
-    location = await _check_elsewhere(service, key)
+    location = await check_elsewhere(service, key)
     if location.log_holders:
         detail = "the gateway of this session was lost; the session's next turn takes it over"
         raise ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
@@ -139,11 +139,11 @@ async def close_session(service: GenerationService, key: SessionKey) -> bool:
             raise sessions.busy_error(key)
         sessions.drop_session(key)
         return True
-    await _check_elsewhere(service, key)
+    await check_elsewhere(service, key)
     return False
 
 
-async def _check_elsewhere(service: GenerationService, key: SessionKey) -> SessionLocation:
+async def check_elsewhere(service: GenerationService, key: SessionKey) -> SessionLocation:
     """Return what the servers know of a session that is not here.
 
     Raise OwnedElsewhere if another running gateway holds it, ApiError for an unknown model.

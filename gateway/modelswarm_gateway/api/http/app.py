@@ -22,6 +22,7 @@ from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import PROTOCOL_VERSION
 from modelswarm_gateway.api.fields.headers import check_headers
 from modelswarm_gateway.api.fields.query import check_query
+from modelswarm_gateway.api.fields.session_header import take_session_id
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, OriginalRequest
 from modelswarm_gateway.api.http.cors import CorsMiddleware
 from modelswarm_gateway.api.http.generation_response import (
@@ -45,7 +46,7 @@ from modelswarm_gateway.api.http.relay import ForwardContext
 from modelswarm_gateway.api.http.request_log import RequestLog, set_outcome
 from modelswarm_gateway.api.http.sessions import add_session_routes
 from modelswarm_gateway.api.openapi.document import add_openapi_route
-from modelswarm_gateway.api.session_header import take_session_id
+from modelswarm_gateway.api.responses.routes import add_response_routes
 from modelswarm_gateway.api.tokenization import add_tokenization_routes
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
@@ -58,8 +59,9 @@ from modelswarm_gateway.settings import SESSION_HEADER
 
 READ_METHODS = ["GET", "HEAD"]
 ROUTES = (
-    "POST /v1/chat/completions, POST /v1/completions, POST /tokenize, POST /detokenize, POST /v1/sessions, "
-    "GET /v1/sessions/{id}, DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
+    "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, GET /v1/responses/{id}, "
+    "DELETE /v1/responses/{id}, GET /v1/responses/{id}/input_items, POST /tokenize, POST /detokenize, "
+    "POST /v1/sessions, GET /v1/sessions/{id}, DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
     "GET /health, GET /live, GET /ready, GET /version, GET /openapi.json"
 )
 
@@ -81,6 +83,7 @@ def build_http_app(
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None, dependencies=checks)
     forwarder = forwarder or Forwarder()
     _generation_routes(app, service, forwarder, session_header_names)
+    add_response_routes(app, service, forwarder)
     add_tokenization_routes(app, service)
     _model_routes(app, service)
     add_session_routes(app, service, forwarder, session_header_names)

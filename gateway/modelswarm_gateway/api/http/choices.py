@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from modelswarm_gateway.api.http.openai_responses import ResponseBuilder
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.merged_chunks import merge_chunks
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
@@ -31,6 +31,46 @@ class _Answer:
     finish: str = ""
 
 
+class AnswerBuilder(Protocol):
+    """Writes one answer, whole or as the events of a stream."""
+
+    def opening(self) -> bytes:
+        """Return the event before the first text; may be empty."""
+        ...
+
+    def output_event(
+        self,
+        output: Sequence[OutputEvent],
+        tokens: Sequence[int],
+        event_id: str,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> bytes:
+        """Return the event of some output. `event_id`: the last log position that it covers (R17, sampling)."""
+        ...
+
+    def finish_event(self, finish: str) -> bytes:
+        """Return the event with the finish reason of this answer."""
+        ...
+
+    def end_events(self, completion: int) -> bytes:
+        """Return the end of the stream."""
+        ...
+
+    def choice(
+        self,
+        output: Sequence[OutputEvent],
+        tokens: Sequence[int],
+        finish: str,
+        logprobs: Sequence[TokenLogprob] = (),
+    ) -> dict[str, Any]:
+        """Return the whole answer, for a response that is not streamed."""
+        ...
+
+    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
+        """Return the whole response. `completion`: tokens of all choices."""
+        ...
+
+
 class PendingOutput:
     """Tokens and log probabilities of an answer, from those that have shown nothing yet."""
 
@@ -40,7 +80,7 @@ class PendingOutput:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def format_chunk(self, builder: ResponseBuilder, chunk: OutputChunk) -> bytes:
+    def format_chunk(self, builder: AnswerBuilder, chunk: OutputChunk) -> bytes:
         """Return the event; empty for a chunk that shows nothing yet, unless it is the last one."""
         self._tokens += chunk.tokens
         self._logprobs += chunk.logprobs
@@ -56,7 +96,7 @@ class PendingOutput:
 
 class Choices:
     def __init__(
-        self, generations: Sequence[Generation], builders: Sequence[ResponseBuilder]
+        self, generations: Sequence[Generation], builders: Sequence[AnswerBuilder]
     ) -> None:
         self._generations, self._builders = generations, builders
 

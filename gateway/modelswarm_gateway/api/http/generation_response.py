@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from modelswarm_gateway.api.failover import StreamFailover
+from modelswarm_gateway.api.fields.session_header import session_headers
 from modelswarm_gateway.api.forwarding import PeerGone
-from modelswarm_gateway.api.http.choices import Choices, PendingOutput
+from modelswarm_gateway.api.http.choices import AnswerBuilder, Choices, PendingOutput
 from modelswarm_gateway.api.http.logprobs_json import TokenNames, prompt_logprobs
 from modelswarm_gateway.api.http.openai_responses import (
     PromptEntries,
@@ -30,7 +31,6 @@ from modelswarm_gateway.api.http.relay import ForwardContext, Relay
 from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import parse_event_id_line
-from modelswarm_gateway.api.session_header import session_headers
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.continuation import append_unknown
 from modelswarm_gateway.generation.generation import Generation
@@ -96,7 +96,7 @@ class GenerationResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure: ApiError | None = None
-        own_headers = session_headers(self._request.session_id)
+        own_headers = self._own_headers()
         writer = ResponseWriter(send, own_headers)
         try:
             await self._generate(receive, writer)
@@ -111,7 +111,7 @@ class GenerationResponse(Response):
             set_outcome(scope, failure.code.value)
         if failure is not None and failure.code is not Code.CANCELLED:  # else the client has left
             if writer.has_started:
-                await writer.write(error_event(failure.envelope()), more=False)
+                await writer.write(self._error_event(failure), more=False)
             else:
                 response = error_response(failure)
                 response.raw_headers += own_headers
@@ -154,7 +154,7 @@ class GenerationResponse(Response):
                 await self._send_choices(generations, writer)
             else:
                 send = self._send_stream if self._format.stream else self._send_body
-                await send(generation, self._builder(self._head(generations)), writer)
+                await send(generation, self._make_builder(generation), writer)
         except ApiError as error:
             if error.code is Code.SESSION_ELSEWHERE and not self._request.forwarded:
                 raise PeerGone from error  # another gateway has just taken the session over
@@ -176,6 +176,17 @@ class GenerationResponse(Response):
                 generations += begun
             if disconnected.done():
                 raise ApiError(Code.CANCELLED, "the client left")
+
+    def _own_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers of every answer, errors too."""
+        return session_headers(self._request.session_id)
+
+    def _make_builder(self, generation: Generation) -> AnswerBuilder:
+        """Return the builder of the only answer. Raise ApiError if the answer cannot be written."""
+        return self._builder(self._head([generation]))
+
+    def _error_event(self, failure: ApiError) -> bytes:
+        return error_event(failure.envelope())
 
     def _head(self, generations: Sequence[Generation]) -> ResponseHead:
         names = TokenNames(generations[0].tokenizer.token_bytes, self._format.names_as_ids)
@@ -252,7 +263,7 @@ class GenerationResponse(Response):
         self._failover.on_delivered()
 
     async def _send_body(
-        self, generation: Generation, builder: ResponseBuilder, writer: ResponseWriter
+        self, generation: Generation, builder: AnswerBuilder, writer: ResponseWriter
     ) -> None:
         output: list[OutputEvent] = []
         tokens: list[int] = []
@@ -273,7 +284,7 @@ class GenerationResponse(Response):
         await writer.write(body, more=False)
 
     async def _send_stream(
-        self, generation: Generation, builder: ResponseBuilder, writer: ResponseWriter
+        self, generation: Generation, builder: AnswerBuilder, writer: ResponseWriter
     ) -> None:
         # A refusal is raised here, before anything is sent.
         chunk = await generation.next_chunk(self._keepalive)

@@ -6,7 +6,7 @@ no effect; a field that is in no table is refused. Null means unset for all of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 
@@ -22,7 +22,7 @@ from modelswarm_gateway.api.fields.openai import (
     STREAM_OPTIONS,
 )
 from modelswarm_gateway.api.fields.request_model import RequestModel
-from modelswarm_gateway.api.http.validation_messages import first_problem, missing_field
+from modelswarm_gateway.api.http.validation_messages import ALLOWED, first_problem, missing_field
 from modelswarm_gateway.api.tools.definitions import read_answer_options
 from modelswarm_gateway.api.tools.messages import check_conversation, read_tool_calls
 from modelswarm_gateway.errors import invalid_request
@@ -440,14 +440,14 @@ def _part_text(path: str, part: TextPart) -> str:
 Parsed = TypeVar("Parsed", bound=RequestModel)
 
 
-def parse_body(model: type[Parsed], body: object) -> Parsed:
-    """Validate the body of a request. Raise ApiError."""
+def parse_body(model: type[Parsed], body: object, allowed: Mapping[str, str] = ALLOWED) -> Parsed:
+    """Validate the body of a request. Raise ApiError. `allowed`: what each field may be."""
     if not isinstance(body, dict):
         raise invalid_request(None, "the body must be a JSON object")
     try:
         return model.model_validate(body)
     except ValidationError as error:
-        raise first_problem(error) from error
+        raise first_problem(error, allowed) from error
 
 
 def parse_chat(body: object) -> ChatRequest:

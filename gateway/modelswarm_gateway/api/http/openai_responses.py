@@ -95,7 +95,7 @@ class _EventWriter:
         """Return the field with the tokens of the answer's prompt."""
         return f'"prompt_token_ids":{json.dumps(list(self.head.prompts[self.index]))}'
 
-    def opening(self, fields: str) -> bytes:
+    def opening_event(self, fields: str) -> bytes:
         """Return the event before the first token, which may have been generated already."""
         return f"{self._start}{fields}}}]{self._usage_field(0)}}}\n\n".encode()
 
@@ -226,7 +226,7 @@ class ChatResponseBuilder(ResponseBuilder):
 
     def opening(self) -> bytes:
         fields = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
-        event = self._events.opening(fields)
+        event = self._events.opening_event(fields)
         return self._events.with_prompt_ids(event) if self._events.head.token_ids else event
 
     def _body_fields(self) -> dict[str, Any]:

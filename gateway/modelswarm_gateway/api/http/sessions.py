@@ -15,14 +15,14 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 
 from modelswarm_gateway.api.fields.request_model import RequestModel
+from modelswarm_gateway.api.fields.session_header import (
+    session_headers,
+    take_session_id,
+)
 from modelswarm_gateway.api.fields.sessions import SESSIONS
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, PeerUnreachable
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import parse_body
-from modelswarm_gateway.api.session_header import (
-    session_headers,
-    take_session_id,
-)
 from modelswarm_gateway.core.interface.turn import Reservation
 from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.named_sessions import SessionKey

@@ -11,6 +11,13 @@ from typing import Any
 
 from modelswarm_gateway.errors import ApiError, Code, parse_code
 
+# Lines of the last event of a stream: of completions, and of responses.
+LAST_LINES = (
+    b"data: [DONE]",
+    b"event: response.completed",
+    b"event: response.incomplete",
+)
+
 
 class SseReader:
     """`last_event_id` is the id of the last event that was returned."""
@@ -37,7 +44,7 @@ class SseReader:
                 event_id = line[4:].decode()
             elif line.startswith(b'data: {"error"'):
                 self.error = parse_error_body(line[6:])
-            elif line == b"data: [DONE]":
+            elif line in LAST_LINES:
                 is_done = True
             elif first and line.startswith(b":"):
                 end = at
@@ -49,8 +56,9 @@ class SseReader:
 
 
 def parse_event_id_line(event: bytes) -> str:
-    """Return the id of an event that begins with its id line."""
-    return event[len(b"id: ") : event.index(b"\n")].decode()
+    """Return the id of the last one of some events, which begins with its id line."""
+    start = event.rindex(b"\nid: ") + 5 if b"\nid: " in event else len(b"id: ")
+    return event[start : event.index(b"\n", start)].decode()
 
 
 def parse_error_body(body: bytes) -> ApiError:

@@ -6,6 +6,7 @@ Used by `openai_requests.py` for the findings of pydantic, whose own words descr
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from pydantic import ValidationError
 
@@ -98,8 +99,8 @@ def describe(value: object) -> str:
             return shorten(json.dumps(value, ensure_ascii=False))
 
 
-def first_problem(error: ValidationError) -> ApiError:
-    """Return the first problem, with its path as the client would write it."""
+def first_problem(error: ValidationError, allowed: Mapping[str, str] = ALLOWED) -> ApiError:
+    """Return the first problem, with its path as the client would write it. `allowed`: what each field may be."""
     found = error.errors(include_url=False)
     place = found[0]["loc"][:1]
     # In a field of several types, the deepest finding is about the type that was meant.
@@ -108,7 +109,7 @@ def first_problem(error: ValidationError) -> ApiError:
     for part in problem["loc"]:
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part in ALLOWED:
+        elif part in allowed:
             path += f".{part}" if path else part
             field_path, field = path, part
     if problem["type"] == FIELD_ERROR:
@@ -119,7 +120,7 @@ def first_problem(error: ValidationError) -> ApiError:
         return missing_field(path)
     sent = describe(problem["input"])
     end = f"not {sent}" if path == field_path else f"but {path} is {sent}"
-    return invalid_request(path, f"{field_path}: must be {ALLOWED[field]}, {end}")
+    return invalid_request(path, f"{field_path}: must be {allowed[field]}, {end}")
 
 
 def missing_field(path: str) -> ApiError:

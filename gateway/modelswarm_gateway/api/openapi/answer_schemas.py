@@ -57,6 +57,41 @@ def _event(kind: str, choice: Schema, **more: Schema) -> Schema:
     return has({**head, "choices": list_of(choice)}, {**usage, **more})
 
 
+ITEM: Schema = {
+    "type": "object",
+    "properties": {"id": TEXT, "type": TEXT},
+    "required": ["id", "type"],
+}
+OBJECT: Schema = {"type": "object"}
+_RESPONSE: dict[str, Schema] = {
+    "id": TEXT,
+    "object": {"const": "response"},
+    "created_at": WHOLE,
+    "status": {"enum": ["in_progress", "completed", "incomplete"]},
+    "background": {"const": False},
+    "completed_at": either_null(WHOLE),
+    "error": {"type": "null"},
+    "incomplete_details": either_null(has({"reason": {"const": "max_output_tokens"}})),
+    "instructions": either_null(TEXT),
+    "max_output_tokens": either_null(WHOLE),
+    "max_tool_calls": {"type": "null"},
+    "metadata": OBJECT,
+    "model": TEXT,
+    "output": list_of(ITEM),
+    "parallel_tool_calls": FLAG,
+    "previous_response_id": either_null(TEXT),
+    "reasoning": has({"effort": either_null(TEXT), "summary": {"type": "null"}}),
+    "service_tier": {"const": "default"},
+    "store": FLAG,
+    "temperature": NUMBER,
+    "text": OBJECT,
+    "tool_choice": {"type": ["string", "object"]},
+    "tools": list_of(OBJECT),
+    "top_logprobs": WHOLE,
+    "top_p": NUMBER,
+    "truncation": {"const": "disabled"},
+    "usage": either_null(OBJECT),
+}
 FINISH: Schema = {"enum": ["stop", "length", "tool_calls"]}
 PROMPT_LOGPROBS = list_of(
     either_null({"type": "object", "additionalProperties": refer("PromptLogprob")})
@@ -155,6 +190,24 @@ ANSWERS: dict[str, Schema] = {
         }
     ),
     "Text": has({"prompt": TEXT}),
+    "Response": has(_RESPONSE),
+    "ResponseEvent": {
+        "type": "object",
+        "properties": {"type": TEXT, "sequence_number": WHOLE},
+        "required": ["type", "sequence_number"],
+    },
+    "DeletedResponse": has(
+        {"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}}
+    ),
+    "InputItems": has(
+        {
+            "object": {"const": "list"},
+            "data": list_of(ITEM),
+            "first_id": either_null(TEXT),
+            "last_id": either_null(TEXT),
+            "has_more": FLAG,
+        }
+    ),
     "Model": has(
         {
             "id": TEXT,

@@ -108,6 +108,7 @@ def _parameters(route: APIRoute, operation: Operation) -> list[dict[str, Any]]:
     headers = [
         {"name": name, "in": "header", "description": text, "schema": _TEXT}
         for name, text in names.items()
+        if operation.names_session or name != SESSION_HEADER
     ]
     return path + query + headers
 

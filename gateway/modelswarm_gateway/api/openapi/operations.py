@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.openai_requests import ChatRequest, CompletionRequest
 from modelswarm_gateway.api.http.sessions import SessionRequest
+from modelswarm_gateway.api.responses.requests import ResponsesBody
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import Code
 
@@ -16,6 +17,7 @@ ALWAYS = (Code.INVALID_REQUEST, Code.UNSUPPORTED, Code.UNKNOWN_PARAMETER, Code.I
 OF_BODIES = (Code.TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE, Code.NO_CAPACITY)
 OF_PROMPTS = (*OF_BODIES, Code.MODEL_NOT_FOUND, Code.CONTEXT_LENGTH, Code.NO_SERVERS)
 OF_SESSIONS = (Code.SESSION_BUSY, Code.SESSION_ELSEWHERE)
+OF_STORED = (Code.SESSION_ELSEWHERE, Code.NOT_FOUND)
 OF_TURNS = (
     *OF_PROMPTS,
     *OF_SESSIONS,
@@ -36,9 +38,11 @@ class Operation:
     body: type[RequestModel] | None = None
     event: str = ""  # name of the schema of a stream's events; "": no streams
     codes: tuple[Code, ...] = ()  # of its errors, beside those that all have
+    names_session: bool = True  # by a header, if it has streams
     other_status: int = 0  # that the same answer may have; 0: none
 
 
+_RESPONSE = "/v1/responses/{response_id}"
 _SESSION = "/v1/sessions/{session_id}"
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
@@ -46,6 +50,19 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/completions"): Operation(
         "Continue texts", "Completion", CompletionRequest, "CompletionEvent", OF_TURNS
+    ),
+    ("POST", "/v1/responses"): Operation(
+        "Make a response",
+        "Response",
+        ResponsesBody,
+        "ResponseEvent",
+        (*OF_TURNS, Code.RESPONSE_NOT_FOUND),
+        names_session=False,
+    ),
+    ("GET", _RESPONSE): Operation("Return a stored response", "Response", codes=OF_STORED),
+    ("DELETE", _RESPONSE): Operation("Forget a response", "DeletedResponse", codes=OF_STORED),
+    ("GET", f"{_RESPONSE}/input_items"): Operation(
+        "List the input of a stored response", "InputItems", codes=OF_STORED
     ),
     ("POST", "/tokenize"): Operation(
         "Return the tokens of a prompt", "Tokens", TokenizeRequest, codes=OF_PROMPTS

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from modelswarm_gateway.api.fields import responses
 from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.fields.states import FieldTable, NoEffect, Refused, Renamed, State
 from modelswarm_gateway.api.fields.tools import (
@@ -46,11 +47,14 @@ def _models(base: type[RequestModel] = RequestModel) -> Iterator[type[RequestMod
 def _add_fields(schema: Schema, table: FieldTable) -> None:
     """Describe the model's fields, and add the table's others."""
     properties = schema["properties"]
+    is_of_responses = table is responses.RESPONSES
+    words = ALLOWED | responses.OWN_WORDS if is_of_responses else ALLOWED
+    objects = _OBJECTS_OF_RESPONSES if is_of_responses else _OBJECTS
     _close_patterns(properties)
     for name in properties:
         properties[name].pop("title", None)
-        properties[name]["description"] = ALLOWED[name]
-        properties[name] |= _OBJECTS.get(name, {})
+        properties[name]["description"] = words[name]
+        properties[name] |= objects.get(name, {})
     others = {name: state for name, state in table.states.items() if name not in properties}
     properties |= {name: _other_field(state) for name, state in others.items()}
 
@@ -99,4 +103,18 @@ _OBJECTS: dict[str, Schema] = {
             _object(TOOL_CHOICE, {"function": _object(CHOSEN_FUNCTION)}),
         ]
     },
+}
+_OBJECTS_OF_RESPONSES: dict[str, Schema] = {
+    "tools": _list_of(_object(responses.TOOL)),
+    "tool_choice": {
+        "anyOf": [{"enum": ["none", "auto", "required", None]}, _object(responses.TOOL_CHOICE)]
+    },
+    "text": {
+        "anyOf": [
+            _object(responses.TEXT, {"format": {"anyOf": [_object(responses.TEXT_FORMAT), _NULL]}}),
+            _NULL,
+        ]
+    },
+    "reasoning": {"anyOf": [_object(responses.REASONING), _NULL]},
+    "stream_options": {"anyOf": [_object(responses.STREAM_OPTIONS), _NULL]},
 }

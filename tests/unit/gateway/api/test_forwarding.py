@@ -50,6 +50,21 @@ def test_cut_stream_resumes_behind_its_last_event_id() -> None:
         assert [line for line in whole.split(b"\n") if not line.startswith(b":")] == expected
 
 
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_stream_of_responses_is_cut_at_its_ids(size: int) -> None:
+    added = b'event: response.output_item.added\ndata: {"type": "x"}\n\n'
+    delta = b'id: resp_1:3-0a:3\nevent: response.output_text.delta\ndata: {"delta": "a"}\n\n'
+    last = b'event: response.completed\ndata: {"response": {}}\n\n'
+    events, passed = SseReader(), b""
+    for at in range(0, len(added + delta), size):
+        passed += events.add_bytes((added + delta)[at : at + size])
+    assert (passed, events.last_event_id, events.is_done) == (added + delta, "resp_1:3-0a:3", False)
+    assert parse_event_id_line(passed) == "resp_1:3-0a:3"
+    assert events.add_bytes(added) == b""
+    assert events.add_bytes(last) == added + last
+    assert events.is_done
+
+
 def test_error_event_is_separated_from_the_stream() -> None:
     error = ApiError(Code.STOPPING, "it ends")
     events = SseReader()

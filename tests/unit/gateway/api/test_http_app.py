@@ -137,7 +137,7 @@ async def test_long_texts_are_shortened_in_errors() -> None:
         await client.get(f"/{name}"),
     ):
         assert answer.status_code == 404
-        assert len(answer.content) < 600
+        assert len(answer.content) < 700
         assert "…" in error_of(answer)["message"]
 
 

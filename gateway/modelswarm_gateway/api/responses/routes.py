@@ -1,0 +1,139 @@
+"""`/v1/responses`: makes responses, shows and deletes stored ones, and lists their input.
+
+A response that another gateway has stored is asked for there, if the session of its conversation tells where. Added to
+the app by `http/app.py`.
+"""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+from starlette.responses import JSONResponse
+
+from modelswarm_gateway.api.forwarding import (
+    FORWARDED_HEADER,
+    Forwarder,
+    OriginalRequest,
+    PeerUnreachable,
+)
+from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
+from modelswarm_gateway.api.http.relay import ForwardContext
+from modelswarm_gateway.api.responses.input_list import list_items, read_page
+from modelswarm_gateway.api.responses.requests import parse_responses
+from modelswarm_gateway.api.responses.response import ResponsesResponse
+from modelswarm_gateway.api.responses.response_ids import (
+    ResponseId,
+    model_mark,
+    parse_response_id,
+)
+from modelswarm_gateway.api.responses.stored_responses import StoredResponse, StoredResponses
+from modelswarm_gateway.errors import ApiError, Code, shorten
+from modelswarm_gateway.generation.named_sessions import SessionKey
+from modelswarm_gateway.generation.resumption import LAST_EVENT_ID
+from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.session_control import check_elsewhere, close_session
+from modelswarm_gateway.generation.session_locator import OwnedElsewhere
+from modelswarm_gateway.metrics.counters import OTHER_MODEL
+
+PATH = "/v1/responses/{response_id}"
+
+
+def add_response_routes(app: FastAPI, service: GenerationService, forwarder: Forwarder) -> None:
+    budget, stored = BodyBudget(), StoredResponses(service.clock)
+    shown = _StoredRoutes(service, forwarder, stored)
+
+    @app.post("/v1/responses")
+    async def respond(request: Request) -> Response:
+        try:
+            body = await read_json(request, budget)
+            return ResponsesResponse(
+                service,
+                parse_responses(body),
+                stored,
+                forward=ForwardContext(
+                    forwarder, OriginalRequest(request.url.path, request.headers, body)
+                ),
+                last_event_id=request.headers.get(LAST_EVENT_ID),
+                forwarded=FORWARDED_HEADER in request.headers,
+            )
+        except ApiError as error:
+            service.metrics.count_request(OTHER_MODEL, error.code)
+            raise
+
+    @app.get(PATH)
+    async def show(response_id: str, request: Request) -> Response:
+        found = await shown.find(response_id, request)
+        return found if isinstance(found, Response) else JSONResponse(dict(found.body))
+
+    @app.delete(PATH)
+    async def delete(response_id: str, request: Request) -> Response:
+        found = await shown.find(response_id, request)
+        return found if isinstance(found, Response) else await shown.delete(found)
+
+    @app.get(f"{PATH}/input_items")
+    async def input_items(
+        response_id: str,
+        request: Request,
+        after: str | None = None,
+        limit: str = "20",
+        order: str = "desc",
+    ) -> Response:
+        page = read_page(after, limit, order)
+        found = await shown.find(response_id, request)
+        return found if isinstance(found, Response) else JSONResponse(list_items(found, page))
+
+
+class _StoredRoutes:
+    """Finds stored responses, here or at the gateway that holds the session."""
+
+    def __init__(
+        self, service: GenerationService, forwarder: Forwarder, stored: StoredResponses
+    ) -> None:
+        self._service, self._forwarder, self._stored = service, forwarder, stored
+
+    async def find(self, name: str, request: Request) -> StoredResponse | Response:
+        """Return the stored response, or the answer of the gateway that has it. Raise ApiError."""
+        response_id = parse_response_id(name)
+        found = None if response_id is None else self._stored.find(response_id)
+        if found is not None:
+            return found
+        if response_id is not None and FORWARDED_HEADER not in request.headers:
+            try:
+                for key in self._keys(response_id):
+                    if not self._service.named_sessions.has_session(key):
+                        await check_elsewhere(self._service, key)
+            except OwnedElsewhere as elsewhere:
+                return await self._forward(request, elsewhere)
+        detail = (
+            f"response_id: no response {shorten(name)!r} is stored; responses are kept for an hour"
+        )
+        raise ApiError(Code.NOT_FOUND, detail, param="response_id")
+
+    async def delete(self, found: StoredResponse) -> Response:
+        """Forget the response, and close the session of its conversation if it is the last one there."""
+        is_last = self._stored.is_last(found.id)
+        self._stored.remove(found.id)
+        for key in self._keys(found.id):
+            if is_last and not self._service.named_sessions.is_busy(key):
+                try:
+                    await close_session(self._service, key)
+                except OwnedElsewhere:
+                    continue  # that gateway has gone on with it
+        return JSONResponse({"id": str(found.id), "object": "response", "deleted": True})
+
+    def _keys(self, response_id: ResponseId) -> list[SessionKey]:
+        """Return the session, under each model that the id may name."""
+        names = [card.name for card in self._service.backend.model_cards()]
+        return [(n, response_id.session_id) for n in names if model_mark(n) == response_id.model]
+
+    async def _forward(self, request: Request, elsewhere: OwnedElsewhere) -> Response:
+        path, query = request.url.path, dict(request.query_params)
+        try:
+            answer = await self._forwarder.call(
+                request.method, elsewhere.http, path, query, request.headers
+            )
+        except PeerUnreachable as error:
+            detail = "the gateway that has stored this response cannot be reached"
+            raise ApiError(
+                Code.SESSION_ELSEWHERE, detail, param="response_id", retry_after=1.0
+            ) from error
+        return Response(answer.content, answer.status_code, media_type="application/json")
