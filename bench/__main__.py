@@ -19,6 +19,7 @@ FOLDERS = {
         "stream_cpu",
         "idle_sessions",
         "guided_overhead",
+        "forced_tokens",
         "cli_start",
     ),
     "recovery": (

@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, PeerId
 from modelswarm.protocol.sampling import (
+    MAX_FORCED_TOKENS,
     MAX_LOGPROBS,
     Grammar,
     PromptLogprob,
@@ -198,10 +199,11 @@ class Finish(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A sampled token: log entry `position`. Sent to the gateway, and into the ring up to the credit.
+    """A sampled token, log entry `position`, and the tokens that its grammar forces after it: one group.
 
+    Sent to the gateway, and into the ring if the credit covers the whole group. Logged as a whole or not at all.
     `token` is -1 when nothing is sampled (`StartEpoch.sample` is false): the log has been run.
-    The finishing token is `store_only` for the head: logged, not run.
+    `finish` belongs to the last entry. That one is `store_only` for the head if it finishes the turn: logged, not run.
     """
 
     handle: Handle
@@ -212,6 +214,16 @@ class Token:
     finish: Finish = Finish.NONE
     store_only: bool = False
     top: tuple[TopLogprob, ...] = ()  # to the gateway only: the most probable ones, falling
+    forced: tuple[int, ...] = ()  # entries from position + 1 on; at most MAX_FORCED_TOKENS
+
+    @property
+    def group(self) -> tuple[int, ...]:
+        """Log entries [position, group_end)."""
+        return (self.token, *self.forced)
+
+    @property
+    def group_end(self) -> int:
+        return self.position + 1 + len(self.forced)
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,10 +406,11 @@ class ModelFileChunk:
 class Rows:
     """Rows [first, first + count) of one session at the addressee's first boundary; raw bytes, row-major.
 
-    `payload` holds count x row_bytes bytes. Only a row at position n or later carries `sample`, as the last row of its
-    group: the tail samples after it. With `kv_copy` the group is part of a KV transfer (R13, migration). Each position
-    then holds the KV of the addressee's blocks, block by block, and after it the output row from the sender's replay
-    log. All positions of the group have that row, or none has it.
+    `payload` holds count x row_bytes bytes. Only a row at position n or later carries `sample`, as the last one of
+    its group. The tail samples after it if its log ends there. The rows of a token's group may come together.
+    With `kv_copy` the rows are part of a KV transfer (R13, migration). Each position then holds the KV of the
+    addressee's blocks, block by block, and after it the output row from the sender's replay log. All positions of the
+    item have that row, or none has it.
     """
 
     handle: Handle
@@ -453,6 +466,7 @@ def reply_address(peer: PeerId) -> Address:
 
 
 __all__ = [
+    "MAX_FORCED_TOKENS",
     "MAX_LOGPROBS",
     "NO_HANDLE",
     "PROTOCOL_VERSION",

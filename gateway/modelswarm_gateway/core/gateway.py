@@ -31,7 +31,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.detection.monitor import HealthMonitor
 from modelswarm_gateway.core.explain import RouteExplanations, explain_routes
-from modelswarm_gateway.core.interface.effects import Effect, Emitted, Refused, Resumed
+from modelswarm_gateway.core.interface.effects import Effect, Refused, Resumed, emitted_group
 from modelswarm_gateway.core.interface.errors import (
     CoreError,
     PromptTooLong,
@@ -368,7 +368,7 @@ class GatewayCore:
             self._recovery.on_fault(s, "gap", peer, now)
             return
         if token.token >= 0:
-            s.log.append(token.token)
+            s.append_group(token.group)
             if s.keeps_logprobs:
                 s.logprobs[token.position] = TokenLogprobs(token.logprob, token.top)
         s.newest_run_epoch, hop.log = s.epoch, s.length
@@ -380,9 +380,7 @@ class GatewayCore:
         self._registry.on_token((hop.peer for hop in s.hops), now)
         if token.finish is not Finish.NONE:
             s.state = SessionState.PARKED
-        self._effects.append(
-            Emitted(s.name, token.position, token.token, token.logprob, token.finish, token.top)
-        )
+        self._effects += emitted_group(s.name, token)
         self.migrations.on_token(s, now)
 
     def _on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Grammar
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
@@ -156,7 +157,7 @@ class GenerationService:
             if not card.can_constrain:
                 raise invalid_request(source.param, f"{source.param}: {NO_GRAMMARS}")
             grammar = await self._grammars.check(source, sampling.eos)
-            sampling = replace(sampling, grammar=grammar)
+            sampling = replace(sampling, grammar=_with_forced_tokens(grammar, request))
         turn = TurnRequest(
             tokens=tokens,
             max_tokens=token_limit(request, tokenizer),
@@ -304,6 +305,12 @@ def _answer_grammar(
     special = tokenizer.tokens_within("\n".join(form.markers))
     end = tokenizer.decode(prompt[-PROMPT_END_TOKENS:], form.markers)
     return answer_grammar(request.answer, form, end, special)
+
+
+def _with_forced_tokens(grammar: Grammar, request: GenerationRequest) -> Grammar:
+    """Let forced tokens go without steps of their own, unless the request asks for log probabilities."""
+    most = MAX_FORCED_TOKENS if request.options.logprobs is None else 0
+    return replace(grammar, max_forced=most)
 
 
 def _resume(

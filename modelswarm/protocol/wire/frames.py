@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from modelswarm.protocol.identity import MAX_NUMBER, Epoch
 from modelswarm.protocol.messages import (
+    MAX_FORCED_TOKENS,
     Finish,
     Input,
     Item,
@@ -38,7 +39,8 @@ FRAME_TARGET = 256 << 10
 _CONTROL, _ROWS, _TOKEN, _PROMPT = 1, 2, 3, 4
 _ITEM = struct.Struct("<BxxxI")  # kind, body length
 _ROWS_HEAD = struct.Struct("<QQQQII")  # handle, epoch (counter, gateway), first, count, flags
-_TOKEN_BODY = struct.Struct("<QQQQdiBB2x")  # handle, epoch, position, logprob, token, finish, flags
+# handle, epoch (counter, gateway), position, logprob, token, finish, flags, number of forced tokens
+_TOKEN_BODY = struct.Struct("<QQQQdiBBH")
 _PROMPT_HEAD = struct.Struct("<QQQQII")  # handle, epoch (counter, gateway), start, count, top
 _TOP_LOGPROB = struct.Struct("<di4x")  # log probability, token
 _ROWS_TARGET = FRAME_TARGET - _ITEM.size - _ROWS_HEAD.size
@@ -136,7 +138,9 @@ def _encode_item(item: Item) -> tuple[bytes | memoryview, ...]:
             item.token,
             finish,
             item.store_only,
+            len(item.forced),
         )
+        body += struct.pack(_forced_format(len(item.forced)), *item.forced)
         body += b"".join(_TOP_LOGPROB.pack(each.logprob, each.token) for each in item.top)
         return (_ITEM.pack(_TOKEN, len(body)) + body,)
     if type(item) is PromptLogprobs:
@@ -170,19 +174,31 @@ def _decode_rows(body: memoryview) -> Rows:
 
 
 def _decode_token(body: memoryview) -> Token:
-    size = _TOKEN_BODY.size
+    head = _TOKEN_BODY.size
+    if len(body) < head:
+        raise FrameError(f"a token of {len(body)} bytes")
+    handle, counter, gateway, position, logprob, token, finish, flags, count = (
+        _TOKEN_BODY.unpack_from(body)
+    )
+    layout = _forced_format(count)
+    size = head + struct.calcsize(layout)
     if len(body) < size or (len(body) - size) % _TOP_LOGPROB.size:
         raise FrameError(f"a token of {len(body)} bytes")
-    handle, counter, gateway, position, logprob, token, finish, flags = _TOKEN_BODY.unpack_from(
-        body
-    )
+    forced = struct.unpack_from(layout, body, head)
     if max(counter, gateway, position) > MAX_NUMBER:
         raise FrameError(f"a token with an epoch or position above {MAX_NUMBER}")
     if finish >= len(_FINISH_REASONS) or flags > 1 or token < -1:
         raise FrameError("a token with unknown finish, flags or number")
+    if forced and (count > MAX_FORCED_TOKENS or min(token, *forced) < 0):
+        raise FrameError(f"a token with {count} forced ones, {MAX_FORCED_TOKENS} are allowed")
     epoch, reason = Epoch(counter, gateway), _FINISH_REASONS[finish]
     top = () if len(body) == size else _decode_top(body[size:])
-    return Token(handle, epoch, position, token, logprob, reason, flags == 1, top)
+    return Token(handle, epoch, position, token, logprob, reason, flags == 1, top, forced)
+
+
+def _forced_format(count: int) -> str:
+    """Return the struct format of so many forced tokens, padded to 8 bytes."""
+    return f"<{count}i{count % 2 * 4}x"
 
 
 def _encode_prompt_logprobs(item: PromptLogprobs) -> bytes:

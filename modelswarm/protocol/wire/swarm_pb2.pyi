@@ -505,17 +505,20 @@ class Grammar(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    MAX_FORCED_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     version: _builtins.str
+    max_forced: _builtins.int
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         version: _builtins.str = ...,
+        max_forced: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_forced", b"max_forced", "text", b"text", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

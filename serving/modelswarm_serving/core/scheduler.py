@@ -80,15 +80,19 @@ class Scheduler:
             del self._alone[hop]
             return [(hop, self._budget)]
         chosen: list[tuple[Hop, int]] = []
+        rows, group_size = 0, self._group_size()
         for hop in self._decode:
-            if len(chosen) >= min(self._group_size(), self._budget):
+            if len(chosen) >= group_size or rows >= self._budget:
                 break
-            chosen.append((hop, 1))
+            # one row, or those of the tokens that a grammar forced together
+            count = min(hop.ready_end() - hop.kv, self._budget - rows)
+            chosen.append((hop, count))
+            rows += count
         for hop, _ in chosen:
             del self._decode[hop]
         if self._prefill:
             least = min(MIN_PREFILL_ROWS, self._budget)
-            chosen += self._take_prefill(max(least, self._budget - len(chosen)))
+            chosen += self._take_prefill(max(least, self._budget - rows))
         return chosen
 
     def _take_prefill(self, budget: int) -> list[tuple[Hop, int]]:

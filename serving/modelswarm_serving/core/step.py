@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 
+from modelswarm.protocol.messages import Turn
 from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.flow import send
 from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
@@ -85,7 +86,14 @@ class Steps:
         hop.in_step = True
         sample = None
         if hop.is_tail and end >= started.length and end == len(hop.log):
-            sample = SampleRequest(hop.turn.sampling, end, hop.log, hop.turn.begin, hop.handle)
+            sample = SampleRequest(
+                hop.turn.sampling,
+                end,
+                hop.log,
+                hop.turn.begin,
+                hop.handle,
+                max_forced=self._max_forced(hop.turn, end),
+            )
         return BatchItem(
             pages=hop.pages,
             first=first,
@@ -97,6 +105,11 @@ class Steps:
             sample=sample,
             score=self._score_request(hop, first, end),
         )
+
+    def _max_forced(self, turn: Turn, position: int) -> int:
+        """Return the number of forced tokens that may follow the entry at `position` in its step."""
+        grammar = turn.sampling.grammar
+        return 0 if grammar is None else max(0, min(grammar.max_forced, turn.end - position - 1))
 
     def _score_request(self, hop: Hop, first: int, end: int) -> ScoreRequest | None:
         """Request the log probabilities of the prompt's entries that follow rows [first, end)."""
@@ -194,6 +207,12 @@ class Steps:
             return "the model returned a wrong number of rows"
         if work.sample is not None and result.sampled is None:
             return "the model sampled no token"
+        if (
+            work.sample is not None
+            and result.sampled is not None
+            and len(result.sampled.forced) > work.sample.max_forced
+        ):
+            return "the model forced too many tokens"
         if len(result.scores) != (0 if work.score is None else len(work.score.targets)):
             return "the model scored a wrong number of tokens"
         return None

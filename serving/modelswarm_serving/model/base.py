@@ -53,6 +53,7 @@ class SampleRequest:
     mask: bytes | None = (
         None  # tokens that the grammar allows, one bit each; set by the tail's model
     )
+    max_forced: int = 0  # tokens that the grammar forces after the sampled one, to return with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +119,7 @@ class SampledToken:
     token: int
     logprob: float  # natural log, of the unmodified distribution
     top: tuple[TopLogprob, ...] = ()  # `Sampling.logprobs` most probable tokens of it, falling
+    forced: tuple[int, ...] = ()  # tokens that must follow, at most `SampleRequest.max_forced`
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import hashlib
 import struct
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 from modelswarm.protocol.messages import PromptLogprob, Sampling, TopLogprob
@@ -71,9 +72,12 @@ def sample_token(
 ) -> SampledToken:
     """Return the next token, a function of the last block's row, the sampling parameters, the whole log and `begin`.
 
-    allowed_tokens, min_tokens and logprobs have their own effects. Other parameters, if any is set, change the hash,
-    together with `begin`: a lost or stale turn then shows in the next token.
+    allowed_tokens, min_tokens, logprobs and grammar have their own effects. Other parameters, if any is set, change the
+    hash, together with `begin`: a lost or stale turn then shows in the next token.
     """
+    forced = forced_token(sampling, log, begin, vocabulary)
+    if forced is not None and sampling.grammar is not None and sampling.grammar.max_forced:
+        return SampledToken(forced, 0.0)  # with or without a step of its own
     digest = hashlib.blake2b(array("q", log).tobytes(), digest_size=8).digest()
     value = mix(row ^ mix(int.from_bytes(digest, "little") ^ mix(position)))
     if sampling.temperature > 0:
@@ -94,10 +98,8 @@ def sample_token(
         digest = hashlib.blake2b(repr((rules, begin)).encode(), digest_size=8).digest()
         value = mix(value ^ int.from_bytes(digest, "little"))
     banned = sampling.eos if len(log) - begin < sampling.min_tokens else ()
-    token, logprob = (
-        _choose_token(value, sampling, banned, vocabulary),
-        -((value >> 32) % 1000) / 100,
-    )
+    token = _choose_token(value, sampling, banned, vocabulary) if forced is None else forced
+    logprob = -((value >> 32) % 1000) / 100
     count = min(sampling.logprobs, vocabulary)
     top = tuple(TopLogprob((token + i) % vocabulary, logprob - i) for i in range(count))
     return SampledToken(token, logprob, top)
@@ -113,6 +115,33 @@ def _choose_token(value: int, sampling: Sampling, banned: Sequence[int], vocabul
         if token not in banned:
             return token
     return choices[value % size] if choices else value % size
+
+
+def forced_token(sampling: Sampling, log: Sequence[int], begin: int, vocabulary: int) -> int | None:
+    """Return the only token that the turn's grammar allows after `log`; None if it allows several.
+
+    Two of three tokens are forced, each by what the turn has generated so far. None of them ends the sequence.
+    """
+    if sampling.grammar is None:
+        return None
+    state = repr((sampling.grammar.text, begin, *log[begin:])).encode()
+    value = int.from_bytes(hashlib.blake2b(state, digest_size=8).digest(), "little")
+    token = (value >> 8) % vocabulary
+    return None if value % 3 == 0 or token in sampling.eos else token
+
+
+def forced_after(request: SampleRequest, token: int, vocabulary: int) -> tuple[int, ...]:
+    """Return the tokens that must follow the sampled one, at most as many as requested."""
+    if token in request.sampling.eos:
+        return ()
+    log = [*request.log, token]
+    end = len(log) + request.max_forced
+    while len(log) < end:
+        forced = forced_token(request.sampling, log, request.begin, vocabulary)
+        if forced is None:
+            break
+        log.append(forced)
+    return tuple(log[request.position + 1 :])
 
 
 def score_token(row: int, token: int, top: int, vocabulary: int) -> PromptLogprob:
@@ -324,11 +353,8 @@ class HashModel:
         return total & MASK
 
     def _sample(self, request: SampleRequest, row: int) -> SampledToken:
-        return sample_token(
-            row,
-            request.sampling,
-            request.position,
-            request.log,
-            request.begin,
-            self._shape.vocab_size,
+        vocabulary = self._shape.vocab_size
+        sampled = sample_token(
+            row, request.sampling, request.position, request.log, request.begin, vocabulary
         )
+        return replace(sampled, forced=forced_after(request, sampled.token, vocabulary))

@@ -15,7 +15,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 from support.processes.streams import TOY_MODEL
-from support.processes.swarm import Running, local_settings, running_swarm
+from support.processes.swarm import Running, local_settings, metrics, running_swarm, total
 
 WORD = {"type": "string", "maxLength": 40}
 SCHEMA: dict[str, Any] = {
@@ -71,6 +71,28 @@ def test_schema_holds_for_a_random_model(swarm: Running, seed: int) -> None:
     text, finish = _answer(swarm, response_format=FORMAT, seed=seed)
     assert finish == "stop"
     jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def _tail_steps(swarm: Running) -> int:
+    """Return the number of steps of all tails."""
+    tails = (each for each in swarm.members() if each.first > 0)
+    name = "modelswarm_server_step_seconds_count"
+    return int(sum(total(metrics(each.metrics), name) for each in tails))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_forced_tokens_save_steps_and_change_no_answer(swarm: Running, temperature: int) -> None:
+    """An answer with log probabilities has a step for each token, so that each has one."""
+    made, steps = [], []
+    for fields in ({}, {"logprobs": 0}):
+        before = _tail_steps(swarm)
+        answer = _post(swarm, response_format=FORMAT, temperature=temperature, **fields).json()
+        made.append((answer["choices"][0]["text"], answer["usage"]))
+        steps.append(_tail_steps(swarm) - before)
+    assert made[0] == made[1]
+    assert len(answer["choices"][0]["logprobs"]["tokens"]) >= steps[1] - 2
+    assert all(each < 0 for each in answer["choices"][0]["logprobs"]["token_logprobs"])
+    assert steps[0] + 20 < steps[1]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ class Gateway(Actor):
     core: GatewayCore
     effects: list[Effect] = field(default_factory=list)  # all effects but sends
     opened: set[str] = field(default_factory=set)  # sessions; a lost session is not opened again
+    sampling: Sampling = field(default_factory=Sampling)  # of the turns that begin
 
     @override
     def connect(self, hello: Hello, now: float) -> None:
@@ -86,7 +87,7 @@ class Gateway(Actor):
         if session not in self.opened and self.core.find_view(session) is None:
             self.core.open_session(session, MODEL, self.network.now, above)
         self.opened.add(session)
-        request = TurnRequest(tuple(log), new, Sampling(), credit_ahead=ahead)
+        request = TurnRequest(tuple(log), new, self.sampling, credit_ahead=ahead)
         self.core.start_turn(session, request, self.network.now)
 
     def start(

@@ -91,6 +91,7 @@ class Client:
     fenced: dict[int, FenceAck] = field(default_factory=dict)
     reports: list[FaultReport] = field(default_factory=list)
     tokens: list[Token] = field(default_factory=list)  # of the current epoch
+    begin: int = 0
     end: int = 0
     last_started: Epoch | None = None  # the last epoch that was started
 
@@ -101,8 +102,8 @@ class Client:
         self.network.put(self.gateway, self.hops[hop][0].peer, item, lane)
 
     def turn(self, new: int) -> Turn:
-        self.end = len(self.log) + new
-        return Turn(reserved_positions=max(self.end - 1, 0), end=self.end, sampling=self.sampling)
+        self.begin, self.end = len(self.log), len(self.log) + new
+        return Turn(max(self.end - 1, 0), self.end, self.sampling, self.begin)
 
     def fence(
         self,
@@ -122,7 +123,7 @@ class Client:
             create = None
             if self.own[index] == NO_HANDLE:
                 create = Create(self.session, first, last, repair)
-                again = Turn(self.end - 1, self.end, self.sampling)
+                again = Turn(self.end - 1, self.end, self.sampling, self.begin)
             fence = Fence(
                 handle=self.own[index],
                 gateway_handle=self.base + index,
@@ -169,7 +170,7 @@ class Client:
             self.tokens.append(item)
             if item.token >= 0:
                 assert item.position == len(self.log), "a token out of order"
-                self.log.append(item.token)
+                self.log += item.group
 
     def starts(self) -> list[int]:
         """Return the position at which each hop restarts, by the restart pass (R6, replay)."""

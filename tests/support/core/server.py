@@ -82,7 +82,7 @@ class Server(Actor):
     @override
     def receive(self, sender: PeerId, item: Item, now: float) -> None:
         self.core.receive(sender, item, now)
-        for request in self.core.take_grammar_requests():  # the model here masks nothing
+        for request in self.core.take_grammar_requests():
             self.core.on_grammar_ready(request, None, now)
 
     @override

@@ -97,6 +97,7 @@ class Load:
     eos_chance: float = 0.2
     sampled_chance: float = 0.5
     has_rules: bool = False  # sampled turns have penalties, a bias and masks
+    has_grammars: bool = False  # two of three turns have a grammar, most of them with forced tokens
     slow_reader_chance: float = 0.1
     read_seconds: float = 0.01  # mean time that a slow reader takes for a token
     poisoned: int = 0  # the first so many sessions make the model fail

@@ -48,6 +48,7 @@ from modelswarm.protocol.sampling import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORD_TOKENS,
     MAX_BAD_WORDS,
+    MAX_FORCED_TOKENS,
     MAX_GRAMMAR_BYTES,
     MAX_LOGIT_BIAS,
 )
@@ -60,7 +61,7 @@ HUGE = MAX_NUMBER + 1
 NEIGHBOUR = Neighbour(Address("s1/2/aä", "127.0.0.1:1"), 9)
 SAMPLING = Sampling(
     0.7, 40, 0.9, 0.05, 1.1, (1 << 64) - 1, 2, (0, 151645), 5, 0.9, 0.5, -1.5, 3,
-    ((5, -100.0), (0, 2.5)), ((7,), (8, 9)), 4, (5, 0), 20, Grammar('{\n"grammars": []}', "llguidance 1.9.1"),
+    ((5, -100.0), (0, 2.5)), ((7,), (8, 9)), 4, (5, 0), 20, Grammar('{\n"grammars": []}', "llguidance 1.9.1", 16),
 )  # fmt: skip
 HELLO = Hello((1, 0), "s0/1/ab", Role.SERVER, "l1", Lane.LIVE, "h:1", "m", "r", 0, 4, 8, "bf16", 8)
 HASHES = (b"", bytes(range(32)))
@@ -195,6 +196,7 @@ INVALID_SAMPLINGS = (
     Sampling(allowed_tokens=(1,) * (MAX_ALLOWED_TOKENS + 1)),
     Sampling(grammar=Grammar("é" * (MAX_GRAMMAR_BYTES // 2 + 1), "llguidance 1.9.1")),
     Sampling(grammar=Grammar("", "two\nlines")),
+    Sampling(grammar=Grammar("", "", MAX_FORCED_TOKENS + 1)),
 )
 
 INVALID = {

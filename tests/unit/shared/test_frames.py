@@ -9,6 +9,7 @@ import pytest
 
 from modelswarm.protocol.identity import MAX_NUMBER, Epoch
 from modelswarm.protocol.messages import (
+    MAX_FORCED_TOKENS,
     Close,
     Finish,
     Heartbeat,
@@ -39,6 +40,8 @@ MIXED: list[Item] = [
     Token(HANDLE, EPOCH, 55, 151645, -1.25, Finish.STOP, True),
     Token(1, EPOCH, 56, -1, 0.0, Finish.LENGTH),
     Token(1, EPOCH, 57, 5, -0.5, top=(TopLogprob(5, -0.5), TopLogprob(1 << 20, -2.75))),
+    Token(1, EPOCH, 58, 5, -0.5, forced=(6, 7, 8)),
+    Token(1, EPOCH, 62, 5, -0.5, Finish.LENGTH, True, (TopLogprob(5, -0.5),), tuple(range(16))),
     PromptLogprobs(1, EPOCH, 1, (PromptLogprob(4, -0.5), PromptLogprob(6, -1.5))),
     PromptLogprobs(1, EPOCH, 9, (PromptLogprob(4, -0.5, (TopLogprob(5, -0.25),)),)),
     make_rows(7, 3, 100, sample=True),
@@ -116,6 +119,29 @@ def test_many_small_items_are_spread_over_frames() -> None:
     assert max(len(unpack(frame)) for frame in frames) <= MAX_ITEMS
     assert max(map(len, frames)) <= FRAME_TARGET
     assert [item for frame in frames for item in unpack(frame)] == items
+
+
+@pytest.mark.parametrize(
+    "forced", [(5,) * (MAX_FORCED_TOKENS + 1), (5, -1)], ids=["many", "negative"]
+)
+def test_forced_tokens_out_of_range_are_malformed(forced: tuple[int, ...]) -> None:
+    (frame,) = pack([Token(1, EPOCH, 58, 5, -0.5, forced=forced)])
+    with pytest.raises(FrameError, match="forced"):
+        unpack(frame)
+
+
+def test_forced_tokens_without_a_sampled_one_are_malformed() -> None:
+    (frame,) = pack([Token(1, EPOCH, 58, -1, forced=(5,))])
+    with pytest.raises(FrameError, match="forced"):
+        unpack(frame)
+
+
+@pytest.mark.parametrize("kept", [56, 60, 64, 68])
+def test_token_without_all_its_forced_ones_is_malformed(kept: int) -> None:
+    (frame,) = pack([Token(1, EPOCH, 58, 5, -0.5, forced=(6, 7, 8))])
+    short = struct.pack("<BxxxI", 3, kept - 8) + frame[8:kept]
+    with pytest.raises(FrameError, match="a token of"):
+        unpack(short + bytes(-len(short) % 8))
 
 
 def test_item_larger_than_a_frame_raises_value_error() -> None:

@@ -28,17 +28,17 @@ class Progress:
     """The last progress of a session."""
 
     epoch: Epoch
-    length: int
+    groups: int  # Tokens logged
     progress_at: float
-    seconds_per_token: float = 0.0  # the longest of the last ones
+    seconds_per_token: float = 0.0  # the longest of the last ones; forced tokens take none
 
     def observe(self, session: Session, time: float) -> None:
-        if (session.epoch, session.length) == (self.epoch, self.length):
+        if (session.epoch, session.groups) == (self.epoch, self.groups):
             return
-        if session.epoch == self.epoch and session.length > self.length:
-            gap = (time - self.progress_at) / (session.length - self.length)
+        if session.epoch == self.epoch:
+            gap = (time - self.progress_at) / (session.groups - self.groups)
             self.seconds_per_token = max(gap, GAP_DECAY * self.seconds_per_token)
-        self.epoch, self.length, self.progress_at = session.epoch, session.length, time
+        self.epoch, self.groups, self.progress_at = session.epoch, session.groups, time
 
 
 def is_token_due(session: Session) -> bool:

@@ -6,11 +6,11 @@ effects that say "for logs and metrics" change nothing. Plain values that know n
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Finish, PromptLogprob, Send, TopLogprob
+from modelswarm.protocol.messages import Finish, PromptLogprob, Send, Token, TopLogprob
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.turn import RefusalReason
 
@@ -25,6 +25,17 @@ class Emitted:
     logprob: float
     finish: Finish
     top: tuple[TopLogprob, ...] = ()
+
+
+def emitted_group(session: str, token: Token) -> list[Emitted]:
+    """Return the entries of a Token. Forced ones have no log probability: no turn that reports it has any."""
+    group = [
+        Emitted(session, position, entry, 0.0, Finish.NONE)
+        for position, entry in enumerate(token.group, token.position)
+    ]
+    group[0] = replace(group[0], logprob=token.logprob, top=token.top)
+    group[-1] = replace(group[-1], finish=token.finish)
+    return group
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ class DrainProgress:
 
 def lag(migration: Migration) -> int:
     """Return the number of positions that the slowest new hop lacks for a cutover."""
-    return migration.session.length - 1 - min(migration.kv_positions.values())
+    return migration.session.quiescent_kv - min(migration.kv_positions.values())
 
 
 def recovery_in_progress(sessions: Iterable[Session]) -> bool:

@@ -311,7 +311,7 @@ class Recovery:
         if not all(hop.is_fenced for hop in session.hops):
             return
         points = restart_points([HopState(h.kv, h.last, h.retained) for h in session.hops])
-        session.credit = session.target_credit()
+        session.credit, session.quiescent_kv = session.target_credit(), session.length - 1
         session.record_start(points[0].start, min(point.start for point in points))
         for index, point in enumerate(points):
             self.hop_messages.start_hop(session, index, point)

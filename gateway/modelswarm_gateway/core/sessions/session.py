@@ -99,6 +99,9 @@ class Session:
     is_named: bool = False  # a client chose the name and may use it again after the session ended
     query: OwnershipQuery | None = None  # another gateway may own it
     log: list[int] = field(default_factory=list)
+    groups: int = 0  # Tokens that were logged, each with the tokens forced after it
+    # Positions whose KV all hops have when it is quiescent: those before the newest group.
+    quiescent_kv: int = 0
     keeps_logprobs: bool = False
     # Of generated entries, by position; only of turns that keep them.
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -193,6 +196,12 @@ class Session:
         self.truncate_log(common)
         self.log += tokens[common:]
         self.truncate_hops(common)
+
+    def append_group(self, tokens: Sequence[int]) -> None:
+        """Append a sampled token and those that its grammar forced after it."""
+        self.groups += 1
+        self.quiescent_kv = self.length
+        self.log += tokens
 
     def truncate_log(self, length: int) -> None:
         """Keep the first `length` entries, without a message to the hops."""

@@ -40,11 +40,11 @@ def receive_input(hop: Hop, entries: Input, vocabulary: int) -> Fault | None:
 
 
 def receive_token(hop: Hop, token: Token, vocabulary: int) -> Fault | None:
-    """Append the head's next token, which came through the ring."""
+    """Append the head's next token and those forced after it, which came through the ring."""
     stored = len(hop.log)
     if hop.finished:
         return None
-    fault = _append_log(hop, token.position, (token.token,), vocabulary)
+    fault = _append_log(hop, token.position, token.group, vocabulary)
     if token.store_only and len(hop.log) > stored:
         hop.finished = True
     return fault

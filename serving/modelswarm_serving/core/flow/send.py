@@ -80,9 +80,9 @@ def send_rows(out: Outbox, hop: Hop, first: int, rows: bytes | memoryview, row_b
         part = view[(at - first) * row_bytes : (at - first + count) * row_bytes]
         out.send(to.address, Lane.BULK, Rows(to.handle, started.epoch, at, count, part))
         hop.sent = at + count
-    for at in range(max(first, n), end):
-        part = view[(at - first) * row_bytes : (at - first + 1) * row_bytes]
-        hop.unsent.append((at, part))
+    at = max(first, n)
+    if at < end:
+        hop.unsent.append((at, end - at, view[(at - first) * row_bytes :]))
     flush_live(out, hop)
 
 
@@ -94,10 +94,10 @@ def flush_live(out: Outbox, hop: Hop) -> None:
     if started.send_from < n and hop.acked < n:
         return
     while hop.unsent:
-        at, row = hop.unsent.popleft()
-        rows = Rows(to.handle, started.epoch, at, 1, row, sample=True)
+        at, count, payload = hop.unsent.popleft()
+        rows = Rows(to.handle, started.epoch, at, count, payload, sample=True)
         out.send(to.address, Lane.LIVE, rows)
-        hop.sent = at + 1
+        hop.sent = at + count
 
 
 def send_prompt_logprobs(
@@ -113,19 +113,19 @@ def send_prompt_logprobs(
 
 
 def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
-    """Append the sampled token to the log and send it.
+    """Append the sampled token and those forced after it to the log, and send them as one group.
 
     To the gateway always, to the ring up to the credit (R7, credit).
     """
     started = hop.started
     assert started is not None
     position = len(hop.log)
+    hop.log += (sampled.token, *sampled.forced)
     finish = Finish.NONE
-    if sampled.token in hop.turn.sampling.eos:
+    if hop.log[-1] in hop.turn.sampling.eos:
         finish = Finish.STOP
-    elif position + 1 >= hop.turn.end:
+    elif len(hop.log) >= hop.turn.end:
         finish = Finish.LENGTH
-    hop.log.append(sampled.token)
     hop.finished = finish is not Finish.NONE
     token = Token(
         hop.gateway_handle,
@@ -135,9 +135,10 @@ def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
         sampled.logprob,
         finish,
         top=sampled.top,
+        forced=sampled.forced,
     )
     if started.ring is None:
-        hop.tokens_sent = position + 1
+        hop.tokens_sent = token.group_end
     else:
         hop.withheld_token = replace(
             token, handle=started.ring.handle, store_only=hop.finished, top=()
@@ -147,13 +148,16 @@ def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
 
 
 def release_token(out: Outbox, hop: Hop) -> None:
-    """Send the withheld token into the ring if the credit reaches it, or if it is the last token."""
+    """Send the withheld group into the ring if the credit covers it, or if it finishes the turn.
+
+    Never a part of it: a session without credit has no row in flight then.
+    """
     token, started = hop.withheld_token, hop.started
     if token is None or started is None or started.ring is None:
         return
-    if token.position < hop.credit or token.store_only:
+    if token.group_end <= hop.credit or token.store_only:
         hop.withheld_token = None
-        hop.tokens_sent = token.position + 1
+        hop.tokens_sent = token.group_end
         out.send(started.ring.address, Lane.LIVE, token)
 
 

@@ -136,9 +136,9 @@ class Hop:
     bulk_acknowledged: bool = False  # predecessor knows: all its bulk rows are here (R9, lanes)
     finished: bool = False  # the last token of the turn was sampled (tail) or stored (head)
     awaits_grammar: bool = False  # tail: its grammar is being compiled, so it samples nothing yet
-    withheld_token: Token | None = None  # tail: the one token beyond the credit (R7, credit)
+    withheld_token: Token | None = None  # tail: the one group beyond the credit (R7, credit)
     # live rows (R9, lanes)
-    unsent: deque[tuple[int, bytes | memoryview]] = field(default_factory=deque)
+    unsent: deque[tuple[int, int, bytes | memoryview]] = field(default_factory=deque)
     early: EarlyMessages = field(default_factory=EarlyMessages)
     transfers: dict[Handle, TransferCursor] = field(
         default_factory=dict

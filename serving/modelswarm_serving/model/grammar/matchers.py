@@ -1,5 +1,8 @@
 """The grammar matchers of a tail: a mask of the tokens that may follow, per session and step.
 
+Where the grammar allows only one text, the token is forced: the first one of that text as the tokenizer writes it. So
+each token is forced or not by the log alone, whatever the steps were that made the log.
+
 A matcher is a cache. Its state is a function of the tokens that the turn has generated, `log[begin:]`. It is compared
 with the log before each use, and advanced or built anew by replay. Grammars are compiled by `prepare`, off the engine
 thread. llguidance never raises for a grammar: its error state is looked at after every call. Knows no torch.
@@ -18,7 +21,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from modelswarm.protocol.messages import Grammar
+from modelswarm.protocol.messages import Grammar, Sampling
 from modelswarm_serving.model.base import SampleRequest
 
 VERSION = f"llguidance {llguidance.__version__}"
@@ -96,6 +99,11 @@ class GrammarMatchers:
         grammar = pick.sampling.grammar
         assert grammar is not None
         matcher = self._advance(pick, grammar)
+        forced = self._forced_token(matcher, pick.sampling)
+        if forced is not None:
+            only = np.zeros((self._vocab + 31) // 32 * 4, np.uint8)
+            _set_bits(only, (forced,), True)
+            return only.tobytes()
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).copy()
         if matcher.is_error():
             self._sessions.pop(pick.session, None)
@@ -105,6 +113,38 @@ class GrammarMatchers:
         if not bits.any():
             raise _fault(grammar, "no token may follow")
         return bits.tobytes()
+
+    def forced_after(self, pick: SampleRequest, token: int) -> tuple[int, ...]:
+        """Return the tokens that must follow the sampled one, at most as many as requested.
+
+        Called after `mask`. A matcher in error is dropped, and the next call of `mask` says why.
+        """
+        entry = self._sessions.get(pick.session)
+        forced: list[int] = []
+        if entry is None or not pick.max_forced or token in pick.sampling.eos:
+            return ()
+        new: int | None = token
+        while new is not None:
+            if not entry.matcher.consume_token(new):
+                del self._sessions[pick.session]
+                break
+            entry.tokens.append(new)
+            if len(forced) == pick.max_forced:
+                break
+            new = self._forced_token(entry.matcher, pick.sampling)
+            if new is not None:
+                forced.append(new)
+        return tuple(forced)
+
+    def _forced_token(self, matcher: LLMatcher, sampling: Sampling) -> int | None:
+        """Return the only token that may come next; None if there is a choice, or if another rule might ban it."""
+        if sampling.bad_words or sampling.allowed_tokens or sampling.no_repeat_ngram_size:
+            return None
+        found = matcher.compute_ff_tokens()
+        if not found or found[0] in sampling.eos or found[0] in self.load().eos_tokens:
+            return None
+        token: int = found[0]
+        return token
 
     def _advance(self, pick: SampleRequest, grammar: Grammar) -> LLMatcher:
         """Return the session's matcher after the tokens that the turn has generated."""

@@ -29,6 +29,7 @@ from modelswarm_serving.model.base import (
     ModelShape,
     OutOfDeviceMemory,
     Result,
+    SampledToken,
     SampleRequest,
     ScoreRequest,
     Task,
@@ -226,12 +227,13 @@ class TransformerSpan:
             results[id(work)] = Result(scores=scores.get(id(work), ()))
         for work, fault in refused:
             results[id(work)] = Result(error=fault, fault=FaultKind.NO_TOKEN)
-        for (_, work), picked in zip(asking, self._sample_rows(wanted, picks), strict=True):
+        sampled = self._sample_rows(wanted, picks)
+        for (_, work), pick, picked in zip(asking, picks, sampled, strict=True):
             if isinstance(picked, Unsampled):
                 results[id(work)] = Result(error=picked.value, fault=picked.fault)
             else:
                 found = scores.get(id(work), ())
-                results[id(work)] = Result(sampled=picked, scores=found)
+                results[id(work)] = Result(sampled=self._add_forced(pick, picked), scores=found)
         return results
 
     def _score_rows(self, rows: Tensor, score: ScoreRequest) -> tuple[PromptLogprob, ...]:
@@ -263,6 +265,12 @@ class TransformerSpan:
                 except GrammarFault as fault:
                     faults[place] = str(fault)
         return good, faults
+
+    def _add_forced(self, pick: SampleRequest, picked: SampledToken) -> SampledToken:
+        """Return the token with those that its grammar forces after it."""
+        if self._grammars is None or not pick.max_forced:
+            return picked
+        return replace(picked, forced=self._grammars.forced_after(pick, picked.token))
 
     def _sample_rows(self, rows: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
         """Return a token for each of these rows of the last block."""

@@ -10,12 +10,12 @@ import random
 from dataclasses import dataclass, replace
 
 from support.simulator.actors.gateway_process import GatewayProcess
-from support.simulator.actors.server_process import MODEL, Tools
+from support.simulator.actors.server_process import GRAMMARS, MODEL, Tools
 from support.simulator.oracles import Reference
 from support.simulator.scenario import NEVER
 from support.simulator.trace import Violation
 
-from modelswarm.protocol.messages import Finish, Sampling
+from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Finish, Grammar, Sampling
 from modelswarm_gateway.core.interface.effects import (
     Effect,
     Emitted,
@@ -112,10 +112,11 @@ class Client:
         has_no_limit = rng.random() < load.no_limit_chance
         most = None if has_no_limit else min(room, rng.randint(*load.max_tokens))
         scored = 1 if self.turns_left % 3 == 0 else -1
+        sampling = replace(self._draw_sampling(), prompt_logprobs=scored)
         return TurnRequest(
             tokens=tuple(log),
             max_tokens=most,
-            sampling=replace(self._draw_sampling(), prompt_logprobs=scored),
+            sampling=self._add_grammar(sampling) if load.has_grammars else sampling,
             credit_ahead=ahead,
         )
 
@@ -148,6 +149,14 @@ class Client:
             min_tokens=seed % 5,
             allowed_tokens=tuple(range(seed % 2, vocab, 2)) if seed % 7 == 0 else (),
         )
+
+    def _add_grammar(self, sampling: Sampling) -> Sampling:
+        """Return the parameters of two of three turns with a grammar, as a gateway would send it."""
+        kind = self._rng.randrange(3)
+        if not kind:
+            return sampling
+        most = 0 if sampling.logprobs else self._rng.choice((1, 4, MAX_FORCED_TOKENS))
+        return replace(sampling, grammar=Grammar(f"grammar {kind}", GRAMMARS, most))
 
     def _begin(self, request: TurnRequest) -> None:
         if self.done:
@@ -316,6 +325,8 @@ class Client:
         credit = (
             self._read + request.credit_ahead + self._reroutes
         )  # each StartEpoch samples one (R7, credit)
+        if request.sampling.grammar is not None:  # and with each token the forced ones after it
+            credit += (1 + self._reroutes) * request.sampling.grammar.max_forced
         self._expect(seen.position <= credit, f"{seen} is beyond the credit {credit}")
 
     def _read_token(self) -> None:

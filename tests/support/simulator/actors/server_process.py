@@ -32,13 +32,15 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.server import GrammarRequest, ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import BatchItem, ModelShape, Result, Task
 from modelswarm_serving.model.hash_model import HashModel
 
 MODEL = "hash"
 ROW_BYTES = 8
+GRAMMARS = "hash 1"  # the version of every tail's grammars
+GRAMMAR_SECONDS = 0.001  # until a grammar is compiled
 
 
 MakeServer: TypeAlias = Callable[[ServerSettings, ModelShape, Callable[[], int]], ServerCore]
@@ -138,6 +140,7 @@ class ServerProcess:
             max_length=shape.max_length,
             total_pages=shape.total_pages,
             page_size=shape.page_size,
+            grammar=GRAMMARS if shape.is_tail else "",
         )
 
     # -- the network calls these -----------------------------------------------------------
@@ -226,6 +229,8 @@ class ServerProcess:
 
     def _pump(self) -> None:
         core, now = self.core, self._tools.clock.now
+        for request in core.take_grammar_requests():
+            self._tools.clock.after(GRAMMAR_SECONDS, self._on_grammar_ready, request)
         if not self._work:
             self._work = core.plan_step(now)
             if self._work:
@@ -236,6 +241,17 @@ class ServerProcess:
                 self._evict(send.item.server_handle)
             self._heartbeats.on_sent(send.to.peer, now)
             self._send(send)
+
+    def _on_grammar_ready(self, request: GrammarRequest) -> None:
+        """The grammar is compiled, perhaps after the hop has ended."""
+        clock = self._tools.clock
+        if not self.alive:
+            return
+        if clock.now < self.resumes_at:
+            clock.at(self.resumes_at, self._on_grammar_ready, request)
+            return
+        self.core.on_grammar_ready(request, None, clock.now)
+        self._pump()
 
     def _step_time(self) -> float:
         conditions = self._tools.scenario.conditions

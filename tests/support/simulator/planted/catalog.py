@@ -10,6 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from support.simulator.actors.server_process import Cores, MakeGateway, MakeServer
+from support.simulator.planted.forced import (
+    ForcesOldTokens,
+    LogsNoForcedTokens,
+    SendsNoForcedTokens,
+)
 from support.simulator.planted.gateways import (
     KeepsSessionsAfterStall,
     TrustsNewestEpochOnly,
@@ -211,6 +216,9 @@ PLANTS: dict[str, Plant] = {
     "R11 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
     "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies", 150),
+    "R17 forces old tokens": in_server(ForcesOldTokens, "forced"),
+    "R17 logs no forced tokens": in_gateway(LogsNoForcedTokens, "forced"),
+    "R17 sends no forced tokens": in_server(SendsNoForcedTokens, "forced"),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
     "R19 goes on without links": in_ownership_check(GoesOnWithoutLinks, "returns", 50),

@@ -38,6 +38,7 @@ LIMITED_IN_FLIGHT = (
     "long",
     "evictions",
     "storm",
+    "forced",
 )
 
 
@@ -354,6 +355,13 @@ def _rules(scenario: Scenario, rng: random.Random) -> Scenario:
     return gateways.gateways(replace(scenario, load=load), rng)
 
 
+def _forced(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Grammars whose forced tokens travel in groups, in worlds of any other kind."""
+    kind = rng.choice([name for name in SCENARIOS if name != "forced"])
+    scenario = SCENARIOS[kind](scenario, rng)
+    return replace(scenario, load=replace(scenario.load, has_grammars=True))
+
+
 SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "mixed": _mixed,
     "calm": _calm,
@@ -404,4 +412,5 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "storm": _storm,
     "evictions": _evictions,
     "rules": _rules,
+    "forced": _forced,
 }

@@ -122,7 +122,10 @@ def test_output_of_random_models_is_valid(
 def test_masks_equal_a_replayed_matcher_at_each_step(
     matchers: GrammarMatchers, tokenizer_file: Path, name: str
 ) -> None:
-    """Also llguidance's own mask of the same tokens, which has its end token where the grammar is complete."""
+    """Also llguidance's own mask of the same tokens, which has its end token where the grammar is complete.
+
+    Where it forces tokens, only the first of them is allowed.
+    """
     grammar = _schema(SCHEMAS[name])
     tokens = _generate(matchers, grammar, 3)[:-1]
     reference = LLMatcher(LLTokenizer(tokenizer_file.read_text(), n_vocab=VOCAB), grammar.text)
@@ -132,6 +135,9 @@ def test_masks_equal_a_replayed_matcher_at_each_step(
             assert reference.consume_token(tokens[end - 1])
         bits = reference.compute_bitmask()
         wanted = [token for token in range(VOCAB) if bits[token >> 3] >> (token & 7) & 1]
+        forced = reference.compute_ff_tokens()
+        assert set(forced[:1]) <= set(wanted)
+        wanted = wanted if EOS in wanted else forced[:1] or wanted
         pick = _pick(grammar, tokens[:end])
         assert _allowed(kept, pick) == wanted
         assert _allowed(GrammarMatchers(tokenizer_file, VOCAB), pick) == wanted
