@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.processes.session_call import SessionCall
 from support.processes.streams import TOY_MODEL
 from support.processes.swarm import Running
 
@@ -91,3 +92,33 @@ def test_killed_tail_changes_no_token(four_spans: Running) -> None:
             tokens += part.token_ids
     assert re.fullmatch("[a-z]{200}", text)
     assert tokens == calm
+
+
+def test_step_of_a_session_keeps_its_grammar_after_a_kill(four_spans: Running) -> None:
+    wanted = {
+        "max_tokens": 300,
+        "logprobs": 1,
+        "sampling": {"temperature": 1.0, "seed": 4},
+        "structured_outputs": {"regex": "[a-z]{200}"},
+    }
+    four_spans.wait_whole()
+    with SessionCall(four_spans.local.grpc) as call:
+        call.open(TOY_MODEL, max_length=900)
+        first = call.tokens(prompt="go", max_tokens=5, ignore_eos=True)
+        end = call.ask(state={}).position
+        calm = call.tokens(prompt=" on", **wanted)
+        call.ask(rewind={"position": end})
+        call.send(step={"prompt": " on", **wanted})
+        answers = [call.receive()]
+        session = four_spans.wait_session(lambda session: session.state == "running")
+        four_spans.kill(session.route[-1].peer)
+        while not answers[-1].part.finish_reason:
+            answers.append(call.receive())
+        call.ask(close={})
+    parts = [answer.part for answer in answers]
+    assert len(first) == 5
+    assert [token for part in parts for token in part.token_ids] == calm
+    assert re.fullmatch("[a-z]{200}", "".join(part.text for part in parts))
+    scored = [entry.token_id for part in parts for entry in part.logprobs]
+    assert scored == calm[: len(scored)]
+    assert len(scored) >= len(calm) - 1, "the end token has no text"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.api.fields.openai import COMPLETIONS
 from modelswarm_gateway.api.grpc.requests import (
     count_answers,
     parse_generate_request,
@@ -14,6 +15,7 @@ from modelswarm_gateway.api.grpc.requests import (
 )
 from modelswarm_gateway.api.grpc.sessions.stream import NOT_BUILT
 from modelswarm_gateway.errors import ApiError
+from modelswarm_gateway.generation.grammar.request_fields import GRAMMAR_FIELDS
 from modelswarm_gateway.generation.request import ChatPrompt
 
 BASE: dict[str, Any] = {"model": "m", "prompt": "x"}
@@ -95,6 +97,21 @@ def test_lists_of_this_file_are_complete() -> None:
     assert names_of(api_pb2.Sampling) == set(SAMPLING)
     assert names_of(api_pb2.StructuredOutputs) == set(OUTPUTS)
     assert names_of(api_pb2.Messages) == set(MESSAGES)
+
+
+# Fields of `POST /v1/completions` that gRPC has in another form, or needs not.
+OTHER_FORM = {
+    "stream": "GenerateStream",
+    "stream_options": "the last part has the usage",
+    "return_token_ids": "token_ids, return_prompt_token_ids",
+    "return_tokens_as_token_ids": "token_id",
+    **dict.fromkeys((*GRAMMAR_FIELDS, "guided_whitespace_pattern"), "structured_outputs"),
+}
+
+
+def test_every_obeyed_field_of_completions_is_in_api_proto() -> None:
+    own = names_of(api_pb2.GenerateRequest) | names_of(api_pb2.Sampling)
+    assert COMPLETIONS.obeyed - own - set(OTHER_FORM) == set()
 
 
 @pytest.mark.parametrize("name", FIELDS)
