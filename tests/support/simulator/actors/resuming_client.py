@@ -5,7 +5,6 @@ Does what the API of a gateway does for a named session: find it, wait for the l
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 
@@ -83,9 +82,7 @@ class ResumingClient:
         kept = gateway.core.find_view(name)
         if kept is None or not gateway.alive or self._client.gateway is gateway:
             return
-        is_held = (
-            gateway.isolated_until > -math.inf and kept.state == HELD
-        )  # its links are not all back
+        is_held = kept.state == HELD  # it waits for links, and runs nothing
         if self._tools.clock.now < _returns_at(gateway) or is_held:
             self.watch_stalled(gateway)
         elif (

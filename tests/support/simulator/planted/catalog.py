@@ -227,7 +227,7 @@ PLANTS: dict[str, Plant] = {
     "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),
     "R20 ignores goodbyes": in_peers(IgnoresGoodbyes, "handover"),
     "R20 keeps claims": in_server(
-        server_with(lambda core: core._session_lookup, KeepsClaims), "handover"
+        server_with(lambda core: core._session_lookup, KeepsClaims), "islands"
     ),
     "R21 ejects whole routes": in_recovery(EjectsWholeRoutes, "frozen"),
     "R21 ejects routes of suspects": in_gateway(
