@@ -117,9 +117,20 @@ TOOL_CHOICE = FieldTable(
         "OpenAI": {
             "type": OBEYED,
             "name": OBEYED,
-            "mode": refused("send only the allowed tools"),
-            "tools": refused("send only the allowed tools"),
+            "mode": refused("it needs the type allowed_tools"),
+            "tools": refused("it needs the type allowed_tools"),
             "server_label": refused(FUNCTIONS_ONLY),
+        }
+    },
+)
+ALLOWED_TOOLS = FieldTable(
+    "tool_choice of responses with the type allowed_tools",
+    {
+        "OpenAI": {
+            "type": OBEYED,
+            "mode": OBEYED,
+            "tools": OBEYED,
+            "name": refused("it needs the type function"),
         }
     },
 )
@@ -202,6 +213,7 @@ TABLES = (
     TEXT_FORMAT,
     TOOL,
     TOOL_CHOICE,
+    ALLOWED_TOOLS,
     MESSAGE,
     PART,
     FUNCTION_CALL,
@@ -228,6 +240,7 @@ OWN_WORDS = {
     "parameters": "the JSON schema of an object",
     "type": "the kind of the object: message, function_call, function, input_text and the like",
     "content": _TEXTS,
+    "mode": "auto or required",
     "call_id": "a string that is not empty",
     "arguments": "a string of JSON",
     "output": _TEXTS,

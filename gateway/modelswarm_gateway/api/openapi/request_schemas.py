@@ -107,7 +107,11 @@ _OBJECTS: dict[str, Schema] = {
 _OBJECTS_OF_RESPONSES: dict[str, Schema] = {
     "tools": _list_of(_object(responses.TOOL)),
     "tool_choice": {
-        "anyOf": [{"enum": ["none", "auto", "required", None]}, _object(responses.TOOL_CHOICE)]
+        "anyOf": [
+            {"enum": ["none", "auto", "required", None]},
+            _object(responses.TOOL_CHOICE),
+            _object(responses.ALLOWED_TOOLS),
+        ]
     },
     "text": {
         "anyOf": [

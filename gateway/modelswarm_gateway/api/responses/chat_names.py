@@ -9,13 +9,20 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from modelswarm_gateway.api.fields.responses import TEXT, TEXT_FORMAT, TOOL, TOOL_CHOICE
+from modelswarm_gateway.api.fields.responses import (
+    ALLOWED_TOOLS,
+    TEXT,
+    TEXT_FORMAT,
+    TOOL,
+    TOOL_CHOICE,
+)
 from modelswarm_gateway.api.tools.objects import read_object
 from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
 
 _FORMATS = ("text", "json_object", "json_schema")
 _NAMES = (
-    (re.compile(r"\.function(?=\.)"), ""),
+    (re.compile(r"^(tools|tool_choice)(.*)\.function(?=\.)"), r"\1\2"),
+    (re.compile(r"^tool_choice\.allowed_tools\b"), "tool_choice"),
     (re.compile(r"^response_format(\.json_schema)?"), "text.format"),
     (re.compile(r"^max_tokens$"), "max_output_tokens"),
     (re.compile(r"^session_(id|position)$"), "previous_response_id"),
@@ -42,11 +49,24 @@ def nested_choice(choice: object) -> object:
     if not isinstance(choice, dict):
         return choice
     kind = choice.get("type")
+    if kind == "allowed_tools":
+        fields = read_object("tool_choice", choice, ALLOWED_TOOLS)
+        tools = fields.get("tools")
+        if isinstance(tools, list):
+            named = enumerate(tools)
+            fields["tools"] = [_nested_name(f"tool_choice.tools[{n}]", tool) for n, tool in named]
+        del fields["type"]
+        return {"type": kind, kind: fields}
     if kind != "function":
-        detail = f"{shorten(str(kind))!r} is not supported; send auto, none, required or a function"
+        detail = f"{shorten(str(kind))!r} is not supported; send auto, none, required, a function or allowed_tools"
         raise ApiError(Code.UNSUPPORTED, f"tool_choice.type: {detail}", param="tool_choice.type")
-    fields = read_object("tool_choice", choice, TOOL_CHOICE)
-    return {"type": "function", "function": {"name": fields.get("name")}}
+    return _nested_name("tool_choice", choice)
+
+
+def _nested_name(path: str, value: object) -> dict[str, Any]:
+    """Return a function that is named by its name only."""
+    fields = read_object(path, value, TOOL_CHOICE)
+    return {"type": fields.get("type", ""), "function": {"name": fields.get("name")}}
 
 
 def nested_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:

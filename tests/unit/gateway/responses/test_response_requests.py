@@ -19,6 +19,7 @@ from modelswarm_gateway.api.responses.requests import (
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.grammar.source import GrammarKind
 from modelswarm_gateway.generation.request import ChatPrompt, GenerationRequest
+from modelswarm_gateway.generation.tool_calls.answer import ToolChoice
 
 ODD = {"odd": ["value"]}  # harmless for no field
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
@@ -27,6 +28,11 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 USER = {"role": "user", "content": "hi"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 JSON_FORMAT = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": False}
+
+
+def allowed(name: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "name": name}]
+    return {"type": "allowed_tools", "mode": mode, "tools": tools}
 
 
 def request_of(*before: Any, **body: Any) -> GenerationRequest:
@@ -120,6 +126,11 @@ def test_tools_reach_the_generation() -> None:
     assert answer is not None and answer.one_call
     assert [tool.name for tool in answer.tools] == ["f"]
     assert request_of(parallel_tool_calls=False).answer is not None
+    some = request_of(tools=[TOOL], tool_choice=allowed("f", "required")).answer
+    assert some is not None
+    assert (some.choice, some.allowed) == (ToolChoice.REQUIRED, ("f",))
+    named = request_of(tools=[TOOL], tool_choice={"type": "function", "name": "f"}).answer
+    assert named is not None and (named.choice, named.name) == (ToolChoice.NAMED, "f")
     none = request_of(tools=[TOOL], tool_choice="none").answer
     assert none is not None and none.tools == ()
 
@@ -206,7 +217,11 @@ def test_tools_reach_the_generation() -> None:
         ({"tools": [TOOL], "tool_choice": "some"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "file_search"}}, "tool_choice.type"),
-        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.mode"),
+        ({"tools": [TOOL], "tool_choice": allowed("g")}, "tool_choice.tools[0]"),
+        ({"tools": [TOOL], "tool_choice": allowed("f", mode="never")}, "tool_choice.mode"),
+        ({"tools": [TOOL], "tool_choice": {**allowed("f"), "name": "f"}}, "tool_choice.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
     ],
 )
 def test_bad_input_is_refused_by_name(body: dict[str, Any], param: str) -> None:
