@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "gateway")]  # run as a script, they are not found otherwise
 
 from modelswarm_gateway.api.fields.headers import REFUSED_HEADERS  # noqa: E402
+from modelswarm_gateway.api.fields.messages import ANTHROPIC_TABLES  # noqa: E402
 from modelswarm_gateway.api.fields.openai import TABLES  # noqa: E402
 from modelswarm_gateway.api.fields.responses import TABLES as RESPONSES_TABLES  # noqa: E402
 from modelswarm_gateway.api.fields.states import (  # noqa: E402
@@ -28,6 +29,8 @@ from modelswarm_gateway.api.fields.states import (  # noqa: E402
 )
 from modelswarm_gateway.api.fields.tokenization import DETOKENIZE, TOKENIZE  # noqa: E402
 from modelswarm_gateway.api.http.validation_messages import ALLOWED  # noqa: E402
+from modelswarm_gateway.api.messages.headers import HARMLESS_BETAS, VERSIONS  # noqa: E402
+from modelswarm_gateway.api.messages.requests import MESSAGES_ALLOWED  # noqa: E402
 from modelswarm_gateway.api.responses.requests import RESPONSES_ALLOWED  # noqa: E402
 
 PAGE = ROOT / "docs" / "reference" / "fields.md"
@@ -52,8 +55,17 @@ def render_page() -> str:
         parts += [f"## {_title(table)}\n", *_rows(table, ALLOWED), ""]
     for table in RESPONSES_TABLES:
         parts += [f"## {_title(table)}\n", *_rows(table, RESPONSES_ALLOWED), ""]
+    for table, words in ANTHROPIC_TABLES:
+        parts += [f"## {_title(table)}\n", *_rows(table, {**MESSAGES_ALLOWED, **words}), ""]
     parts += ["## Headers\n", "| header | state | reason |", "|---|---|---|"]
     parts += [f"| `{name}` | refused | {reason} |" for name, reason in REFUSED_HEADERS.items()]
+    parts += ["", "Below `/v1/messages`:\n", "| header | allowed values |", "|---|---|"]
+    parts += [f"| `anthropic-version` | {', '.join(VERSIONS)} |"]
+    parts += [
+        "| `anthropic-beta` | names, each with any date, that change nothing; see the next table |"
+    ]
+    parts += ["", "| beta | why it changes nothing |", "|---|---|"]
+    parts += [f"| `{name}` | {reason} |" for name, reason in HARMLESS_BETAS.items()]
     return "\n".join(parts) + "\n"
 
 

@@ -169,6 +169,11 @@ class Generation:
         return self._stream.prompt_logprobs
 
     @property
+    def stop_match(self) -> str | None:
+        """Return the stop string that has ended the answer."""
+        return self._stops.match
+
+    @property
     def cached_tokens(self) -> int:
         """Return the tokens of the prompt that the session's servers still had when the turn began."""
         view = self._context.backend.session(self._session)
@@ -374,7 +379,7 @@ class Generation:
                 self._stream.stop_at(event.position + 1)
                 finish = Finish.STOP.value
         if self._logprobs is not None:
-            has_cut = self._stops.has_matched and not self._request.text.keeps_stop
+            has_cut = self._stops.match is not None and not self._request.text.keeps_stop
             is_last = finish is not None and not has_cut
             self._logprobs.add_token(event, piece)
             self._released += self._logprobs.release(text, is_last=is_last)

@@ -144,6 +144,13 @@ class GenerationService:
             self._running.add(generation)
             generations.append(generation)
 
+    async def count_prompt(self, request: GenerationRequest) -> int:
+        """Return the tokens of the request's prompt. Raise ApiError."""
+        card, tokenizer = self.find_model(request.model)
+        form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)
+        request = fit_to_format(request, form)
+        return len(await encode_prompt(request, tokenizer, card.max_length))
+
     async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
         card, tokenizer = self.find_model(request.model)
         form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)

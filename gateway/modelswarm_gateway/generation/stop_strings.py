@@ -23,21 +23,21 @@ class StopMatcher:
         self._keeps_match = keeps_match
         self._searches = [_StopSearch(stop) for stop in stops]
         self._held = ""
-        self.has_matched = False
+        self.match: str | None = None  # the stop string that ended the text
 
     def feed(self, piece: str) -> StopMatch:
         if not self._searches:
             return StopMatch(piece, False)
         text = self._held + piece
         found = [
-            (end, -len(search.stop))
+            (end, -len(search.stop), search.stop)
             for search in self._searches
             if (end := search.find_end(piece)) > 0
         ]
         if found:
-            end, negative_length = min(found)
+            end, negative_length, self.match = min(found)
             end += len(self._held)
-            self._held, self.has_matched = "", True
+            self._held = ""
             return StopMatch(text[: end if self._keeps_match else end + negative_length], True)
         keep = max(search.matched for search in self._searches)
         self._held = text[len(text) - keep :]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -17,6 +17,12 @@ from modelswarm_gateway.api.fields.states import NoEffect, Refused, Renamed
 from modelswarm_gateway.api.http.app import ROUTES, build_http_app
 from modelswarm_gateway.api.http.openai_requests import ChatRequest, CompletionRequest, parse_body
 from modelswarm_gateway.api.http.sessions import SessionRequest
+from modelswarm_gateway.api.messages.requests import (
+    CountTokensRequest,
+    MessagesRequest,
+    parse_count_tokens,
+    parse_messages,
+)
 from modelswarm_gateway.api.openapi.document import build_document
 from modelswarm_gateway.api.openapi.operations import OPERATIONS
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
@@ -29,8 +35,23 @@ BODIES: list[tuple[type[RequestModel], dict[str, Any]]] = [
     (CompletionRequest, {"model": "m", "prompt": "hi"}),
     (TokenizeRequest, {"model": "m", "prompt": "hi"}),
     (DetokenizeRequest, {"model": "m", "tokens": [1]}),
+    (MessagesRequest, {"model": "m", "max_tokens": 1, "messages": HI}),
+    (CountTokensRequest, {"model": "m", "messages": HI}),
     (SessionRequest, {"model": "m", "max_length": 9}),
 ]
+
+# Functions that read a body with words of their own for errors.
+PARSERS: dict[type[RequestModel], Callable[[object], RequestModel]] = {
+    MessagesRequest: parse_messages,
+    CountTokensRequest: parse_count_tokens,
+}
+# Objects that are read behind the models.
+_OF_MESSAGES = ("tools", "tool_choice", "thinking", "output_config")
+CHECKED_LATER: dict[type[RequestModel], tuple[str, ...]] = {
+    ChatRequest: ("tools", "tool_choice"),
+    MessagesRequest: _OF_MESSAGES,
+    CountTokensRequest: _OF_MESSAGES,
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +66,11 @@ def is_valid(document: dict[str, Any], name: str, value: object) -> bool:
 
 def is_parsed(model: type[RequestModel], body: dict[str, Any]) -> bool:
     try:
-        parse_body(model, body)
+        parse = PARSERS.get(model)
+        if parse is None:
+            parse_body(model, body)
+        else:
+            parse(body)
     except ApiError:
         return False
     return True
@@ -97,7 +122,7 @@ def test_schema_accepts_the_bodies_that_are_parsed(
     for field, state in model.table.states.items():
         if isinstance(state, Renamed):
             continue  # depends on the other field's value
-        if field in ("tools", "tool_choice") and model is ChatRequest:
+        if field in CHECKED_LATER.get(model, ()):
             continue  # checked behind the models: test_objects_of_tools_are_described
         values: tuple[object, ...] = (ODD, -(2**70))
         values += getattr(state, "harmless", ())
@@ -116,3 +141,8 @@ def test_objects_of_tools_are_described(document: dict[str, Any]) -> None:
     message = {"role": "assistant", "tool_calls": [call]}
     assert is_valid(document, "ChatMessage", message)
     assert not is_valid(document, "ChatMessage", message | {"tool_calls": [call | {"x": 1}]})
+    tool = {"name": "f", "input_schema": {}}
+    asked = {"model": "m", "max_tokens": 1, "messages": HI, "tools": [tool]}
+    assert is_valid(document, "MessagesRequest", asked)
+    assert not is_valid(document, "MessagesRequest", asked | {"tools": [tool | {"x": 1}]})
+    assert not is_valid(document, "MessagesRequest", asked | {"thinking": {"budget_tokens": 9}})

@@ -45,6 +45,10 @@ from modelswarm_gateway.api.http.openai_responses import (
 from modelswarm_gateway.api.http.relay import ForwardContext
 from modelswarm_gateway.api.http.request_log import RequestLog, set_outcome
 from modelswarm_gateway.api.http.sessions import add_session_routes
+from modelswarm_gateway.api.messages.errors import is_messages_path, messages_error_response
+from modelswarm_gateway.api.messages.headers import ANTHROPIC_VERSION
+from modelswarm_gateway.api.messages.models import model_info, model_page
+from modelswarm_gateway.api.messages.routes import add_messages_routes
 from modelswarm_gateway.api.openapi.document import add_openapi_route
 from modelswarm_gateway.api.responses.routes import add_response_routes
 from modelswarm_gateway.api.tokenization import add_tokenization_routes
@@ -60,7 +64,8 @@ from modelswarm_gateway.settings import SESSION_HEADER
 READ_METHODS = ["GET", "HEAD"]
 ROUTES = (
     "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, GET /v1/responses/{id}, "
-    "DELETE /v1/responses/{id}, GET /v1/responses/{id}/input_items, POST /tokenize, POST /detokenize, "
+    "DELETE /v1/responses/{id}, GET /v1/responses/{id}/input_items, POST /v1/messages, "
+    "POST /v1/messages/count_tokens, POST /tokenize, POST /detokenize, "
     "POST /v1/sessions, GET /v1/sessions/{id}, DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
     "GET /health, GET /live, GET /ready, GET /version, GET /openapi.json"
 )
@@ -84,6 +89,7 @@ def build_http_app(
     forwarder = forwarder or Forwarder()
     _generation_routes(app, service, forwarder, session_header_names)
     add_response_routes(app, service, forwarder)
+    add_messages_routes(app, service, forwarder, session_header_names)
     add_tokenization_routes(app, service)
     _model_routes(app, service)
     add_session_routes(app, service, forwarder, session_header_names)
@@ -160,15 +166,19 @@ def _apply_headers(
 
 def _model_routes(app: FastAPI, service: GenerationService) -> None:
     @app.api_route("/v1/models", methods=READ_METHODS)
-    async def models() -> Response:
+    async def models(request: Request) -> Response:
+        if ANTHROPIC_VERSION in request.headers:
+            return JSONResponse(model_page(service.backend.model_cards()))
         data = [_model_entry(card) for card in service.backend.model_cards()]
         return JSONResponse({"object": "list", "data": data})
 
     @app.api_route("/v1/models/{name:path}", methods=READ_METHODS)
-    async def model(name: str) -> Response:
+    async def model(request: Request, name: str) -> Response:
         card = service.backend.model_card(name)
         if card is None:
             raise model_not_found(name)
+        if ANTHROPIC_VERSION in request.headers:
+            return JSONResponse(model_info(card))
         return JSONResponse(_model_entry(card))
 
 
@@ -247,6 +257,8 @@ def _unready_reason(backend: SessionBackend) -> str | None:
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
     set_outcome(request.scope, error.code.value)
+    if is_messages_path(request.url.path) or ANTHROPIC_VERSION in request.headers:
+        return messages_error_response(error)
     return error_response(error)
 
 

@@ -26,6 +26,7 @@ from modelswarm_gateway.api.http.openai_responses import (
     ResponseBuilder,
     ResponseHead,
     error_event,
+    keepalive_comment,
 )
 from modelswarm_gateway.api.http.relay import ForwardContext, Relay
 from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
@@ -97,7 +98,7 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         failure: ApiError | None = None
         own_headers = self._own_headers()
-        writer = ResponseWriter(send, own_headers)
+        writer = ResponseWriter(send, own_headers, self._format_keepalive)
         try:
             await self._generate(receive, writer)
         except ApiError as error:
@@ -113,7 +114,7 @@ class GenerationResponse(Response):
             if writer.has_started:
                 await writer.write(self._error_event(failure), more=False)
             else:
-                response = error_response(failure)
+                response = self._error_response(failure)
                 response.raw_headers += own_headers
                 await response(scope, receive, send)
 
@@ -187,6 +188,13 @@ class GenerationResponse(Response):
 
     def _error_event(self, failure: ApiError) -> bytes:
         return error_event(failure.envelope())
+
+    def _error_response(self, failure: ApiError) -> Response:
+        return error_response(failure)
+
+    def _format_keepalive(self, reason: str) -> bytes:
+        """Return what keeps a stream alive while it waits for this reason, which may be ""."""
+        return keepalive_comment(reason)
 
     def _head(self, generations: Sequence[Generation]) -> ResponseHead:
         names = TokenNames(generations[0].tokenizer.token_bytes, self._format.names_as_ids)

@@ -145,9 +145,11 @@ class ResponseBuilder(abc.ABC):
     def id(self) -> str:
         return self._events.id
 
-    @abc.abstractmethod
     def opening(self) -> bytes:
         """Begin the stream: return the event before the first text; may be empty."""
+        if self._events.head.token_ids:
+            self._events.add_once = f",{self._events.prompt_ids}"
+        return b""
 
     @abc.abstractmethod
     def _event_field(self, output: Events) -> str:
@@ -249,11 +251,6 @@ class ChatResponseBuilder(ResponseBuilder):
 class CompletionResponseBuilder(ResponseBuilder):
     prefix, kind, kind_of_event = "cmpl", "text_completion", "text_completion"
     nothing = '"text":""'
-
-    def opening(self) -> bytes:
-        if self._events.head.token_ids:
-            self._events.add_once = f",{self._events.prompt_ids}"
-        return b""
 
     def _choice_fields(self) -> dict[str, Any]:
         return self._prompt_fields()

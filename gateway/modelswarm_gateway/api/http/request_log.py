@@ -14,11 +14,13 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from modelswarm_gateway.api.messages.errors import is_messages_path
 from modelswarm_gateway.errors import shorten
 
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "x-request-id"
+ANTHROPIC_REQUEST_ID = b"request-id"  # which Anthropic's client reads
 PROCESSING_MS = b"openai-processing-ms"
 _NAME = REQUEST_ID.encode()
 # Visible ASCII: it can neither break a log line nor look like two fields of one.
@@ -57,6 +59,8 @@ class RequestLog:
                 close = [(b"connection", b"close")] if self._is_leaving() else []
                 spent = f"{(time.monotonic() - started_at) * 1000:.0f}".encode()
                 own = [(_NAME, request_id), (PROCESSING_MS, spent), *close]
+                if is_messages_path(scope["path"]):
+                    own.append((ANTHROPIC_REQUEST_ID, request_id))
                 message["headers"] = [*message["headers"], *own]
             await send(message)
 

@@ -5,7 +5,7 @@ Used by a generation's response and by the relay of another gateway's response. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.types import Send
 
@@ -19,9 +19,14 @@ STREAM_HEADERS = (
 
 
 class ResponseWriter:
-    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-        """`headers` are added to those of each start."""
-        self._send, self._headers = send, headers
+    def __init__(
+        self,
+        send: Send,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        format_keepalive: Callable[[str], bytes] = keepalive_comment,
+    ) -> None:
+        """`headers` are added to those of each start. `format_keepalive`: makes a keepalive of its reason."""
+        self._send, self._headers, self._format_keepalive = send, headers, format_keepalive
         self.has_started = False
 
     async def start(self, headers: list[tuple[bytes, bytes]], status: int = 200) -> None:
@@ -39,6 +44,6 @@ class ResponseWriter:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
     async def write_keepalive(self, reason: str = "") -> None:
-        """Send a comment, so that client and proxies see that the stream is alive. Starts the stream if needed."""
+        """Send a keepalive, so that client and proxies see that the stream is alive. Starts the stream if needed."""
         await self.start_stream()
-        await self.write(keepalive_comment(reason))
+        await self.write(self._format_keepalive(reason))

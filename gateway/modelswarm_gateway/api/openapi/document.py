@@ -6,7 +6,6 @@ Routes give paths and parameters, so none can be missing. Used by `app.py` of th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -16,9 +15,10 @@ from fastapi.routing import APIRoute
 from modelswarm import __version__
 from modelswarm_gateway.api.fields.headers import REFUSED_HEADERS
 from modelswarm_gateway.api.openapi.answer_schemas import ANSWERS, Schema, refer
+from modelswarm_gateway.api.openapi.message_schemas import MESSAGE_ANSWERS
 from modelswarm_gateway.api.openapi.operations import ALWAYS, OPERATIONS, Operation
 from modelswarm_gateway.api.openapi.request_schemas import body_schemas
-from modelswarm_gateway.errors import TABLE, Code
+from modelswarm_gateway.errors import TABLE
 from modelswarm_gateway.settings import SESSION_HEADER
 
 OPENAPI_VERSION = "3.1.0"
@@ -57,7 +57,7 @@ def build_document(app: FastAPI) -> dict[str, Any]:
         if isinstance(route, APIRoute):
             for method in sorted(route.methods or ()):
                 paths.setdefault(route.path_format, {})[method.lower()] = _operation(route, method)
-    schemas = dict(ANSWERS)
+    schemas = {**ANSWERS, **MESSAGE_ANSWERS}
     for operation in OPERATIONS.values():
         if operation.body is not None:
             schemas |= body_schemas(operation.body)
@@ -104,7 +104,7 @@ def _parameters(route: APIRoute, operation: Operation) -> list[dict[str, Any]]:
         {"name": field.alias, "in": "query", "required": False, "schema": _TEXT}
         for field in route.dependant.query_params
     ]
-    names = _TURN_HEADERS if operation.event else {}
+    names = operation.headers or (_TURN_HEADERS if operation.event else {})
     headers = [
         {"name": name, "in": "header", "description": text, "schema": _TEXT}
         for name, text in names.items()
@@ -126,14 +126,14 @@ def _responses(operation: Operation, *, has_body: bool) -> dict[str, Any]:
         found["content"] = content
     statuses = [200, *([operation.other_status] if operation.other_status else [])]
     made = {str(status): found for status in statuses}
-    return made | _errors((*ALWAYS, *operation.codes), has_body=has_body)
+    return made | _errors(operation, has_body=has_body)
 
 
-def _errors(codes: Sequence[Code], *, has_body: bool) -> dict[str, Any]:
+def _errors(operation: Operation, *, has_body: bool) -> dict[str, Any]:
     by_status: dict[str, list[str]] = {}
-    for code in dict.fromkeys(codes):
+    for code in dict.fromkeys((*ALWAYS, *operation.codes)):
         by_status.setdefault(str(TABLE[code].status), []).append(code.value)
-    content = {"application/json": {"schema": refer("Error")}}
+    content = {"application/json": {"schema": refer(operation.error)}}
     return {
         status: {
             "description": f"error.code: {', '.join(names)}",

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.openai_requests import ChatRequest, CompletionRequest
 from modelswarm_gateway.api.http.sessions import SessionRequest
+from modelswarm_gateway.api.messages.headers import (
+    ANTHROPIC_VERSION,
+    BETA,
+    HARMLESS_BETAS,
+    VERSIONS,
+)
+from modelswarm_gateway.api.messages.requests import CountTokensRequest, MessagesRequest
 from modelswarm_gateway.api.responses.requests import ResponsesBody
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import Code
@@ -40,9 +48,15 @@ class Operation:
     codes: tuple[Code, ...] = ()  # of its errors, beside those that all have
     names_session: bool = True  # by a header, if it has streams
     other_status: int = 0  # that the same answer may have; 0: none
+    error: str = "Error"  # name of the schema of its errors
+    headers: Mapping[str, str] = field(default_factory=dict)  # of its own
 
 
 _RESPONSE = "/v1/responses/{response_id}"
+_ANTHROPIC_HEADERS = {
+    ANTHROPIC_VERSION: f"One of {', '.join(VERSIONS)}.",
+    BETA: f"Names of betas, each with any date: {', '.join(HARMLESS_BETAS)}.",
+}
 _SESSION = "/v1/sessions/{session_id}"
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
@@ -63,6 +77,23 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("DELETE", _RESPONSE): Operation("Forget a response", "DeletedResponse", codes=OF_STORED),
     ("GET", f"{_RESPONSE}/input_items"): Operation(
         "List the input of a stored response", "InputItems", codes=OF_STORED
+    ),
+    ("POST", "/v1/messages"): Operation(
+        "Answer Anthropic's messages",
+        "Message",
+        MessagesRequest,
+        "MessageEvent",
+        (*OF_PROMPTS, Code.STREAM_UNREAD, Code.STOPPING, Code.STREAM_BROKEN),
+        error="MessagesError",
+        headers=_ANTHROPIC_HEADERS,
+    ),
+    ("POST", "/v1/messages/count_tokens"): Operation(
+        "Count the tokens of Anthropic's messages",
+        "TokenCount",
+        CountTokensRequest,
+        codes=OF_PROMPTS,
+        error="MessagesError",
+        headers=_ANTHROPIC_HEADERS,
     ),
     ("POST", "/tokenize"): Operation(
         "Return the tokens of a prompt", "Tokens", TokenizeRequest, codes=OF_PROMPTS

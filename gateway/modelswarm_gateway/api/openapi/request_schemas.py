@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from modelswarm_gateway.api.fields import responses
+from modelswarm_gateway.api.fields import messages, responses
 from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.fields.states import FieldTable, NoEffect, Refused, Renamed, State
 from modelswarm_gateway.api.fields.tools import (
@@ -47,9 +47,11 @@ def _models(base: type[RequestModel] = RequestModel) -> Iterator[type[RequestMod
 def _add_fields(schema: Schema, table: FieldTable) -> None:
     """Describe the model's fields, and add the table's others."""
     properties = schema["properties"]
-    is_of_responses = table is responses.RESPONSES
-    words = ALLOWED | responses.OWN_WORDS if is_of_responses else ALLOWED
-    objects = _OBJECTS_OF_RESPONSES if is_of_responses else _OBJECTS
+    words, objects = ALLOWED, _OBJECTS
+    if table is responses.RESPONSES:
+        words, objects = ALLOWED | responses.OWN_WORDS, _OBJECTS_OF_RESPONSES
+    elif table in (messages.MESSAGES, messages.COUNT_TOKENS):
+        words, objects = ALLOWED | messages.WORDS, _OBJECTS_OF_MESSAGES
     _close_patterns(properties)
     for name in properties:
         properties[name].pop("title", None)
@@ -121,4 +123,15 @@ _OBJECTS_OF_RESPONSES: dict[str, Schema] = {
     },
     "reasoning": {"anyOf": [_object(responses.REASONING), _NULL]},
     "stream_options": {"anyOf": [_object(responses.STREAM_OPTIONS), _NULL]},
+}
+_OBJECTS_OF_MESSAGES: dict[str, Schema] = {
+    "tools": _list_of(_object(messages.ANTHROPIC_TOOL)),
+    "tool_choice": {"anyOf": [_object(messages.ANTHROPIC_TOOL_CHOICE), _NULL]},
+    "thinking": {"anyOf": [_object(messages.THINKING), _NULL]},
+    "output_config": {
+        "anyOf": [
+            _object(messages.OUTPUT_CONFIG, {"format": _object(messages.OUTPUT_FORMAT)}),
+            _NULL,
+        ]
+    },
 }
