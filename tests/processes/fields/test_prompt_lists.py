@@ -86,10 +86,18 @@ def test_indexes_count_the_answers_of_each_prompt(gateway: Endpoints) -> None:
 
 
 def test_echo_and_logprobs_are_those_of_each_prompt(gateway: Endpoints) -> None:
-    body = post(gateway, echo=True, logprobs=1, max_tokens=2).json()
-    for text, choice in zip(PROMPTS, body["choices"], strict=True):
+    body = post(gateway, echo=True, logprobs=1, prompt_logprobs=0, max_tokens=2, n=2).json()
+    prompts = [text for text in PROMPTS for _ in range(2)]
+    scored: dict[str, list[float | None]] = {}
+    for text, choice in zip(prompts, body["choices"], strict=True):
         assert choice["text"].startswith(text)
-        assert "".join(choice["logprobs"]["tokens"][: len(text)]) == text
+        found = choice["logprobs"]
+        assert "".join(found["tokens"][: len(text)]) == text
+        assert len(found["token_logprobs"]) == len(text) + 2
+        assert len(choice["prompt_logprobs"]) == len(text)
+        scores = found["token_logprobs"][: len(text)]
+        assert scored.setdefault(text, scores) == scores
+        assert all(score is not None for score in scores[1:])
 
 
 def test_the_openai_client_streams_answers_to_a_list(gateway: Endpoints) -> None:
