@@ -150,15 +150,15 @@ class OutOfDeviceMemory(Exception):
 
 
 class GrammarCompiler(Protocol):
-    """The grammars of a tail's model. `load` and `prepare` run in any thread but the engine's."""
+    """The grammars of a tail's model. `start` and `prepare` run in any thread but the engine's."""
 
     @property
     def version(self) -> str:
         """The library that masks tokens, and its version."""
         ...
 
-    def load(self) -> object:
-        """Do once what all grammars need."""
+    def start(self) -> str:
+        """Do once what all grammars need; return why none can be used, empty if they can."""
         ...
 
     def prepare(self, grammar: Grammar) -> str | None:

@@ -20,10 +20,12 @@ class ServerIdentity:
     peer: PeerId
     shape: ModelShape
     revision: str
-    grammar: str  # library and version of its grammars; empty: it has none
 
-    def hello(self, longest_session: int) -> Hello:
-        """Return the Hello. An empty `target` means the address where the links listen."""
+    def hello(self, longest_session: int, grammar: str) -> Hello:
+        """Return the Hello. An empty `target` means the address where the links listen.
+
+        `grammar`: library and version of its grammars; empty: it has none.
+        """
         settings, shape = self.settings, self.shape
         return Hello(
             version=PROTOCOL_VERSION,
@@ -46,7 +48,7 @@ class ServerIdentity:
             zone=settings.zone,
             lease_ms=round(1000 * settings.lease_seconds),
             heartbeat_ms=round(1000 * settings.heartbeat_seconds),
-            grammar=self.grammar,
+            grammar=grammar,
         )
 
     def member_file(self, target: str, metrics: str) -> MemberFile:

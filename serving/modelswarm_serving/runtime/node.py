@@ -80,8 +80,7 @@ class Node:
         # One thread: compiling drops the interpreter's lock, and recoveries wait for nothing else here.
         self._grammar_compiler = ThreadPoolExecutor(1, "grammars")
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
-        grammar = "" if model.grammars is None else model.grammars.version
-        self._identity = ServerIdentity(settings, self._peer, model.shape, revision, grammar)
+        self._identity = ServerIdentity(settings, self._peer, model.shape, revision)
         self._files = files
         self._metrics = Metrics(settings.served_name, model.shape, model.compute)
         self._liveness, self._probe_server = liveness, probe_server
@@ -103,9 +102,8 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         self._engine = Engine(self._model, self._on_step_done)
-        self._links = Links(self._identity.hello(self._core.max_session_length), self)
-        if self._model.grammars is not None:
-            self._grammar_compiler.submit(self._model.grammars.load)
+        grammar = await self._start_grammars()
+        self._links = Links(self._identity.hello(self._core.max_session_length, grammar), self)
         target = await self._listen(self._settings.listen)
         self._announce(target)
         self._liveness.mark_ready()
@@ -129,6 +127,21 @@ class Node:
             for task in tasks:
                 task.cancel()
             await self._links.close()
+
+    async def _start_grammars(self) -> str:
+        """Build what all grammars need, before gateways come: it holds the interpreter's lock for up to a second.
+
+        Return library and version of the grammars; empty: there are none.
+        """
+        grammars = self._model.grammars
+        if grammars is None:
+            return ""
+        loop = asyncio.get_running_loop()
+        fault = await loop.run_in_executor(self._grammar_compiler, grammars.start)
+        if fault:
+            log.warning("no answer can be held to a grammar here: %s", fault)
+            return ""
+        return grammars.version
 
     def _withdraw(self) -> None:
         """Keep new gateways and probes away: not ready any more, no member file."""

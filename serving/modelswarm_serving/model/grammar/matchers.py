@@ -60,18 +60,28 @@ class GrammarMatchers:
     def version(self) -> str:
         return VERSION
 
+    def start(self) -> str:
+        """Build the tokenizer; return why it cannot be used, empty if it can."""
+        try:
+            self.load()
+        except (ValueError, OSError) as error:
+            return f"{VERSION} cannot use the model's tokenizer: {error}"
+        return ""
+
     def load(self) -> LLTokenizer:
-        """Build the tokenizer once: 0.1 to 1 s. Called at the start of a server, so that no recovery waits for it."""
+        """Build the tokenizer once: 0.1 to 1 s, at the start of a server, so that no recovery waits for it."""
         with self._lock:
             if self._tokenizer is None:
-                self._tokenizer = LLTokenizer(self._path.read_text("utf-8"), n_vocab=self._vocab)
+                made = LLTokenizer(self._path.read_text("utf-8"), n_vocab=self._vocab)
+                _warm_up(made)
+                self._tokenizer = made
             return self._tokenizer
 
     def prepare(self, grammar: Grammar) -> str | None:
         """Compile the grammar; return why it cannot be used. Called off the engine thread."""
         try:
             self._compile(grammar)
-        except GrammarFault as fault:
+        except (GrammarFault, ValueError, OSError) as fault:  # the last two: of the tokenizer
             return str(fault)
         return None
 
@@ -83,6 +93,7 @@ class GrammarMatchers:
                 self._compiled.move_to_end(grammar.text)
                 return found
         made = LLMatcher(tokenizer, grammar.text, log_level=0, limits=self._limits)
+        made.compute_bitmask()  # copies of the matcher have what the first mask took to compute
         if made.is_error():
             raise _fault(grammar, made.get_error())
         with self._lock:
@@ -167,6 +178,15 @@ class GrammarMatchers:
         while len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return entry.matcher
+
+
+def _warm_up(tokenizer: LLTokenizer) -> None:
+    """Compute masks at the usual places of JSON: the tokenizer's tables for them are made at their first use."""
+    grammar = LLMatcher.grammar_from_json_schema('{"type": "object"}')
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    for text in ("", '{"', 'name": ', '[1, "'):
+        matcher.consume_tokens(tokenizer.greedy_tokenize(text))
+        matcher.compute_bitmask()
 
 
 def _set_bits(bits: Bits, tokens: Sequence[int], value: bool) -> None:

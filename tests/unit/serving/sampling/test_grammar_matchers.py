@@ -13,6 +13,7 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from support.models.tiny_models import EOS, VOCAB, write_tokenizer
+from tokenizers import Tokenizer, models
 
 from modelswarm.protocol.messages import Grammar, Sampling
 from modelswarm_serving.model.base import SampledToken, SampleRequest
@@ -206,3 +207,13 @@ def test_batch_of_grammars_keeps_them_apart(matchers: GrammarMatchers) -> None:
             pick = _pick(Grammar(f'start: "{word}"', VERSION), tokens[:end])
             pick = SampleRequest(pick.sampling, pick.position, pick.log, pick.begin, place)
             assert _allowed(matchers, pick) == [tokens[end]]
+
+
+def test_tokenizer_that_the_library_cannot_use_is_reported(tmp_path: Path) -> None:
+    """A table of words has no bytes; a server with it says so at its start, and to sessions that come all the same."""
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    words.save(str(tmp_path / "tokenizer.json"))
+    for name in ("tokenizer.json", "missing.json"):
+        matchers = GrammarMatchers(tmp_path / name, 2)
+        assert VERSION in matchers.start()
+        assert matchers.prepare(Grammar(LLMatcher.grammar_from_regex("a"), VERSION))
