@@ -119,6 +119,10 @@ class GrammarMatchers:
         if matcher.is_error():
             self._sessions.pop(pick.session, None)
             raise _fault(grammar, matcher.get_error())
+        if np.count_nonzero(bits) == 1:
+            found = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
+            _set_bits(bits, found, False)
+            _set_bits(bits, [_spelled(self.load(), matcher, each) for each in found], True)
         _set_bits(bits, self.load().eos_tokens, False)
         _set_bits(bits, pick.sampling.eos, matcher.is_accepting())
         if not bits.any():
@@ -154,8 +158,7 @@ class GrammarMatchers:
         found = matcher.compute_ff_tokens()
         if not found or found[0] in sampling.eos or found[0] in self.load().eos_tokens:
             return None
-        token: int = found[0]
-        return token
+        return _spelled(self.load(), matcher, found[0])
 
     def _advance(self, pick: SampleRequest, grammar: Grammar) -> LLMatcher:
         """Return the session's matcher after the tokens that the turn has generated."""
@@ -178,6 +181,18 @@ class GrammarMatchers:
         while len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return entry.matcher
+
+
+def _spelled(tokenizer: LLTokenizer, matcher: LLMatcher, token: int) -> int:
+    """Return the token; if it is a special one that the matcher refuses, the first one that spells the forced text.
+
+    llguidance cuts forced text as the model's tokenizer does, which may find special tokens in it. Its own texts never
+    match those.
+    """
+    if not tokenizer.is_special_token(token) or matcher.validate_tokens([token]):
+        return token
+    text = matcher.compute_ff_bytes().decode("utf-8", "ignore")
+    return next(iter(tokenizer.greedy_tokenize(text)), token)
 
 
 def _warm_up(tokenizer: LLTokenizer) -> None:

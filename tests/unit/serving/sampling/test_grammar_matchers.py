@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
 from support.models.tiny_models import EOS, VOCAB, write_tokenizer
-from tokenizers import Tokenizer, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from modelswarm.protocol.messages import Grammar, Sampling
 from modelswarm_serving.model.base import SampledToken, SampleRequest
@@ -217,3 +219,23 @@ def test_tokenizer_that_the_library_cannot_use_is_reported(tmp_path: Path) -> No
         matchers = GrammarMatchers(tmp_path / name, 2)
         assert VERSION in matchers.start()
         assert matchers.prepare(Grammar(LLMatcher.grammar_from_regex("a"), VERSION))
+
+
+def test_text_with_the_name_of_a_special_token_is_spelled(tmp_path: Path) -> None:
+    """The model's tokenizer would write it as that token, which no text of a grammar matches."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={name: n for n, name in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken("<|end|>", special=True), AddedToken("<t>", special=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    matchers = GrammarMatchers(tmp_path / "tokenizer.json", 258)
+    grammar = Grammar(LLMatcher.grammar_from_lark('start: "a<t>b"'), VERSION)
+    for extra in (Sampling(), Sampling(bad_words=((1, 2),))):
+        sampling = replace(extra, eos=(256,), grammar=grammar)
+        log = list(PROMPT)
+        for _ in "a<t>b":
+            pick = SampleRequest(sampling, len(log), log, len(PROMPT), session=len(extra.bad_words))
+            bits = np.unpackbits(np.frombuffer(matchers.mask(pick), np.uint8), bitorder="little")
+            log.append(int(np.flatnonzero(bits)[0]))
+        assert made.decode(log[len(PROMPT) :]) == "a<t>b"
