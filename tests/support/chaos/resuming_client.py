@@ -20,6 +20,7 @@ TRY_SECONDS = 120.0  # for the whole answer; a gateway may take a minute to star
 SILENT_SECONDS = 6.0  # comments come more often, unless the gateway is stopped
 PAUSE = 0.2
 AGAIN = (404, 409, 429, 503)  # the gateway has just started, or another one still has the session
+ELSEWHERE = "session_elsewhere"  # the same as 503, in an event: comments that keep the connection came before
 GO_ON = "Last-Event-ID"  # in the message of an error: the answer is at another gateway
 
 
@@ -103,7 +104,7 @@ class Reader:
         if GO_ON in self.details and self.tokens and status == 200:
             self._broke()
             return False
-        if self.tokens and status in AGAIN:
+        if self.tokens and (status in AGAIN or error["code"] == ELSEWHERE):
             return False
         self.code = error["code"]
         return True
