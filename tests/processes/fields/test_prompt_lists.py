@@ -118,16 +118,17 @@ def test_the_openai_client_streams_answers_to_a_list(gateway: Endpoints) -> None
 def test_answers_to_a_list_survive_a_kill_of_the_tail(swarm: HashSwarm, gateway: Endpoints) -> None:
     count = 1500
     got: list[list[int]] = [[], [], []]
-    prompts: list[list[int]] = []
+    prompts: dict[int, list[int]] = {}
     with closing(lines(gateway, BODY | {"max_tokens": count})) as stream:
         for events, choice in enumerate(choices_of(stream)):
             got[choice["index"]] += choice.get("token_ids", [])
-            prompts += [choice["prompt_token_ids"]] if "prompt_token_ids" in choice else []
+            if "prompt_token_ids" in choice:
+                prompts[choice["index"]] = choice["prompt_token_ids"]
             if events == 200:
                 swarm.kill("s1")
                 swarm.server("s2", "2:4")
     assert got == [expected(text, count) for text in PROMPTS]
-    assert prompts == [encode_bytes(text) for text in PROMPTS]
+    assert prompts == {place: encode_bytes(text) for place, text in enumerate(PROMPTS)}
 
 
 @pytest.mark.parametrize(
