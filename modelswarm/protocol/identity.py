@@ -34,6 +34,14 @@ NO_EPOCH = Epoch(0, 0)
 """The epoch before the first one of any session."""
 
 
+class ForkSource(NamedTuple):
+    """A hop of the addressee whose KV below `length` a new hop copies, if it is still in `epoch` (R15, forks)."""
+
+    handle: Handle
+    epoch: Epoch
+    length: int
+
+
 class Address(NamedTuple):
     """A peer and the target at which it can be dialled; the target is empty for a gateway, which is never dialled.
 

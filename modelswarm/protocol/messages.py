@@ -12,7 +12,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle, PeerId
+from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, ForkSource, Handle, PeerId
 from modelswarm.protocol.sampling import (
     MAX_FORCED_TOKENS,
     MAX_LOGPROBS,
@@ -88,6 +88,7 @@ class Create:
     last: int
     for_recovery: bool = False  # may use the pages reserved for recovery (R12, admission)
     page_hashes: tuple[bytes, ...] = ()  # reserved (R16, prefix cache); not used yet
+    parent: ForkSource | None = None  # None: the hop starts empty
 
 
 @dataclass(frozen=True, slots=True)

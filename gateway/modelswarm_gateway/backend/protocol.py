@@ -59,7 +59,10 @@ class SessionBackend(Protocol):
         ...
 
     def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
-        """Start a turn and return its tokens. Raise CoreError."""
+        """Start a turn and return its tokens. Raise CoreError.
+
+        A fork whose parent has no token yet starts when it has one. It fails with its parent.
+        """
         ...
 
     def close_session(self, session: str) -> None:

@@ -38,6 +38,7 @@ class TokenStream:
         self._events: deque[TokenEvent] = deque()
         self._failure: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self.has_begun = False  # an event was added
         self.has_ended = False  # no more events will be added
         self.reroutes = 0  # faults that made the session look for a new route
         self.fault_cause = ""  # of the first fault since its last token
@@ -46,6 +47,7 @@ class TokenStream:
         if self.has_ended:
             return
         self._events.append(event)
+        self.has_begun = True
         if event.finish is not Finish.NONE:
             self.has_ended = True
         self._wake()

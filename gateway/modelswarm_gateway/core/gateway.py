@@ -254,7 +254,7 @@ class GatewayCore:
             # The model was replaced: the KV on the servers belongs to the old one.
             self._recovery.close_hops(s)
             s.variant = variant
-        begin_turn(s, request, limit)
+        begin_turn(s, request, limit, self._sessions.get(request.parent))
 
     def truncate_turn(self, session: str, length: int, now: float) -> None:
         """End the turn at a stop string (R17, sampling): the log keeps its first `length` entries."""

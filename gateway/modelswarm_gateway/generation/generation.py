@@ -144,8 +144,12 @@ class Generation:
         self._meter.on_started(context.clock())
 
     def start_choice(self, choice: int) -> Generation:
-        """Start another answer to the same prompt: the same seed, with noise of its own (R17, sampling)."""
-        turn = replace(self._turn, sampling=replace(self._turn.sampling, choice=choice))
+        """Start another answer to the same prompt: the same seed, with noise of its own (R17, sampling).
+
+        It forks from this one (R15, forks), so the prompt is computed once.
+        """
+        sampling = replace(self._turn.sampling, choice=choice)
+        turn = replace(self._turn, sampling=sampling, parent=self._session)
         start = TurnStart(turn, self.tokenizer, self._context.clock(), form=self._form)
         return Generation(self._context, self._request, start)
 

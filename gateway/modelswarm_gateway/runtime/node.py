@@ -45,6 +45,7 @@ from modelswarm_gateway.core.interface.effects import (
     Resumed,
     SessionLost,
 )
+from modelswarm_gateway.core.interface.errors import CoreError
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
@@ -55,6 +56,7 @@ from modelswarm_gateway.discovery.dialer import Dialer, EndpointSource
 from modelswarm_gateway.errors import (
     ApiError,
     Code,
+    from_core,
     from_refusal,
     hide_identities,
     session_taken_over,
@@ -64,6 +66,7 @@ from modelswarm_gateway.runtime.core_driver import CoreDriver
 from modelswarm_gateway.runtime.drains import Drains
 from modelswarm_gateway.runtime.peer_checks import heartbeat_fault, hold_fault
 from modelswarm_gateway.runtime.session_queries import SessionQueries
+from modelswarm_gateway.runtime.waiting_forks import WaitingForks, WaitingTurn
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +108,7 @@ class Node:
         )
         self._unusable: dict[PeerId, str] = {}  # servers that are linked and not used, and why
         self._streams: dict[str, TokenStream] = {}
+        self._waiting_forks = WaitingForks()
         self._cards: dict[str, ModelCard] | None = None
         self._heartbeats = HeartbeatTimer.for_gateway(settings.lease_seconds)
         self._has_polled = self._discovery_complete = False
@@ -232,7 +236,10 @@ class Node:
         self._driver.call(self._core.cancel_turn, session)
 
     def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
-        self._core.start_turn(session, request, self._clock())
+        parent = self._streams.get(request.parent)
+        waits = parent is not None and not parent.has_begun
+        if not waits:
+            self._core.start_turn(session, request, self._clock())
 
         def read_to(position: int) -> None:
             if self._streams.get(session) is stream:
@@ -246,10 +253,27 @@ class Node:
 
         stream = TokenStream(read_to, stop_at)
         self._streams[session] = stream
+        if waits:
+            self._waiting_forks.add(WaitingTurn(session, request, stream))
         self._flush()
         return stream
 
+    def _start_due_forks(self) -> bool:
+        """Start the turns of forks whose parents have begun. Return True if there were any."""
+        due = self._waiting_forks.take_due()
+        for turn in due:
+            if self._streams.get(turn.session) is not turn.stream:
+                continue  # closed since
+            try:
+                self._core.start_turn(turn.session, turn.request, self._clock())
+            except CoreError as error:
+                self._fail_stream(turn.session, from_core(error, "prompt"))
+        return bool(due)
+
     def close_session(self, session: str) -> None:
+        for turn in self._waiting_forks.take_waiting(session):
+            error = ApiError(Code.STREAM_BROKEN, "the session that this one forks from was closed")
+            self._fail_stream(turn.session, error)
         self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
         self._driver.call(self._core.close_session, session)
         self.recovery_events.session_closed(session)
@@ -304,6 +328,8 @@ class Node:
             now = self._clock()
             for send in sends:
                 self._heartbeats.on_sent(send.to.peer, now)
+        if self._start_due_forks():
+            self._flush()
 
     def _report_event(self, effect: Effect) -> None:
         """Log and count an effect that needs no action."""
@@ -334,6 +360,7 @@ class Node:
             return
         event = TokenEvent(effect.position, effect.token, effect.finish, effect.logprob, effect.top)
         stream.add_event(event)
+        self._waiting_forks.on_begun(effect.session)
         if stream.has_ended:
             del self._streams[effect.session]
 
@@ -342,6 +369,8 @@ class Node:
         if stream is not None:
             self.recovery_events.finish(session, stream, "failed")
             stream.fail(error)
+        for turn in self._waiting_forks.take_waiting(session):
+            self._fail_stream(turn.session, error)
 
     # ---- cards
 

@@ -568,12 +568,15 @@ class Create(_message.Message):
     LAST_FIELD_NUMBER: _builtins.int
     FOR_RECOVERY_FIELD_NUMBER: _builtins.int
     PAGE_HASHES_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     first: _builtins.int
     last: _builtins.int
     for_recovery: _builtins.bool
     @_builtins.property
     def page_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    @_builtins.property
+    def parent(self) -> Global___ForkSource: ...
     def __init__(
         self,
         *,
@@ -582,14 +585,41 @@ class Create(_message.Message):
         last: _builtins.int = ...,
         for_recovery: _builtins.bool = ...,
         page_hashes: _abc.Iterable[_builtins.bytes] | None = ...,
+        parent: Global___ForkSource | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parent", b"parent"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "for_recovery", b"for_recovery", "last", b"last", "page_hashes", b"page_hashes", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "for_recovery", b"for_recovery", "last", b"last", "page_hashes", b"page_hashes", "parent", b"parent", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Create: _TypeAlias = Create  # noqa: Y015
+
+@_typing.final
+class ForkSource(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    length: _builtins.int
+    @_builtins.property
+    def epoch(self) -> Global___Epoch: ...
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        epoch: Global___Epoch | None = ...,
+        length: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "handle", b"handle", "length", b"length"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkSource: _TypeAlias = ForkSource  # noqa: Y015
 
 @_typing.final
 class Fence(_message.Message):

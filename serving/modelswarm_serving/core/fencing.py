@@ -25,6 +25,7 @@ from modelswarm_serving.core.hops.hop import EarlyMessages, Fault, Hop
 from modelswarm_serving.core.hops.hop_table import HopTable
 from modelswarm_serving.core.hops.row_buffer import RowBuffer
 from modelswarm_serving.core.kv.admission import Admission, HopKey
+from modelswarm_serving.core.kv.forks import KvForks
 from modelswarm_serving.core.ownership import Ownership, decide_ownership
 from modelswarm_serving.core.parts import CoreParts
 
@@ -45,6 +46,7 @@ class Fencing:
         self._start_deadlines: dict[Hop, float] = {}  # hops that never ran: freed then
         self.hops = HopTable(random_bits)
         self.admission = Admission(parts.shape, parts.settings.recovery_fraction)
+        self.forks = KvForks(parts, lambda hop: self._acknowledge(hop, None))
         self.steps = 0
         self.draining = False
 
@@ -112,6 +114,7 @@ class Fencing:
             self.apply_pending_fence(hop, now)
 
     def _stop_hop(self, hop: Hop) -> None:
+        self.forks.on_stopped(hop)
         self._scheduler.remove_hop(hop)
         self._flow_control.remove_hop(hop)
         hop.stop_epoch()
@@ -188,7 +191,10 @@ class Fencing:
         self.hops.add(hop)
         self._peers.start_lease(peer, now)
         self._renew_grant(hop, now)
-        self._acknowledge(hop, None)
+        source = create.parent
+        parent = None if source is None else self.hops.get(source.handle)
+        if source is None or not self.forks.start(hop, parent, source, now):
+            self._acknowledge(hop, None)
 
     def _refuse(
         self,
@@ -315,6 +321,7 @@ class Fencing:
 
     def free_hop(self, hop: Hop) -> None:
         """Remove the hop at once; its pages are released when the step that borrowed them ends."""
+        self.forks.on_stopped(hop)
         self._scheduler.remove_hop(hop)
         self._flow_control.remove_hop(hop)
         self.hops.remove(hop)
@@ -346,6 +353,7 @@ class Fencing:
         self._start_deadlines.pop(hop, None)
 
     def tick(self, now: float) -> None:
+        self.forks.end_overdue(now)
         for hop in [hop for hop, until in self._start_deadlines.items() if now >= until]:
             self._report_and_free(hop, "no StartEpoch came in time")
         owners = {hop.gateway for hop in self.hops}

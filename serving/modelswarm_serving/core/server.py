@@ -193,9 +193,7 @@ class ServerCore:
             return
         if message.epoch != hop.epoch or hop.phase is not Phase.FENCED:
             return
-        if (
-            hop.pending_fence is not None
-        ):  # no FenceAck was sent: no gateway can have planned with this hop
+        if hop.fence_ack is None:  # no FenceAck was sent: no gateway can have planned with this hop
             return
         fault = hop.start_fault(message) or send.retained_fault(self._replay_log, hop, message)
         if fault is not None:
@@ -437,7 +435,9 @@ class ServerCore:
         return ServerStats(
             sessions=len(self._fencing.hops),
             running=self._running_count(),
-            ready=self._scheduler.ready_count + self._transfers.ready_count,
+            ready=self._scheduler.ready_count
+            + self._transfers.ready_count
+            + self._fencing.forks.ready_count,
             free_pages=pages.free,
             total_pages=pages.total,
             steps=self._fencing.steps,

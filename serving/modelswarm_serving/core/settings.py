@@ -22,6 +22,7 @@ class ServerSettings:
     row_window: int = 1024  # rows a predecessor may send beyond the applied ones (R11, windows)
     in_flight_bytes: int = 32 << 20  # bytes of rows in flight here from one peer (R11, windows)
     replay_bytes: int = 256 << 20  # host memory of the replay log (R6, replay); 0: no replay log
+    fork_step_bytes: int = 8 << 20  # KV that one step copies for forks: 3 ms in a host's memory
     transfer_rate: int = 0  # bytes/s of KV transfers (R13, migration) during decoding; 0: no limit
 
 

@@ -34,9 +34,10 @@ class Steps:
         self._replay_log = parts.replay_log
         self._fencing = fencing
         self._transfers = transfers
+        self._forks = fencing.forks
         self._running: list[tuple[Hop, BatchItem]] = []
         self._started_at = 0.0
-        self._transferred_last = False  # the last step was one of KV transfers
+        self._transferred_last = False  # the last step was one of KV transfers and forks
         self.rows = 0
         self.mean_seconds = 0.0
         self.busy_seconds = 0.0  # of steps that ran rows, each with its share of stalls
@@ -49,8 +50,12 @@ class Steps:
 
     @property
     def _task_count(self) -> int:
-        """Tasks of the running step: all of rows, or all of KV transfers."""
-        return len(self._running) + self._transfers.running_count
+        """Tasks of the running step: all of rows, or all of KV."""
+        return len(self._running) + self._kv_task_count
+
+    @property
+    def _kv_task_count(self) -> int:
+        return self._forks.running_count + self._transfers.running_count
 
     def sample_stalls(self, now: float, slept: float) -> None:
         self._stall_estimator.sample(now, self.seconds_running(now), slept)
@@ -65,10 +70,8 @@ class Steps:
             return ()
         self._started_at = now
         rows = self._scheduler.ready_count > 0
-        transfers = self._transfers.ready_count and not (
-            self._transferred_last and rows
-        )  # rows and transfers take turns
-        tasks = self._transfers.plan(now, self._scheduler.has_decoding) if transfers else []
+        # Steps of rows and of KV take turns.
+        tasks = [] if self._transferred_last and rows else self._plan_kv_tasks(now)
         self._transferred_last = bool(tasks)
         if tasks:
             return tuple(tasks)
@@ -77,6 +80,13 @@ class Steps:
                 (hop, self._batch_item(hop, most)) for hop, most in self._scheduler.take_batch()
             ]
         return tuple(work for _, work in self._running)
+
+    def _plan_kv_tasks(self, now: float) -> list[Task]:
+        """Plan the copies of forks, whose sessions wait for them, and the reads and writes of transfers."""
+        tasks: list[Task] = [*self._forks.plan()]
+        if self._transfers.ready_count:
+            tasks += self._transfers.plan(now, self._scheduler.has_decoding)
+        return tasks
 
     def _batch_item(self, hop: Hop, max_rows: int) -> BatchItem:
         started = hop.started
@@ -130,9 +140,11 @@ class Steps:
         if len(results) != self._task_count:
             wrong = Result(error=f"{len(results)} results for {self._task_count} tasks")
             results = [wrong] * self._task_count
-        if self._transfers.running_count:
+        if self._kv_task_count:
             self._stall_estimator.discard_step()
-            self._finish_transfers(results, now)
+            count = self._forks.running_count
+            self._finish_forks(results[:count], now)
+            self._finish_transfers(results[count:], now)
         elif self._running:
             running, self._running = self._running, []
             self._record_step(now - self._started_at)
@@ -140,12 +152,18 @@ class Steps:
                 self._retire(hop, work, result, now)
 
     def _record_step(self, took: float) -> None:
-        """Record the time of a step of rows. Steps of KV transfers do not count: they say nothing about speed."""
+        """Record the time of a step of rows. Steps of KV do not count: they say nothing about speed."""
         self._fencing.steps += 1
         self._recent.append(took)
         self.busy_seconds += self._stall_estimator.scaled(took)
         weight = MEAN_WEIGHT if self.mean_seconds else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
+
+    def _finish_forks(self, results: Sequence[Result], now: float) -> None:
+        for hop in self._forks.finish(results):
+            hop.in_step = False
+            if self._release_hop(hop, now):
+                self._forks.settle(hop, now)
 
     def _finish_transfers(self, results: Sequence[Result], now: float) -> None:
         for hop in self._transfers.finish(results, now):
@@ -156,7 +174,7 @@ class Steps:
     def fail(self, error: str, now: float) -> None:
         """The step raised, perhaps because of one session: each session runs once more, alone (I7, isolation)."""
         if (
-            self._transfers.running_count or len(self._running) <= 1
+            self._kv_task_count or len(self._running) <= 1
         ):  # the gateway starts a failed transfer again
             self.finish([Result(error=error)] * self._task_count, now)
             return

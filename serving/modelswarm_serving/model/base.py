@@ -110,7 +110,18 @@ class KvWrite:
     kv: bytes | memoryview
 
 
-Task: TypeAlias = BatchItem | KvRead | KvWrite
+@dataclass(frozen=True, slots=True)
+class KvCopy:
+    """Task: copy the KV of positions [first, first + count) from `source` pages into `pages` (R15, forks)."""
+
+    source: Sequence[int]  # as in BatchItem; of another session
+    pages: Sequence[int]
+    first: int
+    count: int
+    blocks: tuple[int, int]
+
+
+Task: TypeAlias = BatchItem | KvRead | KvWrite | KvCopy
 """One part of a step. A read sees the writes of earlier steps; no task of its own step writes to the same pages."""
 
 

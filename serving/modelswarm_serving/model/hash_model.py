@@ -21,6 +21,7 @@ from modelswarm.protocol.messages import PromptLogprob, Sampling, TopLogprob
 from modelswarm_serving.model.base import (
     BatchItem,
     Compute,
+    KvCopy,
     KvRead,
     KvWrite,
     ModelShape,
@@ -225,6 +226,11 @@ class HashModel:
                 return Result(rows=self._read_kv(task))
             case KvWrite():
                 self._write_kv(task)
+                return Result()
+            case KvCopy():
+                read = KvRead(task.source, task.first, task.count, task.blocks)
+                copy = self._read_kv(read)
+                self._write_kv(KvWrite(task.pages, task.first, task.count, task.blocks, copy))
                 return Result()
             case BatchItem():
                 return self._run_item(task)

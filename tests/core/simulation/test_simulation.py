@@ -55,6 +55,14 @@ def test_sessions_are_rebalanced_to_servers_that_join_late() -> None:
     assert sum(simulate(seed, "rebalances").rebalanced for seed in range(4)) > 0
 
 
+def test_sessions_are_forked_and_copy_their_parents() -> None:
+    outcome = Outcome()
+    for seed in range(4):
+        outcome.add(simulate(seed, "families"))
+    assert outcome.forked > 0
+    assert outcome.reroutes > 0
+
+
 def test_seed_replays_exactly_in_another_process() -> None:
     """Other string hashes change nothing, as no order depends on a set of names."""
 

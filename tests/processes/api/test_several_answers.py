@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
@@ -10,15 +11,19 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from support.eventually import eventually
 from support.models.tokenizers import encode_bytes
 from support.processes.http_requests import lines
 from support.processes.swarm import (
     BLOCKS,
+    COUNTED_SECONDS,
     ENDLESS,
     MODEL,
     VOCABULARY,
     Endpoints,
     HashSwarm,
+    metrics,
+    total,
     two_spans,
 )
 
@@ -39,7 +44,8 @@ BODY: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with two_spans(tmp_path_factory.mktemp("answers"), context=ENDLESS) as made:
+    counted = ("--metrics", "127.0.0.1:0")
+    with two_spans(tmp_path_factory.mktemp("answers"), *counted, context=ENDLESS) as made:
         yield made
 
 
@@ -48,8 +54,8 @@ def gateway(swarm: HashSwarm) -> Endpoints:
     return swarm.gateway()
 
 
-def expected(choice: int, count: int) -> list[int]:
-    prompt = encode_bytes("go")
+def expected(choice: int, count: int, text: str = "go") -> list[int]:
+    prompt = encode_bytes(text)
     sampling = Sampling(temperature=1.0, seed=7, choice=choice)
     end = len(prompt) + count
     return reference_tokens(prompt, sampling, count, end, n_blocks=BLOCKS, vocabulary=VOCABULARY)
@@ -91,6 +97,25 @@ def test_the_openai_client_streams_several_answers(gateway: Endpoints) -> None:
     assert texts == [choice.message.content for choice in whole.choices]
     assert sorted(finished) == [0, 1, 2]
     assert len({chunk.id for chunk in chunks}) == 1
+
+
+def count_rows(swarm: HashSwarm) -> int:
+    """Return the rows that both servers have run."""
+    targets = [swarm.member(name)["metrics"] for name in ("s0", "s1")]
+    return round(sum(total(metrics(each), "modelswarm_server_rows_total") for each in targets))
+
+
+def test_prompt_is_computed_once(swarm: HashSwarm, gateway: Endpoints) -> None:
+    """R15 (forks): each further answer copies the KV of the prompt, and runs the prompt's last row."""
+    before = count_rows(swarm)
+    body = BODY | {"prompt": "g" * 600, "max_tokens": 5}
+    answer = httpx.post(f"{gateway.url}/v1/completions", json=body, timeout=60).json()
+    tokens = [choice["token_ids"] for choice in answer["choices"]]
+    assert tokens == [expected(choice, 5, "g" * 600) for choice in range(4)]
+    eventually("the rows are counted", lambda: count_rows(swarm) - before >= 2 * 600)
+    time.sleep(COUNTED_SECONDS)
+    most = 2 * (600 + 4 * 5)  # two spans: one prompt, and the generated rows of four answers
+    assert count_rows(swarm) - before <= most
 
 
 def test_each_answer_survives_a_kill_of_the_tail(swarm: HashSwarm, gateway: Endpoints) -> None:

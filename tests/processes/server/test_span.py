@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import (
     BatchItem,
+    KvCopy,
     KvRead,
     KvWrite,
     Result,
@@ -205,6 +206,32 @@ def test_copied_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
     (expected,) = old.step([last])
     assert whole.step([replace(last, pages=pages)]) == [expected]
     assert part.step([replace(last, pages=pages)]) == [expected]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_forked_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
+    """R15 (forks): KV is copied into other pages of the same server, and in parts."""
+    span = load_span(folder, 0, 4, replace(OPTIONS, dtype=dtype))
+    tokens = prompts()[0]
+    there, n = range(8), len(tokens) - 1
+    span.step([BatchItem(there, 0, n, (0, 4), tokens[:n], None, n, None)])
+    pages, pick = (
+        [29, 23, 31, 25, 22, 27, 21, 12],
+        SampleRequest(Sampling(), n + 1, tokens, begin=0),
+    )
+    for first, count in ((0, 5), (5, n - 5)):
+        assert span.step([KvCopy(there, pages, first, count, (0, 4))]) == [Result()]
+    last = BatchItem(there, n, 1, (0, 4), tokens[n:], None, n + 1, pick)
+    (expected,) = span.step([last])
+    assert span.step([replace(last, pages=pages)]) == [expected]
+
+
+def test_fork_from_missing_pages_is_refused(folder: Path) -> None:
+    span = load_span(folder, 0, 2, OPTIONS)
+    short, unknown = KvCopy([0], range(8), 0, 99, (0, 2)), KvCopy([9_999], range(8), 0, 2, (0, 2))
+    first, second = span.step([short, unknown])
+    assert "1 pages do not hold" in str(first.error)
+    assert "pages must be within" in str(second.error)
 
 
 def test_kv_of_another_length_is_refused_alone(folder: Path) -> None:

@@ -79,15 +79,17 @@ class Gateway(Actor):
         new: int | None,
         ahead: int = FOREVER,
         above: int | None = None,
+        parent: str = "",
     ) -> None:
         """Start a turn that stops when it is `ahead` tokens beyond its reader. The first turn opens its session.
 
-        `above`: the highest epoch counter of that name at other gateways; None: the session has no name.
+        `above`: the highest epoch counter of that name at other gateways; None: the session has no name. `parent`: the
+        session that a first turn forks from.
         """
         if session not in self.opened and self.core.find_view(session) is None:
             self.core.open_session(session, MODEL, self.network.now, above)
         self.opened.add(session)
-        request = TurnRequest(tuple(log), new, self.sampling, credit_ahead=ahead)
+        request = TurnRequest(tuple(log), new, self.sampling, credit_ahead=ahead, parent=parent)
         self.core.start_turn(session, request, self.network.now)
 
     def start(
@@ -97,9 +99,10 @@ class Gateway(Actor):
         new: int | None,
         ahead: int = FOREVER,
         above: int | None = None,
+        parent: str = "",
     ) -> None:
         """Start a turn, and run until the network is idle."""
-        self.begin(session, log, new, ahead, above)
+        self.begin(session, log, new, ahead, above, parent)
         self.network.run()
 
     def clear_and_start(self, session: str, log: Iterable[int], new: int | None) -> None:

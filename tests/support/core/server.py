@@ -46,6 +46,7 @@ class Options(TypedDict, total=False):
     in_flight_bytes: int
     replay_bytes: int
     transfer_rate: int
+    fork_step_bytes: int
 
 
 @dataclass(eq=False)
@@ -149,6 +150,7 @@ def make_server(
         in_flight_bytes=options.get("in_flight_bytes", 32 << 20),
         replay_bytes=options.get("replay_bytes", 1 << 20),
         transfer_rate=options.get("transfer_rate", 0),
+        fork_step_bytes=options.get("fork_step_bytes", 1 << 20),
     )
     draws = random.Random(peer)
     core = ServerCore(settings, shape, lambda: draws.getrandbits(64))

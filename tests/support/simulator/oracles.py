@@ -109,7 +109,8 @@ class OwnLogs:
 def check_pages(server: ServerProcess) -> None:
     """Check that no page belongs to two hops and none is lost (I5, no leak)."""
     core = server.core
-    in_step = [*core._steps._running, *(task[:2] for task in core._transfers._running)]
+    copies = [*core._transfers._running, *core._fencing.forks._running]
+    in_step = [*core._steps._running, *(task[:2] for task in copies)]
     # A freed hop may have several writes in the step that still holds it.
     freed = {
         hop: None for hop, part in in_step if hop.is_freed and not isinstance(part, TransferCursor)

@@ -36,6 +36,7 @@ class Layout:
     grant_seconds: float = NEVER
     lease_seconds: float = NEVER
     replay_bytes: int = 1 << 20  # for retained rows, at each server
+    fork_step_bytes: int = 8 << 20  # of KV that a step copies for forks (R15)
     announce_seconds: float = 0.0  # until further servers of a span are announced
 
 
@@ -100,6 +101,7 @@ class Load:
     has_grammars: bool = False  # two of three turns have a grammar, most of them with forced tokens
     slow_reader_chance: float = 0.1
     read_seconds: float = 0.01  # mean time that a slow reader takes for a token
+    fork_chance: float = 0.0  # of a fork, for each token that a client gets
     poisoned: int = 0  # the first so many sessions make the model fail
     poison_chance: float = 0.0  # of a failure, for each step of such a session
 

@@ -65,6 +65,7 @@ class Outcome:
     lost: int = 0
     repeated: int = 0
     taken_over: int = 0  # sessions, by another gateway
+    forked: int = 0  # positions that new sessions copied from their parents
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
     longest_starvation: float = 0.0  # of all waiting sessions, after the last fault
     longest_ownerless: float = 0.0  # of a session whose client waits, after the last fault
@@ -84,6 +85,7 @@ class Outcome:
         self.lost += other.lost
         self.repeated += other.repeated
         self.taken_over += other.taken_over
+        self.forked += other.forked
         self.longest_wait = max(self.longest_wait, other.longest_wait)
         self.longest_starvation = max(self.longest_starvation, other.longest_starvation)
         self.longest_ownerless = max(self.longest_ownerless, other.longest_ownerless)
@@ -279,6 +281,7 @@ class World:
         out.sessions = len(self.clients)
         out.tokens = sum(client.tokens for client in self.clients.values())
         out.rows += sum(server.rows for server in self.servers.values())
+        out.forked += sum(server.forked for server in self.servers.values())
         out.events, out.seconds = self.clock.events, self.clock.now
         out.lost, out.repeated = self.network.lost, self.network.repeated
         out.taken_over = sum(each.taken_over for each in self._resuming.values())
@@ -291,6 +294,7 @@ class World:
         server = ServerProcess(self._tools, name, span, boot, check_start)
         if name in self.servers:
             self.outcome.rows += self.servers[name].rows
+            self.outcome.forked += self.servers[name].forked
             self.trace.note(self.clock.now, name, "restarts", f"as boot {boot}")
         self.servers[name] = server
         self.network.join(server)
@@ -325,6 +329,16 @@ class World:
                     resuming.on_effect(effect)
             if not is_looking:  # a client that came back ignores the turn that it had left
                 client.on_effects(each)
+                self._start_forks(client)
+
+    def _start_forks(self, parent: Client) -> None:
+        """Start a client for each session that was forked, soon: its parent may be anywhere by then."""
+        for request in parent.take_forks():
+            if len(self.clients) < self.scenario.load.max_sessions:
+                client = Client(self._tools, parent.gateway, f"c{len(self.clients)}")
+                self.clients[client.name] = client
+                delay = self._rng.choice((0.0, 0.0, 0.002, 0.05))
+                parent.gateway.later(delay, client.start, request)
 
     def _observe(self, gateway: GatewayProcess, effect: Effect) -> None:
         """Count the effect and check its cause."""

@@ -42,6 +42,7 @@ class TurnRequest:
     begin: int | None = None  # log length at which a resumed turn began; None: all of `tokens`
     keeps_logprobs: bool = False  # with the log, for a stream that is resumed
     reservation: Reservation | None = None  # None: that of the session's turns before
+    parent: str = ""  # session whose KV a first turn copies, as far as the logs agree (R15, forks)
 
     def session_length(self, before: Turn) -> int:
         """Return the positions that are reserved for the whole session; 0: only those of its turns."""

@@ -320,7 +320,7 @@ class Recovery:
         if tail is not head:
             self.hop_messages.send_log(session, tail, tail.log)
         record_version(session, tail, self._emit)
-        session.state, session.has_run = SessionState.RUNNING, True
+        session.state, session.has_run, session.fork = SessionState.RUNNING, True, None
         session.excluded.clear()
         session.refusal = RefusalReason.FAULTS
         self._ownership_check.on_start(session)

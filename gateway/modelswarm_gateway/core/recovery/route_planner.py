@@ -41,6 +41,10 @@ class RoutePlanner:
         variant = session.variant
         if variant is None:
             return None
+        if session.fork is not None and not session.hops:
+            route = self._parent_route(session, session.fork.parent, without, now)
+            if route is not None:
+                return route
         if session.state is SessionState.PARKED:
             overloaded = self._overloaded_servers(session, now) - without
             if overloaded:
@@ -108,6 +112,25 @@ class RoutePlanner:
         return route
 
     # ---- affinity: a session keeps its route between turns, unless the wait would be too long
+
+    def _parent_route(
+        self, session: Session, parent: Session, without: frozenset[PeerId], now: float
+    ) -> Plan | None:
+        """Return the route of the session that this one forks from (R15, forks), if all of it can take one more."""
+        assert session.variant is not None
+        edges = [0, *(hop.last for hop in parent.hops)]
+        peers = [hop.peer for hop in parent.hops]
+        is_whole = edges == [*(hop.first for hop in parent.hops), session.variant.n_blocks]
+        reserve = session.turn.reserved_positions
+        if (
+            not is_whole
+            or without.intersection(peers)
+            or not all(self._registry.is_connected(peer) for peer in peers)
+            or any(self._is_overloaded(peer, reserve, now) for peer in peers)
+            or unreliable_links(peers, self._registry.links.unreliable(now))
+        ):
+            return None
+        return [hop.route_hop or RouteHop(hop.peer, hop.first, hop.last) for hop in parent.hops]
 
     def _overloaded_servers(self, session: Session, now: float) -> frozenset[PeerId]:
         """Return servers on the current route whose predicted wait exceeds `affinity_seconds`."""

@@ -54,8 +54,13 @@ class HopMessages:
             for_recovery = for_recovery or (
                 session.has_run and (session.is_recovering or session.turn.session_length > 0)
             )
-            create = Create(session.name, hop.first, hop.last, for_recovery=for_recovery)
+            parent = session.fork.source_of(hop) if session.fork else None
+            create = Create(
+                session.name, hop.first, hop.last, for_recovery=for_recovery, parent=parent
+            )
             hop.create_epoch = session.epoch
+            if parent is not None:
+                hop.is_round_trip_timed = False  # the answer waits for the copy
         is_new = create is not None or hop.accepted_turn != session.turn_number
         turn = session.turn if is_new and not parked else None
         kv = min(hop.kv_limit, session.length - 1)

@@ -11,7 +11,15 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Address, Epoch, Handle, PeerId
+from modelswarm.protocol.identity import (
+    NO_EPOCH,
+    NO_HANDLE,
+    Address,
+    Epoch,
+    ForkSource,
+    Handle,
+    PeerId,
+)
 from modelswarm.protocol.messages import Counters, RetainedRows, Turn
 from modelswarm_gateway.core.interface.turn import RefusalReason, TokenLogprobs
 from modelswarm_gateway.core.routing.path_search import RouteHop
@@ -134,6 +142,7 @@ class Session:
     grammar_version: str = ""  # of the tail that ran the turn's grammar last
     has_migrated: bool = False  # a cutover since the last new token
     is_resumed: bool = False  # the turn continues another gateway's; no new token yet
+    fork: Fork | None = None  # what the hops of a first turn copy; None once an epoch has started
     model_failures: int = 0  # model failures since the last new token
     fault_at: float | None = None  # time of the first fault since the last new token
     held_at: float | None = None
@@ -254,6 +263,36 @@ class Session:
         """True if the tail may not sample because the client has not read enough. False during a cutover, which also
         takes the credit away."""
         return self.state is SessionState.RUNNING and self.credit_cap is None and self.is_quiescent
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """The session whose KV below `length` a new session copies, as long as it stays in `epoch` (R15, forks)."""
+
+    parent: Session
+    epoch: Epoch
+    length: int
+
+    def source_of(self, hop: Hop) -> ForkSource | None:
+        """Return the parent's hop with the same blocks on the same server; None if there is none."""
+        for each in self.parent.hops:
+            if (each.peer, each.blocks) == (hop.peer, hop.blocks):
+                known = each.server_handle != NO_HANDLE
+                return ForkSource(each.server_handle, self.epoch, self.length) if known else None
+        return None
+
+
+def find_fork(session: Session, parent: Session | None) -> Fork | None:
+    """Return what the first turn of a session can copy from its parent.
+
+    Nothing if the log probabilities of its prompt are wanted, because only rows that run can be scored.
+    """
+    if parent is None or session.has_run or session.turn.sampling.prompt_logprobs >= 0:
+        return None
+    if (parent.model, parent.variant) != (session.model, session.variant):
+        return None
+    length = min(common_prefix(parent.log, session.log), session.length - 1)
+    return Fork(parent, parent.epoch, length) if length > 0 else None
 
 
 def ring_neighbours(session: Session, hop: Hop) -> frozenset[PeerId]:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from modelswarm_gateway.core.interface.turn import RefusalReason, TurnRequest
 from modelswarm_gateway.core.sessions.prompt_scores import begin_scores
-from modelswarm_gateway.core.sessions.session import Session
+from modelswarm_gateway.core.sessions.session import Session, find_fork
 
 
-def begin_turn(s: Session, request: TurnRequest, limit: int) -> None:
-    """Set the session's log and limits for a turn. `limit`: entries that the log may have."""
+def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | None = None) -> None:
+    """Set the session's log and limits for a turn.
+
+    `limit`: entries that the log may have. `parent`: the session that a first turn forks from (R15, forks).
+    """
     length = len(request.tokens)
     s.replace_log(request.tokens)
     s.keeps_logprobs = request.keeps_logprobs
@@ -21,6 +24,7 @@ def begin_turn(s: Session, request: TurnRequest, limit: int) -> None:
     end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
     begin = length if request.begin is None else request.begin
     s.turn = request.turn_after(s.turn, begin, end)
+    s.fork = find_fork(s, parent)
     begin_scores(s, request.is_resumed)
     s.turn_number += 1
     s.reused = s.replayed = 0

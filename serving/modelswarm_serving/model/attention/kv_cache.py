@@ -65,6 +65,19 @@ class KvCache:
         for index, store in enumerate(stores):
             store.index_copy_(0, slots, whole[:, index])
 
+    def copy_kv(
+        self,
+        source: Sequence[int],
+        pages: Sequence[int],
+        first: int,
+        count: int,
+        blocks: slice,
+    ) -> None:
+        """Copy the KV of positions [first, first + count) from the pages `source` into `pages`."""
+        old, new = self._slots(source, first, count), self._slots(pages, first, count)
+        for store in self.blocks[blocks]:
+            store.index_copy_(0, new, store.index_select(0, old))
+
     def clear(self, slots: int) -> None:
         """Write zeros into the first slots of all blocks."""
         for store in self.blocks:

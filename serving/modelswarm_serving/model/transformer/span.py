@@ -24,6 +24,7 @@ from modelswarm_serving.model.base import (
     NO_GRAMMARS,
     BatchItem,
     Compute,
+    KvCopy,
     KvRead,
     KvWrite,
     ModelShape,
@@ -123,9 +124,12 @@ class TransformerSpan:
                 results[i] = result
         return results
 
-    def _run_kv_task(self, task: KvRead | KvWrite) -> Result:
+    def _run_kv_task(self, task: KvRead | KvWrite | KvCopy) -> Result:
         own = self._shape.first
         blocks = slice(task.blocks[0] - own, task.blocks[1] - own)
+        if isinstance(task, KvCopy):
+            self._cache.copy_kv(task.source, task.pages, task.first, task.count, blocks)
+            return Result()
         if isinstance(task, KvRead):
             return Result(rows=self._cache.read_kv(task.pages, task.first, task.count, blocks))
         wanted = task.count * (task.blocks[1] - task.blocks[0]) * self._shape.kv_bytes
@@ -142,11 +146,12 @@ class TransformerSpan:
             return f"blocks {start}:{end} are not within {shape.first}:{shape.last}"
         if task.first < 0 or task.count < 1 or task.first + task.count > shape.max_length:
             return f"positions {task.first}+{task.count} are not within 0:{shape.max_length}"
-        if len(task.pages) * shape.page_size < task.first + task.count:
-            return f"{len(task.pages)} pages do not hold {task.first + task.count} positions"
-        used = task.pages[: -(-(task.first + task.count) // shape.page_size)]
-        if min(used) < 0 or max(used) >= shape.total_pages:
-            return f"pages must be within 0:{shape.total_pages}"
+        for pages in (task.pages, task.source) if isinstance(task, KvCopy) else (task.pages,):
+            if len(pages) * shape.page_size < task.first + task.count:
+                return f"{len(pages)} pages do not hold {task.first + task.count} positions"
+            used = pages[: -(-(task.first + task.count) // shape.page_size)]
+            if min(used) < 0 or max(used) >= shape.total_pages:
+                return f"pages must be within 0:{shape.total_pages}"
         return None
 
     def _input_fault(self, item: BatchItem) -> str | None:

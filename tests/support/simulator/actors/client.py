@@ -7,6 +7,7 @@ gateway core. Each token must equal the reference's, each position comes once an
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from support.simulator.actors.gateway_process import GatewayProcess
@@ -41,6 +42,33 @@ class Progress:
     close_at: int | None  # length of the log at which the client closes the session
 
 
+class Forks:
+    """The forks of one client's sessions (R15): their first requests, with draws of their own."""
+
+    def __init__(self, tools: Tools, name: str) -> None:
+        self._chance = tools.scenario.load.fork_chance
+        self._layout, self._vocab = tools.scenario.layout, tools.scenario.vocab
+        self._rng = random.Random(f"forks/{tools.scenario.seed}/{name}")
+        self._name, self._count = name, 0
+        self.requests: list[TurnRequest] = []  # of forks that have not begun
+
+    def on_token(self, request: TurnRequest, log: Sequence[int]) -> None:
+        """Perhaps fork the session: another answer to its prompt, or a part of its log and other entries after it."""
+        rng = self._rng
+        if not self._chance or rng.random() >= self._chance:
+            return
+        self._count += 1
+        kept = len(request.tokens)
+        if rng.random() < 0.5:
+            kept = rng.randint(1, len(log))
+        fresh = 0 if rng.random() < 0.5 else rng.randint(1, 4)
+        tokens = (*log[:kept], *(rng.randrange(self._vocab) for _ in range(fresh)))
+        room = self._layout.max_length - len(tokens)
+        sampling = replace(request.sampling, choice=self._count)
+        fork = TurnRequest(tokens, min(room, rng.randint(0, 12)), sampling, parent=self._name)
+        self.requests.append(fork)
+
+
 class Client:
     def __init__(self, tools: Tools, gateway: GatewayProcess, name: str) -> None:
         self._tools = tools
@@ -69,17 +97,25 @@ class Client:
         self._previous_log: list[int] = []  # the log at the end of the turn before
         self._serial = 0  # raised by every turn: timers of older turns are void
         self._next_request: TurnRequest | None = None  # of a client that left a turn and returns
+        self._forks = Forks(tools, name)
 
     @property
     def is_waiting(self) -> bool:
         """True if a turn runs, or a request for one waits to be repeated."""
         return not self.done and (self.turn is not None or self._is_pending)
 
+    def take_forks(self) -> list[TurnRequest]:
+        """Return the first requests of the sessions that this one was forked to since the last call."""
+        forks, self._forks.requests = self._forks.requests, []
+        return forks
+
     # -- actions ---------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, request: TurnRequest | None = None) -> None:
+        """Open the session. `request`: its first turn, if it is a fork."""
         if self.done or self._serial:
             return
+        self._next_request = request
         now = self._tools.clock.now
         above = lowest_epoch(0, now) if self._tools.scenario.can_take_over else None
         self.gateway.core.open_session(self.name, MODEL, now, above)
@@ -297,6 +333,7 @@ class Client:
         self.has_token = True
         self.token_at = self.served_at = self._tools.clock.now
         self.tokens += 1
+        self._forks.on_token(turn.request, self.log)
         self._read_token()
         return self._act(seen, turn)
 

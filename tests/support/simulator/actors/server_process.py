@@ -34,7 +34,7 @@ from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_serving.core.server import GrammarRequest, ServerCore
 from modelswarm_serving.core.settings import ServerSettings
-from modelswarm_serving.model.base import BatchItem, ModelShape, Result, Task
+from modelswarm_serving.model.base import BatchItem, KvCopy, ModelShape, Result, Task
 from modelswarm_serving.model.hash_model import HashModel
 
 MODEL = "hash"
@@ -110,10 +110,12 @@ class ServerProcess:
             row_window=layout.row_window,
             in_flight_bytes=layout.in_flight_bytes,
             replay_bytes=layout.replay_bytes,
+            fork_step_bytes=layout.fork_step_bytes,
         )
         self.core = tools.cores.server(settings, self.shape, tools.draw)
         self.model = HashModel(self.shape)
         self.rows = 0
+        self.forked = 0  # positions copied from parents
         self.evicted = False  # the simulator has dropped retained rows
         self._on_start_epoch = on_start_epoch
         self._work: Sequence[Task] = ()
@@ -281,6 +283,7 @@ class ServerProcess:
         else:
             self.core.finish_step(self._run_step(work), now)
         self.rows += _count_rows(work)
+        self.forked += sum(task.count for task in work if isinstance(task, KvCopy))
         self._pump()
 
     def _run_step(self, work: Sequence[Task]) -> list[Result]:

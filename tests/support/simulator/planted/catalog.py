@@ -15,6 +15,11 @@ from support.simulator.planted.forced import (
     LogsNoForcedTokens,
     SendsNoForcedTokens,
 )
+from support.simulator.planted.forks import (
+    AcknowledgesAtOnce,
+    CopiesOneTooFew,
+    OutlivesRewinds,
+)
 from support.simulator.planted.gateways import (
     KeepsSessionsAfterStall,
     TrustsNewestEpochOnly,
@@ -167,6 +172,10 @@ def in_transfers(bug: type, scenario: str, budget: int = 100) -> Plant:
     return in_server(server_with(lambda core: core._transfers, bug), scenario, budget)
 
 
+def in_forks(bug: type, budget: int = 100) -> Plant:
+    return in_server(server_with(lambda core: core._fencing.forks, bug), "families", budget)
+
+
 def in_peers(bug: type, scenario: str) -> Plant:
     return in_server(server_with(lambda core: core._peers, bug), scenario)
 
@@ -216,6 +225,9 @@ PLANTS: dict[str, Plant] = {
     "R11 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
     "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies", 150),
+    "R15 copies one position too few": in_forks(CopiesOneTooFew),
+    "R15 copies of rewound parents": in_forks(OutlivesRewinds),
+    "R15 acknowledges at once": in_forks(AcknowledgesAtOnce),
     "R17 forces old tokens": in_server(ForcesOldTokens, "forced"),
     "R17 logs no forced tokens": in_gateway(LogsNoForcedTokens, "forced"),
     "R17 sends no forced tokens": in_server(SendsNoForcedTokens, "forced"),

@@ -355,9 +355,23 @@ def _rules(scenario: Scenario, rng: random.Random) -> Scenario:
     return gateways.gateways(replace(scenario, load=load), rng)
 
 
+FORKED = (
+    *("mixed", "kills", "rewinds", "late", "duplicates", "loop", "tight", "evictions", "failures"),
+    *("prefill", "stalls", "moves", "drains", "gateways", "adoptions", "slow_readers", "reshaped"),
+)
+
+
+def _families(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Sessions are forked while anything of other scenarios happens; a step copies everything or a position."""
+    scenario = SCENARIOS[rng.choice(FORKED)](scenario, rng)
+    load = replace(scenario.load, fork_chance=rng.choice((0.05, 0.2)), max_sessions=24)
+    layout = replace(scenario.layout, fork_step_bytes=rng.choice((1, 1, 200, 8 << 20)))
+    return replace(scenario, load=load, layout=layout)
+
+
 def _forced(scenario: Scenario, rng: random.Random) -> Scenario:
     """Grammars whose forced tokens travel in groups, in worlds of any other kind."""
-    kind = rng.choice([name for name in SCENARIOS if name != "forced"])
+    kind = rng.choice([name for name in SCENARIOS if name not in ("forced", "families")])
     scenario = SCENARIOS[kind](scenario, rng)
     return replace(scenario, load=replace(scenario.load, has_grammars=True))
 
@@ -413,4 +427,5 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "evictions": _evictions,
     "rules": _rules,
     "forced": _forced,
+    "families": _families,
 }

@@ -1,0 +1,39 @@
+"""First turns of forks (R15) that wait for a token of their parent: from then on the KV of its prompt can be copied.
+
+Used by the node, which starts or fails them. Knows neither the core nor links.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from modelswarm_gateway.backend.token_stream import TokenStream
+from modelswarm_gateway.core.interface.turn import TurnRequest
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingTurn:
+    session: str
+    request: TurnRequest
+    stream: TokenStream
+
+
+class WaitingForks:
+    def __init__(self) -> None:
+        self._waiting: dict[str, list[WaitingTurn]] = {}  # by parent
+        self._due: list[WaitingTurn] = []
+
+    def add(self, turn: WaitingTurn) -> None:
+        self._waiting.setdefault(turn.request.parent, []).append(turn)
+
+    def take_waiting(self, parent: str) -> list[WaitingTurn]:
+        """Take the turns of a parent that gets no token."""
+        return self._waiting.pop(parent, [])
+
+    def on_begun(self, parent: str) -> None:
+        """The parent has a token: its forks are due."""
+        self._due += self.take_waiting(parent)
+
+    def take_due(self) -> list[WaitingTurn]:
+        due, self._due = self._due, []
+        return due
