@@ -102,13 +102,17 @@ class Forwarder:
         path: str,
         params: Mapping[str, str],
         headers: Mapping[str, str],
+        body: object = None,
     ) -> httpx.Response:
-        """Send a GET or DELETE with `headers` of the client, and return the whole response. Raise PeerUnreachable."""
+        """Send a request with `headers` of the client and a JSON `body`, or none; return the whole response.
+
+        Raise PeerUnreachable.
+        """
         timeout = httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS)
         url, forwarded = f"http://{target}{path}", _forwarded_headers(headers)
         try:
             return await self._client.request(
-                method, url, params=dict(params), headers=forwarded, timeout=timeout
+                method, url, params=dict(params), headers=forwarded, timeout=timeout, json=body
             )
         except (httpx.HTTPError, OSError) as error:
             raise PeerUnreachable(f"{target}: {error!r}") from error

@@ -91,6 +91,7 @@ class GenerationRequest:
     check_last_turn: Callable[[ParkedTurn | None], None] = lambda kept: None
     """Raises ApiError unless the session's last turn is the one that a new turn may follow."""
     reservation: Reservation | None = None  # of a session that is opened; the prompt is not of it
+    parent_id: str | None = None  # session that a new one is forked from; the prompt is of its log
     resume_after: int | None = None  # last log position that the client has
     resume_mark: str = ""  # short hash of the log up to there
     echo: bool = False  # the answer begins with the prompt

@@ -14,7 +14,7 @@ from functools import partial
 from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Grammar
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
-from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
+from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation, TurnRequest
 from modelswarm_gateway.errors import (
     ApiError,
     Code,
@@ -28,6 +28,7 @@ from modelswarm_gateway.generation.continuation import (
     append_to_log,
     appended_prompt,
     session_exists,
+    session_expired,
 )
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
 from modelswarm_gateway.generation.grammar.check_process import GrammarProcess
@@ -186,6 +187,8 @@ class GenerationService:
             resumed = check(kept)
             if resumed is not None:
                 turn = replace(turn, tokens=resumed.prompt)
+            elif request.parent_id is not None:
+                turn = self._forked_turn(turn, key, request.parent_id)
             elif request.reservation is not None:
                 if self.named_sessions.has_session(key):
                     raise session_exists()
@@ -233,6 +236,18 @@ class GenerationService:
             if sessions.has_session(key)
             else None
         )
+
+    def _forked_turn(self, turn: TurnRequest, key: SessionKey, parent_id: str) -> TurnRequest:
+        """Return the first turn of a session that is forked from another one, with the reservation of that one."""
+        parent = (key[0], parent_id)
+        kept = self._kept_turn(parent)
+        if self.named_sessions.has_session(key):
+            raise session_exists()
+        if kept is None:
+            raise session_expired()
+        whole = Reservation(kept.turn.session_length, kept.turn.session_ttl)
+        name = self.named_sessions.session_name(parent)
+        return replace(turn, parent=name, reservation=whole if whole.max_length else None)
 
     def _replace_stream(self, key: SessionKey) -> None:
         """End a generation of this session with an error, which its client receives if it still reads."""

@@ -70,19 +70,56 @@ async def open_session(service: GenerationService, key: SessionKey, wanted: Rese
         reservation=wanted,
     )  # fmt: skip
     try:
+        await _run_first_turn(service, request, key, wanted.ttl)
+    except ApiError as error:
+        if error.code is Code.CONTEXT_LENGTH:
+            raise invalid_request("max_length", f"max_length: {error.message}") from error
+        raise
+
+
+async def fork_session(
+    service: GenerationService, key: SessionKey, new: SessionKey, position: int | None
+) -> bool:
+    """Open the session `new` with the log of another one, or its first `position` entries (R15, forks).
+
+    Return False if no running gateway holds that session. Raise OwnedElsewhere if another gateway holds it; ApiError
+    for an unknown model, while a turn runs, or if the log is shorter.
+    """
+    sessions = service.named_sessions
+    if not sessions.has_session(key):
+        await _check_elsewhere(service, key)
+        return False
+    await service.await_turn_end(key)
+    if sessions.is_busy(key):
+        raise sessions.busy_error(key)
+    kept = service.backend.kept_turn(sessions.session_name(key))
+    log = () if kept is None or kept.is_empty else kept.tokens
+    length = len(log) if position is None else position
+    if kept is None or not 0 < length <= len(log):
+        detail = f"position: the session has {len(log)} entries; fork it behind 1 to all of them"
+        raise ApiError(Code.SESSION_LOST, detail, param="position")
+    request = GenerationRequest(
+        key[0], TokenPrompt(log[:length]), "position", SamplingOptions(max_tokens=0),
+        session_id=new[1], parent_id=key[1],
+    )  # fmt: skip
+    await _run_first_turn(service, request, new, kept.turn.session_ttl)
+    return True
+
+
+async def _run_first_turn(
+    service: GenerationService, request: GenerationRequest, key: SessionKey, ttl: int
+) -> None:
+    """Run a turn that generates nothing in a new session, and keep the session for `ttl` seconds between turns."""
+    try:
         generation = await service.start_generation(request)
     except OwnedElsewhere as elsewhere:
         raise session_exists() from elsewhere
     try:
         finish = None
         while finish is None:
-            chunk = await generation.next_chunk(service.keepalive_seconds(model))
+            chunk = await generation.next_chunk(service.keepalive_seconds(key[0]))
             finish = None if chunk is None else chunk.finish
-        service.named_sessions.set_ttl(key, wanted.ttl)
-    except ApiError as error:
-        if error.code is Code.CONTEXT_LENGTH:
-            raise invalid_request("max_length", f"max_length: {error.message}") from error
-        raise
+        service.named_sessions.set_ttl(key, ttl)
     finally:
         generation.close()
 

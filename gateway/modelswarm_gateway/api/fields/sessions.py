@@ -1,4 +1,4 @@
-"""Fields of `POST /v1/sessions`. Data only."""
+"""Fields of `POST /v1/sessions` and `POST /v1/sessions/{id}/fork`. Data only."""
 
 from __future__ import annotations
 
@@ -14,4 +14,9 @@ SESSIONS = FieldTable(
             "ttl": OBEYED,
         }
     },
+)
+
+FORKS = FieldTable(
+    "POST /v1/sessions/{id}/fork",
+    {"ModelSwarm": {"session_id": OBEYED, "position": OBEYED}},
 )

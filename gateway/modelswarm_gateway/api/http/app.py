@@ -65,7 +65,7 @@ READ_METHODS = ["GET", "HEAD"]
 ROUTES = (
     "POST /v1/chat/completions, POST /v1/completions, POST /v1/responses, GET /v1/responses/{id}, "
     "DELETE /v1/responses/{id}, GET /v1/responses/{id}/input_items, POST /v1/messages, "
-    "POST /v1/messages/count_tokens, POST /tokenize, POST /detokenize, "
+    "POST /v1/messages/count_tokens, POST /tokenize, POST /detokenize, POST /v1/sessions/{id}/fork, "
     "POST /v1/sessions, GET /v1/sessions/{id}, DELETE /v1/sessions/{id}, GET /v1/models, GET /v1/models/{id}, "
     "GET /health, GET /live, GET /ready, GET /version, GET /openapi.json"
 )

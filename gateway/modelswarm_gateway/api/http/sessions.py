@@ -1,7 +1,7 @@
-"""`/v1/sessions`: opens a session with all its positions reserved, shows its state, and closes it.
+"""`/v1/sessions`: opens a session with all its positions reserved, forks it, shows its state, and closes it.
 
-A session that another gateway holds is shown and closed there: the request is forwarded once. There is no list of
-sessions on this port. Added to the app by `app.py`.
+A session that another gateway holds is forked, shown and closed there: the request is forwarded once. There is no list
+of sessions on this port. Added to the app by `app.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from modelswarm_gateway.api.fields.session_header import (
     session_headers,
     take_session_id,
 )
-from modelswarm_gateway.api.fields.sessions import SESSIONS
+from modelswarm_gateway.api.fields.sessions import FORKS, SESSIONS
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, PeerUnreachable
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import parse_body
@@ -30,6 +30,7 @@ from modelswarm_gateway.generation.request import MAX_SESSION_ID_LENGTH
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_control import (
     close_session,
+    fork_session,
     open_session,
     owner_not_reached,
     session_not_found,
@@ -51,6 +52,13 @@ class SessionRequest(RequestModel):
     ttl: int | None = Field(None, ge=1, le=MAX_TTL)
 
 
+class ForkRequest(RequestModel):
+    table = FORKS
+
+    session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
+    position: int | None = Field(None, ge=1)
+
+
 def add_session_routes(
     app: FastAPI,
     service: GenerationService,
@@ -68,6 +76,19 @@ def add_session_routes(
         ttl = wanted.ttl or max(1, round(service.settings.idle_seconds))
         await open_session(service, key, Reservation(wanted.max_length, ttl))
         return await _state(key)
+
+    @app.post(f"{PATH}/fork")
+    async def fork(session_id: str, request: Request, model: str = "") -> Response:
+        body = await read_json(request, budget)
+        wanted, key = parse_body(ForkRequest, body), _key(service, session_id, model)
+        new = key[0], wanted.session_id or f"sess_{secrets.token_hex(12)}"
+        try:
+            found = await fork_session(service, key, new, wanted.position)
+        except OwnedElsewhere as elsewhere:
+            return await _forward(forwarder, request, elsewhere, key, "/fork", body)
+        if not found:
+            raise session_not_found(key)
+        return await _state(new)
 
     @app.get(PATH)
     async def show(session_id: str, request: Request, model: str = "") -> Response:
@@ -108,15 +129,20 @@ def _key(service: GenerationService, session_id: str, model: str) -> SessionKey:
 
 
 async def _forward(
-    forwarder: Forwarder, request: Request, elsewhere: OwnedElsewhere, key: SessionKey
+    forwarder: Forwarder,
+    request: Request,
+    elsewhere: OwnedElsewhere,
+    key: SessionKey,
+    action: str = "",
+    body: object = None,
 ) -> Response:
     """Return the answer of the gateway that holds the session."""
     if FORWARDED_HEADER in request.headers or not elsewhere.http:
         raise owner_not_reached() from elsewhere
-    path = f"/v1/sessions/{quote(key[1], safe='')}"
+    path = f"/v1/sessions/{quote(key[1], safe='')}{action}"
     query, method = {"model": key[0]}, request.method
     try:
-        answer = await forwarder.call(method, elsewhere.http, path, query, request.headers)
+        answer = await forwarder.call(method, elsewhere.http, path, query, request.headers, body)
     except PeerUnreachable as error:
         raise owner_not_reached() from error
     return Response(answer.content, answer.status_code, media_type="application/json")

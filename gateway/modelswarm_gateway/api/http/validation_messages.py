@@ -61,6 +61,7 @@ ALLOWED = {
     "ttl": "a whole number of seconds, from 1 to 86400",
     "append": _FLAG,
     "session_position": "a whole number from 0",
+    "position": "a whole number from 1",
     "reasoning_effort": _TEXT,
     "chat_template_kwargs": "an object",
     "add_generation_prompt": _FLAG,
