@@ -254,7 +254,7 @@ class Node:
         stream = TokenStream(read_to, stop_at)
         self._streams[session] = stream
         if waits:
-            self._waiting_forks.add(WaitingTurn(session, request, stream))
+            self._waiting_forks.add_turn(WaitingTurn(session, request, stream))
         self._flush()
         return stream
 

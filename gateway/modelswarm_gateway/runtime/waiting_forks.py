@@ -23,7 +23,7 @@ class WaitingForks:
         self._waiting: dict[str, list[WaitingTurn]] = {}  # by parent
         self._due: list[WaitingTurn] = []
 
-    def add(self, turn: WaitingTurn) -> None:
+    def add_turn(self, turn: WaitingTurn) -> None:
         self._waiting.setdefault(turn.request.parent, []).append(turn)
 
     def take_waiting(self, parent: str) -> list[WaitingTurn]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.openai_requests import ChatRequest, CompletionRequest
-from modelswarm_gateway.api.http.sessions import SessionRequest
+from modelswarm_gateway.api.http.sessions import ForkRequest, SessionRequest
 from modelswarm_gateway.api.messages.headers import (
     ANTHROPIC_VERSION,
     BETA,
@@ -110,6 +110,20 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         "Session",
         SessionRequest,
         codes=(*OF_PROMPTS, *OF_SESSIONS, Code.SESSION_EXISTS, Code.STOPPING),
+    ),
+    ("POST", f"{_SESSION}/fork"): Operation(
+        "Open another session with the log of this one",
+        "Session",
+        ForkRequest,
+        codes=(
+            *OF_PROMPTS,
+            *OF_SESSIONS,
+            Code.NOT_FOUND,
+            Code.SESSION_EXISTS,
+            Code.SESSION_LOST,
+            Code.SESSION_EXPIRED,
+            Code.STOPPING,
+        ),
     ),
     ("GET", _SESSION): Operation(
         "Return the state of a session", "Session", codes=(*OF_SESSIONS, Code.NOT_FOUND)
