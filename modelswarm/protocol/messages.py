@@ -1,9 +1,8 @@
 """All messages between two processes of a swarm, as plain values.
 
 The cores (server, gateway) and the simulator exchange only these; `wire/codec.py` and `wire/frames.py` encode them.
-Rule numbers (R1 ...) are those of docs/protocol.md. In every message `handle` is the *addressee's* own name for the
-hop: the server's, or in messages to a gateway the gateway's (`Fence.gateway_handle`).
-Positions are absolute indices into the session's input log; ranges are half-open.
+R1 ... are rules of docs/protocol.md. In every message `handle` is the *addressee's* own name for the hop: the server's,
+or to a gateway its own (`Fence.gateway_handle`). Positions are absolute indices into the input log; ranges half-open.
 """
 
 from __future__ import annotations

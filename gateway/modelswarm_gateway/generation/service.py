@@ -187,12 +187,8 @@ class GenerationService:
             resumed = check(kept)
             if resumed is not None:
                 turn = replace(turn, tokens=resumed.prompt)
-            elif request.parent_id is not None:
-                turn = self._forked_turn(turn, key, request.parent_id)
-            elif request.reservation is not None:
-                if self.named_sessions.has_session(key):
-                    raise session_exists()
-                turn = replace(turn, reservation=request.reservation, begin=0)
+            elif request.reservation is not None or request.parent_id is not None:
+                turn = self._opened_turn(turn, key, request)
             elif request.append:
                 if kept is not None and (kept.is_empty or request.position == 0):
                     first = replace(request, append=False)
@@ -237,12 +233,16 @@ class GenerationService:
             else None
         )
 
-    def _forked_turn(self, turn: TurnRequest, key: SessionKey, parent_id: str) -> TurnRequest:
-        """Return the first turn of a session that is forked from another one, with the reservation of that one."""
-        parent = (key[0], parent_id)
-        kept = self._kept_turn(parent)
+    def _opened_turn(
+        self, turn: TurnRequest, key: SessionKey, request: GenerationRequest
+    ) -> TurnRequest:
+        """Return the first turn of a session that is opened. A fork has the reservation of its parent."""
         if self.named_sessions.has_session(key):
             raise session_exists()
+        if request.parent_id is None:
+            return replace(turn, reservation=request.reservation, begin=0)
+        parent = (key[0], request.parent_id)
+        kept = self._kept_turn(parent)
         if kept is None:
             raise session_expired()
         whole = Reservation(kept.turn.session_length, kept.turn.session_ttl)
