@@ -87,7 +87,7 @@ async def fork_session(
     """
     sessions = service.named_sessions
     if not sessions.has_session(key):
-        await _check_elsewhere(service, key)
+        await check_elsewhere(service, key)
         return False
     await service.await_turn_end(key)
     if sessions.is_busy(key):
