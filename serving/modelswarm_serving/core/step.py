@@ -160,7 +160,7 @@ class Steps:
         self.mean_seconds += weight * (took - self.mean_seconds)
 
     def _finish_forks(self, results: Sequence[Result], now: float) -> None:
-        for hop in self._forks.finish(results):
+        for hop in self._forks.take_results(results):
             hop.in_step = False
             if self._release_hop(hop, now):
                 self._forks.settle(hop, now)

@@ -100,7 +100,7 @@ class KvForks:
                 break
         return [task for _, task, _ in self._running]
 
-    def finish(self, results: Sequence[Result]) -> list[Hop]:
+    def take_results(self, results: Sequence[Result]) -> list[Hop]:
         """Take the results of the step; return the hops that it held, to be released and settled."""
         running, self._running = self._running, []
         for (hop, task, rows), result in zip(running, results, strict=True):
