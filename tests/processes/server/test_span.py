@@ -228,7 +228,7 @@ def test_forked_kv_goes_on_bit_for_bit(folder: Path, dtype: str) -> None:
 
 def test_fork_from_missing_pages_is_refused(folder: Path) -> None:
     span = load_span(folder, 0, 2, OPTIONS)
-    short, unknown = KvCopy([0], range(8), 0, 99, (0, 2)), KvCopy([9_999], range(8), 0, 2, (0, 2))
+    short, unknown = KvCopy([0], range(8), 0, 9, (0, 2)), KvCopy([9_999], range(8), 0, 2, (0, 2))
     first, second = span.step([short, unknown])
     assert "1 pages do not hold" in str(first.error)
     assert "pages must be within" in str(second.error)
