@@ -15,8 +15,8 @@ import pytest
 from support.eventually import eventually
 from support.models.tiny_models import make_toy
 from support.processes.forked_process import fork_process
+from support.processes.programs.terminal import Terminal
 from support.processes.swarm import ENDLESS, HASH, plan
-from support.processes.terminal import Terminal
 
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.run_folder import GATEWAY_JOB

@@ -17,8 +17,8 @@ import pytest
 from support.eventually import eventually
 from support.models.tiny_models import make_model
 from support.processes.forked_process import fork_process
+from support.processes.programs.terminal import Terminal
 from support.processes.swarm import HASH, plan, write_document
-from support.processes.terminal import Terminal
 
 from modelswarm.local.child_process import Process, spawn_process
 from modelswarm.local.run_folder import find_starting

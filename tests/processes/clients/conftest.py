@@ -17,7 +17,7 @@ TEMPLATE = (
 CALL = json.dumps({"name": "get_weather", "arguments": {"city": "Berlin", "days": 3}})
 ANSWER = (
     f"<think>\nWhich city?\n</think>\n\nLet me see.\n<tool_call>\n{CALL}\n</tool_call>\n"
-    '<tool_call>{"name": "clock"}</tool_call>'
+    '<tool_call>{"name": "clock" }</tool_call>'
 )
 
 
