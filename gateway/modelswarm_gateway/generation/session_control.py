@@ -82,12 +82,12 @@ async def fork_session(
 ) -> bool:
     """Open the session `new` with the log of another one, or its first `position` entries (R15, forks).
 
-    Return False if no running gateway holds that session. Raise OwnedElsewhere if another gateway holds it; ApiError
-    for an unknown model, while a turn runs, or if the log is shorter.
+    Return False if that session is nowhere. It is taken over first if its gateway was lost. Raise OwnedElsewhere if
+    another gateway holds it; ApiError for an unknown model, while a turn runs, or if the log is shorter.
     """
     sessions = service.named_sessions
+    await service.locate_session(key)
     if not sessions.has_session(key):
-        await check_elsewhere(service, key)
         return False
     await service.await_turn_end(key)
     if sessions.is_busy(key):

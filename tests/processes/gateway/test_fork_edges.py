@@ -1,0 +1,32 @@
+"""A fork takes nothing from its parent, and finds a parent whose gateway was lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+from support.processes.swarm import MODEL, Endpoints, two_spans
+
+LEASE = ("--lease", "1")
+
+
+def fork(at: Endpoints, session: str, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{at.url}/v1/sessions/{session}/fork", json=fields, timeout=60)
+
+
+def turn(
+    at: Endpoints, session: str, text: str, timeout: float = 60, **fields: Any
+) -> httpx.Response:
+    body = {"model": MODEL, "prompt": text, "session_id": session, "max_tokens": 5} | fields
+    return httpx.post(f"{at.url}/v1/completions", json=body, timeout=timeout)
+
+
+def test_session_of_a_lost_gateway_is_forked_at_another_one(tmp_path: Path) -> None:
+    with two_spans(tmp_path, *LEASE) as swarm:
+        owner, other = swarm.gateway(*LEASE, name="owner"), swarm.gateway(*LEASE, name="other")
+        assert turn(owner, "trunk", "hello").status_code == 200
+        swarm.kill("owner")
+        made = fork(other, "trunk", session_id="branch")
+        assert (made.status_code, made.json()["position"]) == (200, len("hello") + 5)
+        assert turn(other, "trunk", "b", append=True).status_code == 200
