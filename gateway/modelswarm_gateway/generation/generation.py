@@ -131,6 +131,9 @@ class Generation:
         self.session_key: SessionKey | None = (
             (request.model, request.session_id) if request.session_id else None
         )
+        self._parent_key: SessionKey | None = (
+            (request.model, request.parent_id) if request.parent_id else None
+        )
         self._log_mark = LogMark(turn.tokens) if self.session_key else None
         self._withheld: list[int] = []  # tokens that came and are in no chunk yet
         # Time since which the client has not taken the last chunk; None while the next one is awaited.
@@ -188,7 +191,7 @@ class Generation:
         backend, sessions = self._context.backend, self._context.named_sessions
         for _ in range(2):
             session = (
-                sessions.acquire(self.session_key, self._epoch_floor)
+                sessions.acquire(self.session_key, self._epoch_floor, self._parent_key)
                 if self.session_key
                 else backend.open_session(self._request.model)
             )
@@ -292,7 +295,8 @@ class Generation:
         if error.code is not Code.NO_CAPACITY or self._generated_now or self._closed:
             return False
         # Sessions of another model hold no pages that would help.
-        if not self._context.named_sessions.evict_idle(self._request.model):
+        sessions = self._context.named_sessions
+        if not sessions.evict_idle(self._request.model, self._parent_key):
             return False
         try:
             self._stream = self._context.backend.start_turn(self._session, self._turn)

@@ -75,14 +75,17 @@ class NamedSessions:
         ttl = kept.ttl or self._idle_seconds
         return None if kept.busy else ttl - (self._clock() - kept.idle_since)
 
-    def acquire(self, key: SessionKey, epoch_floor: int = 0) -> str:
+    def acquire(
+        self, key: SessionKey, epoch_floor: int = 0, spared: SessionKey | None = None
+    ) -> str:
         """Return the core's name of the session, opened if needed. It is busy until `release` or `drop_session`.
 
-        `epoch_floor`: highest epoch of that name at other gateways. Raise ApiError if it is busy or there is no room.
+        `epoch_floor`: highest epoch of that name at other gateways. `spared`: not dropped to make room. Raise ApiError
+        if it is busy or there is no room.
         """
         kept = self._kept.get(key)
         if kept is None:
-            if len(self._kept) >= self._limit and not self.evict_idle():
+            if len(self._kept) >= self._limit and not self.evict_idle(spared=spared):
                 raise ApiError(
                     Code.NO_CAPACITY,
                     f"all {self._limit} named sessions are in use; try again later",
@@ -118,13 +121,14 @@ class NamedSessions:
         if kept is not None:
             self._close(kept.session)
 
-    def evict_idle(self, model: str | None = None) -> bool:
+    def evict_idle(self, model: str | None = None, spared: SessionKey | None = None) -> bool:
         """Drop the session (of `model`) that has been idle for longest; return False if none is idle.
 
-        Sessions that were opened with a ttl are not dropped: their room is reserved.
+        Sessions that were opened with a ttl are not dropped: their room is reserved. Nor is `spared`, from which the
+        session that needs the room is forked.
         """
         for key, kept in self._kept.items():
-            if not kept.busy and not kept.ttl and model in (None, key[0]):
+            if key != spared and not kept.busy and not kept.ttl and model in (None, key[0]):
                 self.drop_session(key)
                 return True
         return False

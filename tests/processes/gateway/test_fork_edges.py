@@ -9,6 +9,7 @@ import httpx
 from support.processes.swarm import MODEL, Endpoints, two_spans
 
 LEASE = ("--lease", "1")
+PAGES = 40  # of 16 positions
 
 
 def fork(at: Endpoints, session: str, **fields: Any) -> httpx.Response:
@@ -20,6 +21,16 @@ def turn(
 ) -> httpx.Response:
     body = {"model": MODEL, "prompt": text, "session_id": session, "max_tokens": 5} | fields
     return httpx.post(f"{at.url}/v1/completions", json=body, timeout=timeout)
+
+
+def test_fork_without_room_is_refused_and_its_parent_stays(tmp_path: Path) -> None:
+    with two_spans(tmp_path, "--pages", str(PAGES)) as swarm:
+        gateway = swarm.gateway()
+        text = "a" * 16 * (PAGES * 2 // 3)
+        assert turn(gateway, "trunk", text).status_code == 200
+        made = fork(gateway, "trunk")
+        assert (made.status_code, made.json()["error"]["code"]) == (429, "no_capacity")
+        assert turn(gateway, "trunk", "b", append=True).status_code == 200
 
 
 def test_session_of_a_lost_gateway_is_forked_at_another_one(tmp_path: Path) -> None:
