@@ -232,6 +232,7 @@ class Node:
         self._driver.call(self._core.truncate_turn, session, length)
 
     def park_session(self, session: str) -> None:
+        self._waiting_forks.on_begun(session)  # no token will come; the KV of its log is there
         self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
         self._driver.call(self._core.cancel_turn, session)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from support.processes.swarm import MODEL, Endpoints, two_spans
 
 LEASE = ("--lease", "1")
@@ -41,3 +45,18 @@ def test_session_of_a_lost_gateway_is_forked_at_another_one(tmp_path: Path) -> N
         made = fork(other, "trunk", session_id="branch")
         assert (made.status_code, made.json()["position"]) == (200, len("hello") + 5)
         assert turn(other, "trunk", "b", append=True).status_code == 200
+
+
+def test_fork_goes_on_when_a_turn_of_its_parent_is_left(tmp_path: Path) -> None:
+    """While names are searched for, the parent begins a turn, whose client leaves before its first token."""
+    with two_spans(tmp_path) as swarm, ThreadPoolExecutor(1) as pool:
+        gateway = swarm.gateway()
+        assert turn(gateway, "trunk", "hello").status_code == 200
+        swarm.kill("s1", signal.SIGSTOP)  # the search waits for its answer for 3 s
+        made = pool.submit(fork, gateway, "trunk", session_id="branch")
+        time.sleep(1)
+        with pytest.raises(httpx.ReadTimeout):
+            turn(gateway, "trunk", "b", timeout=3.5, append=True)
+        swarm.kill("s1", signal.SIGCONT)
+        answer = made.result()
+        assert (answer.status_code, answer.json()["position"]) == (200, len("hello") + 5)
