@@ -86,9 +86,9 @@ class Fencing:
         if ownership is Ownership.STALE_EPOCH:
             self._refuse(peer, fence, Refusal.STALE_EPOCH, hop.rank)
             return
-        if ownership is not Ownership.OWNER and hop.pending_fence is not None:
+        if ownership is not Ownership.OWNER and (waiting := self._unanswered_fence(hop)):
             rank = (fence.last_started or NO_EPOCH, fence.epoch)
-            self._refuse(hop.gateway, hop.pending_fence, Refusal.STALE_EPOCH, rank)
+            self._refuse(hop.gateway, waiting, Refusal.STALE_EPOCH, rank)
         if ownership is Ownership.REPLACED and fence.create is not None:
             self.free_hop(hop)
             self._create_hop(peer, fence, fence.create, now)
@@ -112,6 +112,12 @@ class Fencing:
         hop.pending_fence = _merge_fences(hop.pending_fence, fence)
         if not hop.in_step:
             self.apply_pending_fence(hop, now)
+
+    def _unanswered_fence(self, hop: Hop) -> Fence | None:
+        """Return the Fence that waits for the end of a step, or the create that waits for its copy; None otherwise."""
+        if hop.pending_fence is None and self.forks.is_filling(hop):
+            return Fence(hop.handle, hop.gateway_handle, hop.epoch, 0, 0)
+        return hop.pending_fence
 
     def _stop_hop(self, hop: Hop) -> None:
         self.forks.on_stopped(hop)

@@ -8,7 +8,7 @@ from support.core.network import Network
 from support.core.server import Options, Server, expected
 
 from modelswarm.protocol.identity import Epoch, ForkSource
-from modelswarm.protocol.messages import Create, Fence, FenceAck, Lane, Turn
+from modelswarm.protocol.messages import Create, Fence, FenceAck, Lane, Refusal, Turn
 from modelswarm_gateway.core.interface.effects import Refused
 from modelswarm_serving.core.kv.forks import FORK_SECONDS
 from modelswarm_serving.model.base import KvCopy
@@ -222,3 +222,21 @@ def test_parent_of_another_gateway_is_not_copied() -> None:
         network.put(gateway.peer, server.peer, Fence(0, 7, Epoch(9, 9), 0, 0, create, Turn(30, 31)))
         network.run()
         assert network.sent_to(gateway.peer, FenceAck)[-1].kv == copied
+
+
+def test_creator_is_told_that_its_hop_was_taken_during_the_copy() -> None:
+    """R20: an unanswered Fence would look like a lost server, and the session would run elsewhere too."""
+    network = Network(options=Options(fork_step_bytes=1))
+    server = network.serve(0, 4)
+    one, other = add_gateway(network, 1), add_gateway(network, 2)
+    one.start("a", PROMPT, 2)
+    (granted,) = network.sent_to(one.peer, FenceAck)
+    source = ForkSource(granted.server_handle, granted.epoch, 20)
+    for gateway, epoch, parent in ((one, Epoch(9, 1), source), (other, Epoch(9, 2), None)):
+        create = Create("b", 0, 4, parent=parent)
+        fence = Fence(0, 7, epoch, 0, 0, create, Turn(30, 31))
+        network.put(gateway.peer, server.peer, fence)
+    network.run()
+    told = network.sent_to(one.peer, FenceAck)[-1]
+    assert (told.handle, told.epoch, told.refusal) == (7, Epoch(9, 1), Refusal.STALE_EPOCH)
+    assert told.owner_epoch == Epoch(9, 2)

@@ -45,6 +45,10 @@ class KvForks:
         self._forks[hop] = Fork(parent, length, now + FORK_SECONDS)
         return True
 
+    def is_filling(self, hop: Hop) -> bool:
+        """Return whether the hop's create waits for its copy."""
+        return hop in self._forks or any(filled is hop for filled, _, _ in self._running)
+
     def _forked_length(self, hop: Hop, parent: Hop, source: ForkSource) -> int:
         """Return the positions of `parent` that a new hop may copy.
 
