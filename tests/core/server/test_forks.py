@@ -240,3 +240,20 @@ def test_creator_is_told_that_its_hop_was_taken_during_the_copy() -> None:
     told = network.sent_to(one.peer, FenceAck)[-1]
     assert (told.handle, told.epoch, told.refusal) == (7, Epoch(9, 1), Refusal.STALE_EPOCH)
     assert told.owner_epoch == Epoch(9, 2)
+
+
+@pytest.mark.parametrize("pages", [44, 52])
+def test_fork_has_one_hop_where_its_parent_has_two(pages: int) -> None:
+    """A loss has left the parent with two hops on one server, which has no room for two more."""
+    swarm = swarm_of((0, 2), (2, 4), total_pages=pages)
+    log = PROMPT
+    swarm.gateway.start("a", log, 3)
+    swarm.serve(0, 4, total_pages=pages)
+    for peer in list(swarm.servers)[:2]:
+        swarm.kill(peer)
+        log = [*log, *expected(log, 3), 1]
+        swarm.gateway.start("a", log, 3)
+    assert len(swarm.gateway.route("a")) == 2
+    swarm.gateway.start("b", PROMPT, 3, parent="a")
+    assert swarm.gateway.tokens("b") == expected(PROMPT, 3)
+    assert len(swarm.gateway.route("b")) == 1

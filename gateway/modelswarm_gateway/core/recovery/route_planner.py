@@ -124,6 +124,7 @@ class RoutePlanner:
         reserve = session.turn.reserved_positions
         if (
             not is_whole
+            or len(set(peers)) < len(peers)  # one hop there needs half the pages
             or without.intersection(peers)
             or not all(self._registry.is_connected(peer) for peer in peers)
             or any(self._is_overloaded(peer, reserve, now) for peer in peers)
