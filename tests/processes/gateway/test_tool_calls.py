@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from support.models.scripted import make_scripted_model
+from support.models.scripted_calls import ANSWER, ARGUMENTS
 from support.processes.streams import TOY_MODEL
 from support.processes.swarm import Running, running_swarm
 
@@ -17,13 +18,6 @@ TEMPLATE = (
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments.items() | list }}"
     "{% endfor %}{% endfor %}<|assistant|>{# <think></think> #}"
-)
-NUMBERS = list(range(100, 200))
-ARGUMENTS = {"city": "Berlin", "numbers": NUMBERS}
-CALL = json.dumps({"name": "get_weather", "arguments": ARGUMENTS})
-ANSWER = (
-    "<think>\nWhich city?\n</think>\n\nLet me see.\n<tool_call>\n" + CALL + "\n</tool_call>\n"
-    '<tool_call>{"name": "clock"}</tool_call>'
 )
 TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}

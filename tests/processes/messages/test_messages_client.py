@@ -11,6 +11,7 @@ import httpx
 import pytest
 from anthropic.types import Message, TextBlock, ThinkingBlock, ToolUseBlock
 from support.models.scripted import make_scripted_model
+from support.models.scripted_calls import ANSWER, ARGUMENTS, NUMBERS
 from support.processes.streams import TOY_MODEL
 from support.processes.swarm import Running, running_swarm
 
@@ -20,13 +21,6 @@ TEMPLATE = (
     "{{ c.function.arguments.items() | list }}{% endfor %}{% endfor %}{{ reasoning_effort or '' }}"
     "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}<|assistant|>"
     "{# <think></think> #}"
-)
-NUMBERS = list(range(100, 200))
-ARGUMENTS = {"city": "Berlin", "numbers": NUMBERS}
-CALL = json.dumps({"name": "get_weather", "arguments": ARGUMENTS})
-ANSWER = (
-    "<think>\nWhich city?\n</think>\n\nLet me see.\n<tool_call>\n" + CALL + "\n</tool_call>\n"
-    '<tool_call>{"name": "clock"}</tool_call>'
 )
 TOOLS: Any = [
     {"name": name, "input_schema": {"type": "object"}} for name in ("get_weather", "clock")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.processes.programs.page_examples import python_examples, run_example
 from support.processes.swarm import ENDLESS, Endpoints, two_spans
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "responses.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+EXAMPLES = python_examples(PAGE.read_text(encoding="utf-8"))
 ADDRESS = "127.0.0.1:8000"
 
 
@@ -24,9 +22,4 @@ def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
 def test_example_of_the_responses_page_runs(endpoints: Endpoints, example: str) -> None:
-    assert ADDRESS in example
-    script = example.replace(ADDRESS, endpoints.http)
-    made = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert made.returncode == 0, made.stderr
+    run_example(example, ADDRESS, endpoints.http)
