@@ -54,6 +54,7 @@ GOOD: dict[str, Any] = {
     "first": 0,
     "last": 8,
     "memory": "1Gi",
+    "accelerator": {"memory": "40Gi"},
     "dtype": "float16",
     "quantization": "int8",
     "paused": True,
@@ -122,6 +123,11 @@ def _document_for(path: Path) -> Json:
     document = copy.deepcopy(WHOLE)
     if path[:3] == ("spec", "spans", "count"):
         del document["spec"]["spans"]["ranges"]
+    if "accelerator" in path:  # allowed only in a pool with one
+        pool = document["spec"]["pools"][0]
+        pool["resources"]["limits"]["nvidia.com/gpu"] = 1
+        if path[-1] != "accelerator":
+            pool["accelerator"] = {"memory": "40Gi"}
     return document
 
 
