@@ -19,7 +19,7 @@ from modelswarm_gateway.api.http.openai_requests import (
     parse_chat,
     parse_completion,
 )
-from modelswarm_gateway.api.http.sessions import SessionRequest
+from modelswarm_gateway.api.http.sessions import ForkRequest, SessionRequest
 from modelswarm_gateway.api.http.validation_messages import ALLOWED
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import ApiError, Code
@@ -206,7 +206,7 @@ def test_invalid_field_is_named_with_what_is_allowed(
 
 def test_every_field_has_a_sentence_of_what_is_allowed() -> None:
     models: tuple[Any, ...] = (ChatRequest, CompletionRequest, ChatMessage, TextPart, StreamOptions)
-    models += (TokenizeRequest, DetokenizeRequest, SessionRequest)
+    models += (TokenizeRequest, DetokenizeRequest, SessionRequest, ForkRequest)
     fields = {name for model in models for name in model.model_fields}
     assert fields == ALLOWED.keys()
 
