@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, ForkSource, Handle, PeerId
+from modelswarm.protocol.model_files import ModelFileChunk, ModelFileRequest
 from modelswarm.protocol.sampling import (
     MAX_FORCED_TOKENS,
     MAX_LOGPROBS,
@@ -384,22 +385,6 @@ class Heartbeat:
     busy_ms: float = 0.0  # total time in steps with stalls; `steps`, `rows` give step times
     running: int = 0  # sessions in a turn now: the load for route choice
     drain: DrainState | None = None  # from a gateway: a request; from a server: the latest request
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFileRequest:
-    """A gateway asks a server for a tokenizer, template or configuration file, by file name."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFileChunk:
-    name: str
-    offset: int
-    total: int  # size in bytes; 0 with `missing` when there is no such file
-    data: bytes
-    missing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
