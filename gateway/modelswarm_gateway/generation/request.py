@@ -175,8 +175,10 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
             special = special and not request.append
             return tuple(await text.encode(words, special=special, limit=limit))
         case ChatPrompt(messages, variables, tools, continues):
-            encode = text.encode_next_messages if request.append else text.encode_chat
-            return tuple(await encode(messages, variables, limit, tools, continues))
+            chat = await text.encode_chat(
+                messages, variables, limit, tools, continues, appends=request.append
+            )
+            return tuple(chat)
 
 
 def token_limit(request: GenerationRequest, text: ModelTokenizer) -> int | None:

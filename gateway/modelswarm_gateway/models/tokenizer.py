@@ -148,13 +148,21 @@ class ModelTokenizer:
         limit: int = 0,
         tools: Sequence[Mapping[str, Any]] = (),
         continues: bool = False,
+        appends: bool = False,
     ) -> list[int]:
         """Return the token ids of the rendered messages. Templates write bos themselves.
 
-        `continues`: up to the end of the last message's text. Raise TemplateError, and as `encode` does.
+        `continues`: up to the end of the last message's text. `appends`: only those that follow an assistant's answer
+        in a chat that goes on with `messages`; they begin with the end of that answer. Raise TemplateError, and as
+        `encode` does.
         """
         request, is_large = self._chat.request(
-            messages, extra, limit or UNKNOWN_LIMIT, tools=tools, continues=continues
+            [*_CHAT_BEFORE, *messages] if appends else messages,
+            extra,
+            limit or UNKNOWN_LIMIT,
+            after=_ANSWER_BEFORE if appends else "",
+            tools=tools,
+            continues=continues,
         )
         return await self._ask(request, is_large)
 
@@ -179,28 +187,6 @@ class ModelTokenizer:
         ids = array("I")
         ids.frombytes(data)
         return ids.tolist()
-
-    async def encode_next_messages(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        extra: Mapping[str, Any] | None = None,
-        limit: int = 0,
-        tools: Sequence[Mapping[str, Any]] = (),
-        continues: bool = False,
-    ) -> list[int]:
-        """Return the token ids that follow an assistant's answer in a chat that goes on with `messages`.
-
-        They begin with the end of that answer. Raises as `encode_chat` does.
-        """
-        request, is_large = self._chat.request(
-            [*_CHAT_BEFORE, *messages],
-            extra,
-            limit or UNKNOWN_LIMIT,
-            after=_ANSWER_BEFORE,
-            tools=tools,
-            continues=continues,
-        )
-        return await self._ask(request, is_large)
 
     @property
     def chat_template(self) -> str:
