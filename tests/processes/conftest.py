@@ -6,10 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx
 import pytest
 from support.models.tiny_models import JUDGED, make_toy
 from support.processes.kill_scenarios import KEPT_SECONDS
-from support.processes.swarm import ENDLESS, Running, local_settings, running_swarm
+from support.processes.swarm import (
+    ENDLESS,
+    Endpoints,
+    HashSwarm,
+    Running,
+    local_settings,
+    running_swarm,
+    two_spans,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,6 +43,29 @@ def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def endless_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the toy for the hash model, with a context so long that no answer ends before its test."""
     return make_toy(tmp_path_factory.mktemp("endless"), length=ENDLESS)
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
+    """Yield two spans of the hash model with an endless context, for one file: its tests may kill servers."""
+    with two_spans(tmp_path_factory.mktemp("swarm"), context=ENDLESS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def gateway(swarm: HashSwarm) -> Endpoints:
+    """Return the gateway of the file's swarm."""
+    return swarm.gateway()
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Yield an HTTP client of the gateway of a small swarm that no test harms."""
+    with (
+        two_spans(tmp_path_factory.mktemp("client")) as made,
+        httpx.Client(base_url=made.gateway().url, timeout=60) as http,
+    ):
+        yield http
 
 
 @pytest.fixture(scope="session")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
-import pytest
 from support.models.tokenizers import encode_bytes
 from support.processes.swarm import (
     BLOCKS,
-    ENDLESS,
     MODEL,
     VOCABULARY,
     Endpoints,
     HashSwarm,
-    two_spans,
 )
 
 from modelswarm_serving.model.hash_model import (
@@ -29,17 +25,6 @@ from modelswarm_serving.model.hash_model import (
 )
 
 PROMPT = "The quick brown fox. "
-
-
-@pytest.fixture(scope="module")
-def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with two_spans(tmp_path_factory.mktemp("echo"), context=ENDLESS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def gateway(swarm: HashSwarm) -> Endpoints:
-    return swarm.gateway()
 
 
 def ask(gateway: Endpoints, **fields: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 from support.processes.http_requests import lines
-from support.processes.swarm import ENDLESS, MODEL, Endpoints, HashSwarm, two_spans
+from support.processes.swarm import MODEL, Endpoints, HashSwarm
 
 from modelswarm_gateway.generation.resumption import parse_event_id
 
@@ -24,17 +24,6 @@ BODY: dict[str, Any] = {
     "logprobs": 2,
     "return_token_ids": True,
 }
-
-
-@pytest.fixture(scope="module")
-def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with two_spans(tmp_path_factory.mktemp("logprobs"), context=ENDLESS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def gateway(swarm: HashSwarm) -> Endpoints:
-    return swarm.gateway()
 
 
 def whole(gateway: Endpoints, body: dict[str, Any], path: str = "completions") -> dict[str, Any]:

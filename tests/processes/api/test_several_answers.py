@@ -49,11 +49,6 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def gateway(swarm: HashSwarm) -> Endpoints:
-    return swarm.gateway()
-
-
 def expected(choice: int, count: int, text: str = "go") -> list[int]:
     prompt = encode_bytes(text)
     sampling = Sampling(temperature=1.0, seed=7, choice=choice)

@@ -19,7 +19,6 @@ from support.processes.swarm import (
     VOCABULARY,
     Endpoints,
     HashSwarm,
-    two_spans,
 )
 
 from modelswarm.protocol.messages import Sampling
@@ -35,17 +34,6 @@ BODY: dict[str, Any] = {
     "seed": 7,
     "return_token_ids": True,
 }
-
-
-@pytest.fixture(scope="module")
-def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with two_spans(tmp_path_factory.mktemp("prompts"), context=ENDLESS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def gateway(swarm: HashSwarm) -> Endpoints:
-    return swarm.gateway()
 
 
 def post(gateway: Endpoints, **fields: Any) -> httpx.Response:

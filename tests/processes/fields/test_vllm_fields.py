@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from typing import Any
@@ -12,22 +11,11 @@ import httpx
 import pytest
 from support.models.tokenizers import END, SPECIALS, byte_level, encode_bytes
 from support.processes.http_requests import lines
-from support.processes.swarm import ENDLESS, MODEL, Endpoints, HashSwarm, two_spans
+from support.processes.swarm import ENDLESS, MODEL, Endpoints, HashSwarm
 
 BODY: dict[str, Any] = {"model": MODEL, "temperature": 1, "seed": 7, "ignore_eos": True}
 HI = [{"role": "user", "content": "hi"}]
 Choice = dict[str, Any]
-
-
-@pytest.fixture(scope="module")
-def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with two_spans(tmp_path_factory.mktemp("vllm"), context=ENDLESS) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def gateway(swarm: HashSwarm) -> Endpoints:
-    return swarm.gateway()
 
 
 def post(gateway: Endpoints, path: str = "completions", **fields: Any) -> httpx.Response:

@@ -34,11 +34,6 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def gateway(swarm: HashSwarm) -> Endpoints:
-    return swarm.gateway()
-
-
 def fork(at: Endpoints, session: str, **fields: Any) -> httpx.Response:
     return httpx.post(f"{at.url}/v1/sessions/{session}/fork", json=fields, timeout=60)
 

@@ -5,12 +5,12 @@ A field that becomes OBEYED needs an entry in `EFFECTS`, or in `OTHER_TESTS` if 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from support.processes.swarm import MODEL, two_spans
+from support.processes.swarm import MODEL
 
 from modelswarm_gateway.api.fields.messages import (
     ANTHROPIC_TABLES,
@@ -136,15 +136,6 @@ OTHER_TESTS: dict[str, set[str]] = {
     "output_config": {"effort", "format"},
     "output_format": {"type", "schema"},
 }
-
-
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    with (
-        two_spans(tmp_path_factory.mktemp("fields")) as swarm,
-        httpx.Client(base_url=swarm.gateway().url, timeout=60) as made,
-    ):
-        yield made
 
 
 def answer_of(client: httpx.Client, path: str, body: Body) -> object:
