@@ -1,0 +1,83 @@
+"""One channel to a gateway's gRPC door, shared by all sessions and answers of a model.
+
+Addresses: `host:port`, `http://host:port` and `grpc://host:port` without TLS; `https://host:port` and
+`grpcs://host:port` with it. The port is that of --grpc, by default 8001.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+
+from modelswarm.client.sessions.errors import translate
+from modelswarm.errors import UserError
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+
+DEFAULT_GATEWAY = "127.0.0.1:8001"
+GATEWAY_VARIABLE = "MODELSWARM_GATEWAY"
+"""Environment variable with the address of the gateway, for programs that name none."""
+_SECURE = {"http": False, "grpc": False, "https": True, "grpcs": True}
+_ALLOWED = "host:port, http://host:port, or https://host:port, of the gateway's gRPC port"
+_OPTIONS = (
+    (
+        "grpc.keepalive_time_ms",
+        20_000,
+    ),  # a gateway that vanished without a word is noticed by pings
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.max_receive_message_length", 64 << 20),  # bytes: rows of logits of a whole prompt
+)
+CALL_SECONDS = 30.0  # for a unary call
+
+
+def parse_address(gateway: str) -> tuple[str, bool]:
+    """Return `host:port` and whether TLS is used. Raise UserError."""
+    scheme, split, rest = gateway.partition("://")
+    address = rest.rstrip("/") if split else gateway
+    if split and scheme not in _SECURE:
+        raise UserError("gateway", f"{gateway!r} has the scheme {scheme!r}; allowed: {_ALLOWED}")
+    try:
+        parts = urlsplit(f"//{address}")
+        is_whole = bool(parts.hostname and parts.port and "@" not in address)
+        is_whole = is_whole and parts.netloc == address
+    except ValueError:  # the port is no number, or brackets do not match
+        is_whole = False
+    if not is_whole:
+        raise UserError("gateway", f"{gateway!r} is no address; allowed: {_ALLOWED}")
+    return address, split != "" and _SECURE[scheme]
+
+
+class Connection:
+    """The Inference service of one gateway. Threads may share it."""
+
+    def __init__(self, gateway: str | None = None) -> None:
+        """Connect lazily. `gateway` None: that of MODELSWARM_GATEWAY, else 127.0.0.1:8001."""
+        given = gateway or os.environ.get(GATEWAY_VARIABLE) or DEFAULT_GATEWAY
+        self.target, is_secure = parse_address(given)
+        if is_secure:
+            credentials = grpc.ssl_channel_credentials()
+            self._channel = grpc.secure_channel(self.target, credentials, options=_OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(self.target, options=_OPTIONS)
+        self.stub: Any = api_pb2_grpc.InferenceStub(self._channel)
+        self._end = weakref.finalize(self, self._channel.close)
+
+    def close(self) -> None:
+        self._end()
+
+    def list_models(self) -> dict[str, int]:
+        """Return the served models: name -> positions of the context (0: not known yet)."""
+        try:
+            answer = self.stub.ListModels(api_pb2.ListModelsRequest(), timeout=CALL_SECONDS)
+        except grpc.RpcError as error:
+            raise translate(error, self.target) from error
+        return {model.id: model.max_model_len for model in answer.models}
+
+    def stream(self, request: api_pb2.GenerateRequest) -> Iterator[api_pb2.GenerateResponse]:
+        """Start an answer, and return its call: an iterator of parts that can be cancelled."""
+        call: Iterator[api_pb2.GenerateResponse] = self.stub.GenerateStream(request)
+        return call

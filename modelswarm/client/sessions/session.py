@@ -1,0 +1,342 @@
+"""A session over `Inference.Session`: opened with all its room, stepped by token ids, rewound, closed.
+
+A lost connection is repaired inside a step: the session is attached again, at whichever gateway answers, or built again
+from its log. The step is repeated with the same seed, so that the caller sees the same tokens, each once. One thread at
+a time uses a session. Knows no tensors and no texts.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import grpc
+
+from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.sessions.errors import (
+    ConnectionLostError,
+    SessionBusyError,
+    SessionClosedError,
+    SessionLengthError,
+    SessionLostError,
+    translate,
+)
+from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
+from modelswarm.protocol.wire import api_pb2
+
+# Seconds from a lost connection until the session is given up.
+RECONNECT_SECONDS = 90.0
+# Seconds between two tries, unless the gateway names a longer time.
+RETRY_SECONDS = 0.5
+# Repairs of a step that bring no new token.
+MAX_TRIES = 5
+_MAX_TOKEN = (1 << 32) - 1
+
+Requests: TypeAlias = "queue.SimpleQueue[api_pb2.SessionRequest | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class StepPart:
+    """A part of a step's answer."""
+
+    tokens: tuple[int, ...]
+    finish_reason: str  # "stop" or "length" in the last part, else empty
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The whole answer of a step."""
+
+    tokens: tuple[int, ...]
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """Parameters of one step's answer."""
+
+    max_tokens: int | None = None  # None: up to the session's max_length; 0: only read the input
+    sampling: api_pb2.Sampling | None = None  # None: the model's defaults
+    ignore_eos: bool = False  # the model's own end tokens do not end the answer
+
+
+class _Stream:
+    """One call of `Inference.Session`. Its end frees the session."""
+
+    def __init__(self, connection: Connection, opened: api_pb2.OpenSession) -> None:
+        self.is_in_step = False  # it sends parts
+        self._requests: Requests = queue.SimpleQueue()
+        self._target = connection.target
+        self._answers: Any = connection.stub.Session(iter(self._requests.get, None))
+        # The call and its thread must end with the session, also if it is not closed.
+        self.end = weakref.finalize(self, _end_call, self._answers, self._requests)
+        state = self.ask(open=opened).state
+        self.session_id, self.position = state.session_id, state.position
+
+    def send(self, **request: Any) -> None:
+        self._requests.put(api_pb2.SessionRequest(**request))
+
+    def receive(self) -> api_pb2.SessionResponse:
+        """Return the next answer. Raise the typed error that ended the call."""
+        try:
+            answer: api_pb2.SessionResponse = next(self._answers)
+        except (grpc.RpcError, StopIteration) as error:
+            self.is_in_step = False
+            self.end()
+            if isinstance(error, grpc.RpcError):
+                raise translate(error, self._target) from error
+            message = f"the gateway at {self._target} ended the call"
+            raise ConnectionLostError(message, self._target, "gRPC") from error
+        self.position = answer.position
+        return answer
+
+    def receive_part(self) -> StepPart:
+        part = self.receive().part
+        self.is_in_step = not part.finish_reason
+        return StepPart(tuple(part.token_ids), part.finish_reason)
+
+    def ask(self, **request: Any) -> api_pb2.SessionResponse:
+        self.send(**request)
+        return self.receive()
+
+
+def _end_call(answers: Any, requests: Requests) -> None:
+    answers.cancel()
+    requests.put(None)
+
+
+class InferenceSession:
+    """A context of at most `max_length` positions, prompts and answers together.
+
+    All positions are reserved on every server when the session is opened. They are freed when it is closed or collected
+    as garbage, when its `with` block ends, and when the process ends.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        model: str,
+        max_length: int,
+        *,
+        ttl: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Open the session. `ttl`: seconds that it is kept without a step.
+
+        Raise NoCapacityError if the servers have no room, RefusedError for an impossible max_length,
+        UnreachableError if no gateway answers.
+        """
+        if not isinstance(max_length, int) or max_length < 2:
+            raise UserError("max_length", f"{max_length!r}; allowed: an integer of at least 2")
+        self._connection, self._model, self._clock = connection, model, clock
+        self._ttl = ttl
+        self.max_length = max_length
+        self._lock = threading.Lock()
+        self._log: list[int] = []
+        self._is_closed = False
+        self._stream = self._open()
+
+    @property
+    def session_id(self) -> str:
+        return self._stream.session_id
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The log: all input and generated tokens."""
+        return tuple(self._log)
+
+    @property
+    def position(self) -> int:
+        """Number of tokens in the log. Assign a smaller one to rewind; what is behind it is discarded."""
+        return len(self._log)
+
+    @position.setter
+    def position(self, value: int) -> None:
+        self.rewind(value)
+
+    def rewind(self, position: int) -> None:
+        """Discard the log behind `position`. The servers do so with the next step."""
+        with self._used():
+            if not isinstance(position, int) or not 0 <= position <= len(self._log):
+                detail = f"allowed: 0 to {len(self._log)}, the session's position"
+                raise UserError("position", f"{position!r}; {detail}")
+            del self._log[position:]
+
+    def state(self) -> api_pb2.SessionState:
+        """Return the session's state at the gateway: route, epoch, reroutes and more."""
+        with self._used():
+            self._drain()
+            state: api_pb2.SessionState = self._stream.ask(state=api_pb2.GetState()).state
+            return state
+
+    def step(self, tokens: Sequence[int], options: StepOptions | None = None) -> Iterator[StepPart]:
+        """Append `tokens` and yield the parts of the answer as they come.
+
+        Without tokens the answer goes on behind the log. Nothing is sent before the first part is asked for. A caller
+        that leaves early keeps the tokens that it has seen.
+
+        Raise SessionLengthError, SessionClosedError, SessionBusyError, RefusedError, SessionLostError.
+        """
+        wanted = options or StepOptions()
+        with self._used():
+            self._check(tokens, wanted)
+            self._drain()
+            if wanted.max_tokens == 0 and not tokens:
+                return
+            yield from self._run(list(tokens), _with_seed(wanted))
+
+    def run_step(self, tokens: Sequence[int], options: StepOptions | None = None) -> StepResult:
+        """Append `tokens` and return the whole answer."""
+        parts = list(self.step(tokens, options))
+        found = tuple(token for part in parts for token in part.tokens)
+        return StepResult(found, parts[-1].finish_reason if parts else "length")
+
+    def close(self) -> None:
+        """Free the session's room at once. A second call does nothing."""
+        if self._is_closed:
+            return
+        with self._used():
+            self._is_closed = True
+            if self._stream.is_in_step or not self._stream.end.alive:
+                self._stream.end()
+                return
+            try:
+                self._stream.ask(close=api_pb2.CloseSessionRequest())
+            except (UnavailableError, ConnectionLostError, SessionLostError):
+                pass  # its room is freed without us: by the end of the call, or of its ttl
+            finally:
+                self._stream.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---- inside
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """Hold the session for one thread's call."""
+        if not self._lock.acquire(blocking=False):
+            raise SessionBusyError(
+                "the session runs a step; one thread at a time may use it, or open another session"
+            )
+        try:
+            if self._is_closed:
+                raise SessionClosedError("the session was closed; open another one")
+            yield
+        finally:
+            self._lock.release()
+
+    def _check(self, tokens: Sequence[int], options: StepOptions) -> None:
+        for token in tokens:
+            if not 0 <= token <= _MAX_TOKEN:
+                raise UserError("tokens", f"{token} is no token id; allowed: 0 to {_MAX_TOKEN}")
+        if options.max_tokens is not None and options.max_tokens < 0:
+            raise UserError("max_tokens", f"{options.max_tokens}; allowed: 0 or more")
+        least = 1 if options.max_tokens is None else options.max_tokens
+        if not tokens and not self._log and least:
+            raise UserError("tokens", "the session is empty; its first step needs at least one")
+        end = len(self._log) + len(tokens) + least
+        if end > self.max_length:
+            parts = f"{len(self._log)} in the log, {len(tokens)} of input and {least} to generate"
+            detail = f"{parts} are {end}, and max_length is {self.max_length}"
+            raise SessionLengthError("max_length", f"maximum length exceeded: {detail}")
+
+    def _run(self, tokens: list[int], options: StepOptions) -> Iterator[StepPart]:
+        """Yield the parts. After a lost connection go on behind the last one that was yielded."""
+        before, seen, tries = list(self._log), 0, MAX_TRIES
+        while True:
+            known = seen  # tokens that the caller has, and a repeated step sends again
+            try:
+                for part in self._attempt(before, tokens, options):
+                    fresh = part.tokens[known:]
+                    known -= len(part.tokens) - len(fresh)
+                    if fresh and not seen:
+                        self._log += tokens
+                    self._log += fresh
+                    seen += len(fresh)
+                    tries = MAX_TRIES if fresh else tries
+                    if fresh or part.finish_reason:
+                        yield StepPart(fresh, part.finish_reason)
+                self._log = self._log if seen else before + tokens
+                return
+            except (ConnectionLostError, SessionLostError) as error:
+                tries -= 1
+                if not tries:
+                    raise
+                self._recover(error)
+
+    def _attempt(
+        self, before: list[int], tokens: list[int], options: StepOptions
+    ) -> Iterator[StepPart]:
+        """Send the step, and yield all parts of its answer."""
+        if not self._stream.end.alive:  # an error has ended it
+            self._recover(SessionLostError("the session's call has ended"))
+        log = before + tokens
+        start = min(self._stream.position, len(before), len(log) - 1)
+        stream = self._stream
+        if start < stream.position:
+            stream.ask(rewind=api_pb2.Rewind(position=start))
+        fields: dict[str, Any] = {"ignore_eos": options.ignore_eos}
+        if options.max_tokens is not None:
+            fields["max_tokens"] = options.max_tokens
+        if options.sampling is not None:
+            fields["sampling"] = options.sampling
+        stream.send(step=api_pb2.SessionStep(tokens=api_pb2.TokenIds(ids=log[start:]), **fields))
+        stream.is_in_step = True
+        while stream.is_in_step:
+            yield stream.receive_part()
+
+    def _drain(self) -> None:
+        """Read the rest of a step that was left early; the next step discards it."""
+        try:
+            while self._stream.is_in_step:
+                self._stream.receive_part()
+        except (ConnectionLostError, SessionLostError) as error:
+            self._recover(error)
+
+    def _open(self, attach: str = "") -> _Stream:
+        opened = api_pb2.OpenSession(model=self._model, session_id=attach, attach=bool(attach))
+        if not attach:
+            opened.session_id = f"sess_{secrets.token_hex(12)}"
+            opened.max_length = self.max_length
+            if self._ttl is not None:
+                opened.ttl = self._ttl
+        return _Stream(self._connection, opened)
+
+    def _recover(self, failure: ModelSwarmError) -> None:
+        """Attach the session again, or build it again where it is gone. Raise the last failure at the deadline."""
+        deadline = self._clock() + RECONNECT_SECONDS
+        attach, pause = self.session_id, 0.0
+        while self._clock() + pause < deadline:
+            time.sleep(pause)
+            pause = RETRY_SECONDS
+            try:
+                self._stream = self._open(attach)
+                return
+            except SessionLostError as error:
+                attach, failure, pause = "", error, 0.0  # its log is here: build it again
+            except (UnavailableError, ConnectionLostError) as error:
+                failure = error
+                if isinstance(error, UnavailableError):
+                    pause = max(pause, error.retry_after)
+        raise failure
+
+
+def _with_seed(options: StepOptions) -> StepOptions:
+    """Return the options with a seed, so that a repeated step draws the same tokens."""
+    sampling = api_pb2.Sampling()
+    if options.sampling is not None:
+        sampling.CopyFrom(options.sampling)
+    if not sampling.HasField("seed"):
+        sampling.seed = secrets.randbits(63)
+    return StepOptions(options.max_tokens, sampling, options.ignore_eos)
