@@ -22,6 +22,7 @@ FOLDERS = {
         "forced_tokens",
         "cli_start",
     ),
+    "clients": ("batch_10k",),
     "recovery": (
         "gap_after_kill",
         "gap_after_freeze",

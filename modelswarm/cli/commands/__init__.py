@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import click
 
+from modelswarm.cli.commands.batch import batch
 from modelswarm.cli.commands.chat import chat
 from modelswarm.cli.commands.completion import completion
 from modelswarm.cli.commands.demo import demo
@@ -19,7 +20,7 @@ from modelswarm.cli.commands.routes import routes
 from modelswarm.cli.commands.status import status
 from modelswarm.cli.commands.up import up
 
-ALL = (up, chat, generate, status, logs, routes, drain, plan, demo, completion)
+ALL = (up, chat, generate, batch, status, logs, routes, drain, plan, demo, completion)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""Options of `modelswarm routes`. The tables are in `modelswarm.cli.routes`, the JSON in `modelswarm.cli.facts`."""
+"""Options of `modelswarm routes`. The tables are in `cli.screens.routes`, the JSON in `cli.facts`."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def routes(model: str, name: str | None, url: str | None, admin: str | None, as_
 
         print_routes(target.address, model)
     else:
-        from modelswarm.cli.routes import show_routes
+        from modelswarm.cli.screens.routes import show_routes
 
         show_routes(target.address, model)

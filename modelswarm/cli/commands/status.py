@@ -1,4 +1,4 @@
-"""Options of `modelswarm status`. The tables are in `modelswarm.cli.status`, the JSON in `modelswarm.cli.facts`."""
+"""Options of `modelswarm status`. The tables are in `cli.screens.status`, the JSON in `cli.facts`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def status(
 
         print_status(target, session, watch)
     else:
-        from modelswarm.cli.status import show_status
+        from modelswarm.cli.screens.status import show_status
 
         show_status(target, session, watch)
 

@@ -190,3 +190,9 @@ def test_generate_fields_are_documented() -> None:
         "": {"model", "text", "finish_reason", "usage"},
         "usage": {"prompt_tokens", "completion_tokens", "total_tokens"},
     }
+
+
+def test_batch_fields_are_documented() -> None:
+    assert documented("batch") == {
+        "": {"output", "total", "ok", "failed", "done_before", "seconds"}
+    }

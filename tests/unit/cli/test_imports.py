@@ -14,6 +14,7 @@ EXAMPLE = str(ROOT / "examples" / "counting.yaml")
 NEVER = {"fastapi", "huggingface_hub", "kubernetes", "numpy", "torch", "transformers", "uvicorn"}
 LIBRARIES = {"google.protobuf", "grpc", "httpx", "jinja2", "pydantic", "rich", "tokenizers", "yaml"}
 COMMANDS = (
+    "batch",
     "chat",
     "completion",
     "demo",

@@ -12,8 +12,8 @@ from rich.console import Console, RenderableType
 
 from modelswarm.cli.demo.example import load_example
 from modelswarm.cli.plan import render_plan
-from modelswarm.cli.routes import render_routes
-from modelswarm.cli.status import render_status
+from modelswarm.cli.screens.routes import render_routes
+from modelswarm.cli.screens.status import render_status
 from modelswarm.cli.terminal.process_table import process_table
 from modelswarm.cli.terminal.states import server_state
 from modelswarm.local.planning import plan_document

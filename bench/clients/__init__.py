@@ -1,0 +1,1 @@
+"""Benchmarks of the clients and of the command line."""

@@ -1,0 +1,1 @@
+"""Screens about a running swarm: its servers, sessions and routes as tables."""
