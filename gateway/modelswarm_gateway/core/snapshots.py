@@ -45,7 +45,8 @@ def session_view(s: Session, registry: ServerRegistry, hold_reason: str) -> Sess
         replayed=s.replayed,
         reroutes=s.reroutes,
         hold_reason=hold_reason,
-        is_reachable=any(registry.is_connected(hop.peer) for hop in s.hops),
+        is_reachable=any(registry.is_connected(hop.peer) for hop in s.hops)
+        and not (s.query and s.query.is_cut_off),
         newest_run_epoch=s.newest_run_epoch,
         waits_for_reader=s.waits_for_reader,
     )

@@ -184,7 +184,8 @@ def test_disconnected_gateway_asks_for_owner_of_its_session() -> None:
     for server in made.servers:
         made.link(x.gateway.peer, server)
     made.run()
-    x.turn(log, NEW)
+    with pytest.raises(OwnedElsewhere):
+        x.turn(log, NEW)
     made.run()
     assert owners(made) == {y.gateway.peer}
 

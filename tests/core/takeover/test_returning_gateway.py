@@ -149,6 +149,24 @@ def test_held_session_goes_on_if_it_was_not_taken(number: int) -> None:
     assert owners(made) == {first.peer}
 
 
+def test_cut_off_parked_session_is_searched_for() -> None:
+    """Another gateway has moved it. The servers of its old hops are linked again, which know nothing of it."""
+    made = swarm_of_pairs()
+    first = start_partial_turn(made)
+    old = first.route(SESSION)
+    first.core.cancel_turn(SESSION, made.now)
+    made.run()
+    made.cut_link(first.peer, old[0])
+    assert first.view(SESSION).is_reachable, "a server of its route had a link all the time"
+    cut_off(made, first)
+    assert not first.view(SESSION).is_reachable
+    reconnect(made, first, old)
+    assert not first.view(SESSION).is_reachable
+    read = [*PROMPT, *first.tokens(SESSION)]
+    first.start(SESSION, read, len(WHOLE) - len(read))
+    assert first.view(SESSION).is_reachable, "the servers were asked before it ran"
+
+
 def test_held_session_waits_for_servers_on_which_it_had_no_hop() -> None:
     """Another gateway has moved it to other servers. The old ones, which know nothing of it, are linked first."""
     made = swarm_of_pairs()

@@ -53,6 +53,6 @@ class SessionView:
     replayed: int  # entries run again in this turn after faults
     reroutes: int = 0  # faults in turns at this gateway
     hold_reason: str = ""  # the reason why it is held; empty: it is not held
-    is_reachable: bool = True  # a connected server has a hop of it
+    is_reachable: bool = True  # a server of it is connected, and one always was since its last run
     newest_run_epoch: Epoch = NO_EPOCH  # the newest one that is known to have run
     waits_for_reader: bool = False  # running, and without credit until its client reads

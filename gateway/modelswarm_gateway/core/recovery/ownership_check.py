@@ -43,6 +43,8 @@ class OwnershipCheck:
         linked = any(self._registry.is_connected(hop.peer) for hop in session.created_hops)
         if not (session.is_in_turn and linked):
             self.require(session, now)
+        if session.query is not None and not linked:
+            session.query.is_cut_off = True
 
     def before_turn(self, session: Session) -> None:
         """Ask before this turn. After one check it is enough: a later answer may be of a gateway that lost since."""
@@ -85,6 +87,7 @@ class OwnershipCheck:
         if session.query is not None:
             is_asked = session.query.until > -math.inf
             session.query.due_at = session.query.since = math.inf
+            session.query.is_cut_off = False
             session.query = session.query if is_asked else None
 
     def ask_again(self, session: Session, server: PeerId | None = None) -> None:

@@ -89,6 +89,7 @@ class OwnershipQuery:
 
     newest_run_epoch: Epoch  # newest one that this gateway knew to have run when it was cut off
     since: float = math.inf  # start of the hold or stall that cut it off
+    is_cut_off: bool = False  # once no server of it was linked: a gateway may have taken it over
     due_at: float = math.inf  # Fences from then on wait for it
     until: float = -math.inf  # answers are awaited until then; -inf: not asked yet
     unanswered: set[PeerId] = field(default_factory=set)

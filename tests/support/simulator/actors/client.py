@@ -254,6 +254,10 @@ class Client:
         """Return the log that the client has received: a takeover must not lose any of it."""
         return list(self.log) if self.has_token else self._previous_log
 
+    def forget_received_log(self) -> None:
+        """A new session of the name begins: no server has anything of the log before its first token."""
+        self.has_token, self._previous_log = False, []
+
     def move_to(self, gateway: GatewayProcess) -> None:
         """Continue at this gateway, because the former one is gone."""
         self.gateway = gateway

@@ -140,7 +140,8 @@ class ResumingClient:
     def _found(self, where: SessionLocation) -> None:
         client, now = self._client, self._tools.clock.now
         kept = client.gateway.core.find_view(client.name)
-        if kept is not None and not where.is_owner_alive and not where.unanswered:
+        is_answered = not where.unanswered or now >= self._ask_until
+        if kept is not None and not where.is_owner_alive and is_answered:
             if where.last_started <= kept.newest_run_epoch:
                 self._continue_kept(client.gateway)
                 return
@@ -172,6 +173,7 @@ class ResumingClient:
             )
             above = lowest_epoch(where.epoch.counter, now)
             client.gateway.core.open_session(client.name, MODEL, now, above)
+            client.forget_received_log()
             self._end()
 
     def _fetched(self, log: FetchedLog) -> None:
@@ -185,7 +187,7 @@ class ResumingClient:
     def _is_unreachable(self, gateway: GatewayProcess) -> bool:
         """True if a session that the gateway keeps is on no server that it reaches: it asks before it goes on."""
         view = gateway.core.find_view(self._client.name)
-        return self._tools.scenario.forwards_requests and view is not None and not view.is_reachable
+        return view is not None and not view.is_reachable
 
     def _continue_kept(self, gateway: GatewayProcess) -> None:
         """Go on with the session that the gateway has."""

@@ -33,6 +33,7 @@ from support.simulator.planted.liveness import (
     NeverEndsGrants,
 )
 from support.simulator.planted.ownership import (
+    ForgetsCutOffs,
     GoesOnAfterHolds,
     GoesOnWithoutLinks,
     KeepsGrantsOfRefusedTurns,
@@ -234,6 +235,7 @@ PLANTS: dict[str, Plant] = {
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
     "R19 goes on without links": in_ownership_check(GoesOnWithoutLinks, "returns", 50),
+    "R20 forgets cut-offs": in_ownership_check(ForgetsCutOffs, "returns", 50),
     "R20 shares handles": slow(in_server(SharesHandles, "rivals")),
     "R20 silent about pending Fences": slow(in_fencing(SilentAboutPendingFences, "rivals", 150)),
     "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),

@@ -128,6 +128,16 @@ class GoesOnAfterHolds(OwnershipCheck):
             super().on_link_lost(session, now)
 
 
+class ForgetsCutOffs(OwnershipCheck):
+    """R20 (takeover): a session that no linked server had for a while is used without a search."""
+
+    @override
+    def on_link_lost(self, session: Session, now: float) -> None:
+        super().on_link_lost(session, now)
+        if session.query is not None:
+            session.query.is_cut_off = False
+
+
 class GoesOnWithoutLinks(OwnershipCheck):
     """R19 (leases): after a hold the servers that have no link yet are not waited for."""
 

@@ -243,7 +243,7 @@ def returns(scenario: Scenario, rng: random.Random) -> Scenario:
     scenario = detours(scenario, rng)
     conditions = replace(scenario.conditions, dial_seconds=1.0, slow_link_down_chance=0.5)
     faults = replace(scenario.faults, max_count=6)
-    return replace(scenario, conditions=conditions, faults=faults)
+    return replace(scenario, conditions=conditions, faults=faults, forwards_requests=True)
 
 
 def _without_spikes(scenario: Scenario) -> Conditions:
