@@ -353,14 +353,8 @@ class Recovery:
         else:
             session.state = SessionState.PARKED
             self.close_hops(session)
-        self._emit(
-            Refused(
-                session.name,
-                reason,
-                explain_refusal(self._registry, session, reason),
-                retry_after=1.0,
-            )
-        )
+        detail = explain_refusal(self._registry, session, reason)
+        self._emit(Refused(session.name, reason, detail, retry_after=1.0))
 
     def hold(self, session: Session, now: float) -> None:
         """Hold the session. After a few tries without room it frees all its KV: no recovery waits for another."""
