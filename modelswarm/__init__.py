@@ -1,3 +1,30 @@
-"""ModelSwarm: one large model served by many small pods, and no stream lost when a pod dies."""
+"""ModelSwarm: one large model served by many small pods, and no stream lost when a pod dies.
+
+The names of the Python library are imported when they are used: processes that need none of them start faster.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from modelswarm.client.api import AsyncClient, Client
 
 __version__ = "0.1.0"
+__all__ = ["AsyncClient", "Client", "__version__"]
+
+_MODULES = {
+    "AsyncClient": "modelswarm.client.api",
+    "Client": "modelswarm.client.api",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -94,7 +94,7 @@ class Conversation:
             return
         self._has_session = False
         try:
-            self._client.close_session(self.model.name, self._session)
+            self._client.end_session(self.model.name, self._session)
         except ModelSwarmError as error:
             click.echo(f"note: the session stays open until it has been idle: {error}", err=True)
 

@@ -102,7 +102,7 @@ class OpenAIClient:
         known = ", ".join(model.name for model in models)
         raise UserError("--model", f"{name!r} is not served here; known are: {known}")
 
-    def close_session(self, model: str, session_id: str) -> bool:
+    def end_session(self, model: str, session_id: str) -> bool:
         """Close a named session, which frees its KV; False if no gateway holds it."""
         with self._translated_errors():
             answer = self._http.delete(

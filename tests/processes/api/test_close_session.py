@@ -110,5 +110,5 @@ def test_wrong_closes_are_refused_by_name(gateways: Gateways) -> None:
 def test_client_reports_whether_a_session_was_open(gateways: Gateways) -> None:
     run_turn(gateways.one, "client")
     with OpenAIClient(gateways.one.url) as client:
-        assert client.close_session(MODEL, "client")
-        assert not client.close_session(MODEL, "client")
+        assert client.end_session(MODEL, "client")
+        assert not client.end_session(MODEL, "client")

@@ -1,0 +1,73 @@
+"""The Python client of a gateway: `Client` and `AsyncClient`, their answers and their errors."""
+
+from modelswarm.client.api.answers import (
+    ChatCompletion,
+    Choice,
+    Chunk,
+    Completion,
+    Hop,
+    ServedModel,
+    SessionState,
+    TokenizedPrompt,
+    TokenLogprob,
+    ToolCall,
+    ToolCallPart,
+    Usage,
+)
+from modelswarm.client.api.async_client import AsyncClient
+from modelswarm.client.api.errors import (
+    ApiError,
+    AuthenticationError,
+    BadRequestError,
+    ClosedClientError,
+    ConflictError,
+    ConnectionBrokenError,
+    ContextLengthError,
+    GatewayUnreachableError,
+    GoneError,
+    InternalServerError,
+    NotAGatewayError,
+    NotFoundError,
+    PermissionDeniedError,
+    RateLimitError,
+    ServiceUnavailableError,
+)
+from modelswarm.client.api.fields import ChatFields, CompletionFields, TokenizeFields
+from modelswarm.client.api.loop_thread import LoopThread
+from modelswarm.client.api.sync_client import Client
+
+__all__ = [
+    "ApiError",
+    "AsyncClient",
+    "AuthenticationError",
+    "BadRequestError",
+    "ChatCompletion",
+    "ChatFields",
+    "Choice",
+    "Chunk",
+    "Client",
+    "ClosedClientError",
+    "Completion",
+    "CompletionFields",
+    "ConflictError",
+    "ConnectionBrokenError",
+    "ContextLengthError",
+    "GatewayUnreachableError",
+    "GoneError",
+    "Hop",
+    "InternalServerError",
+    "LoopThread",
+    "NotAGatewayError",
+    "NotFoundError",
+    "PermissionDeniedError",
+    "RateLimitError",
+    "ServedModel",
+    "ServiceUnavailableError",
+    "SessionState",
+    "TokenLogprob",
+    "TokenizeFields",
+    "TokenizedPrompt",
+    "ToolCall",
+    "ToolCallPart",
+    "Usage",
+]
