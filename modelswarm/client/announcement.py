@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from modelswarm.errors import UnreachableError
-from modelswarm.local.run_folder import GatewayAddresses
 
 # Time for the connection, and for each part of the answer, in seconds.
 ANSWER_SECONDS = 5.0
@@ -39,12 +38,12 @@ def announced_admin_port(base: str, timeout: float = ANSWER_SECONDS) -> int:
         connection.close()
 
 
-def first_that_answers(gateways: Sequence[GatewayAddresses]) -> GatewayAddresses:
-    """Return the first gateway that answers, or the first one if none does."""
-    for gateway in gateways:
+def first_that_answers(urls: Sequence[str]) -> int:
+    """Return the index of the first gateway that answers, or 0 if none does."""
+    for index, url in enumerate(urls):
         try:
-            announced_admin_port(f"http://{gateway.http}", CHOICE_SECONDS)
+            announced_admin_port(url, CHOICE_SECONDS)
         except UnreachableError:
             continue
-        return gateway
-    return gateways[0]
+        return index
+    return 0

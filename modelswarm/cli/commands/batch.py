@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from modelswarm.cli.options.target import base_url, http_target_options, model_option
+from modelswarm.cli.options.target import http_target, http_target_options, model_option
 
 
 @click.command()
@@ -70,5 +70,8 @@ def batch(
     from modelswarm.cli.batch.run import BatchOptions, run_batch
     from modelswarm.cli.batch.sending import Patience
 
-    options = BatchOptions(model, concurrency, Patience(timeout, retry_for), as_json)
-    return run_batch(base_url(name, url), source, output, retry_failed, options)
+    target = http_target(name, url)
+    options = BatchOptions(
+        model or target.model, concurrency, Patience(timeout, retry_for), as_json
+    )
+    return run_batch(target.base, source, output, retry_failed, options)

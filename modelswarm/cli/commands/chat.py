@@ -10,7 +10,7 @@ from modelswarm.cli.options.sampling import request_fields, sampling_options
 from modelswarm.cli.options.target import (
     admin_target,
     admin_target_options,
-    base_url,
+    http_target,
     model_option,
 )
 
@@ -42,9 +42,9 @@ def chat(
     """
     if admin is not None and not verbose:
         raise click.UsageError("--admin has an effect only with --verbose")
-    fields, base = request_fields(**sampling), base_url(name, url)
+    fields, http = request_fields(**sampling), http_target(name, url)
     target = admin_target(name, url, admin).address if verbose else None
 
     from modelswarm.cli.chat import run_chat
 
-    run_chat(base, target, model, system, fields)
+    run_chat(http.base, target, model or http.model, system, fields)

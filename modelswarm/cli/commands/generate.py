@@ -8,7 +8,7 @@ import click
 
 from modelswarm.cli.options.document import read_prompt
 from modelswarm.cli.options.sampling import request_fields, sampling_options
-from modelswarm.cli.options.target import base_url, http_target_options, model_option
+from modelswarm.cli.options.target import http_target, http_target_options, model_option
 
 
 @click.command()
@@ -36,13 +36,14 @@ def generate(
     """
     if stream and as_json:
         raise click.UsageError("--json prints one object at the end; allowed: --stream or --json")
-    fields, base = request_fields(**sampling), base_url(name, url)
+    fields, target = request_fields(**sampling), http_target(name, url)
+    model = model or target.model
     text = read_prompt(prompt)
     if as_json:
         from modelswarm.cli.facts.completion import print_completion
 
-        print_completion(base, model, text, fields)
+        print_completion(target.base, model, text, fields)
     else:
         from modelswarm.cli.generate import print_continuation
 
-        print_continuation(base, model, text, fields, stream)
+        print_continuation(target.base, model, text, fields, stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from modelswarm.cli.options.target import admin_target, admin_target_options
+from modelswarm.cli.options.target import admin_target, admin_target_options, find_elsewhere
 from modelswarm.local.run_folder import find_starting
 
 
@@ -26,7 +26,8 @@ def status(
     as_json: bool,
 ) -> None:
     """Show the servers, spans, health and sessions of a running swarm, or what a starting one waits for."""
-    if url is None and admin is None and _show_start(name, watch, as_json) and not watch:
+    is_local = admin is None and find_elsewhere(name, url) is None
+    if is_local and _show_start(name, watch, as_json) and not watch:
         return
     target = admin_target(name, url, admin)
     if as_json:

@@ -1,18 +1,20 @@
-"""Options for the gateway a command talks to. Default: that of the swarm running on this machine.
+"""Options for the gateway a command talks to: `--name` or `--url`, MODELSWARM_URL, the config file, a local swarm.
 
-`--url` means the HTTP address of a gateway in every command. The gateway is asked for its admin port, unless
-`--admin` gives it. Of several gateways on this machine the first that answers is taken.
+The first of these that is given counts. Every URL is the HTTP address of a gateway. The gateway is asked for its admin
+port, unless `--admin` gives it. Of several gateways of one swarm the first that answers is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
+from modelswarm.cli.options.config_file import Config, read_config
 from modelswarm.errors import UserError
 from modelswarm.local.run_folder import (
     GatewayAddresses,
@@ -24,6 +26,7 @@ from modelswarm.local.run_folder import (
 
 ADMIN_PORT = 8003  # of a gateway, by default
 URL_EXAMPLE = "http://127.0.0.1:8000"
+URL_VARIABLE = "MODELSWARM_URL"
 _ALLOWED_URL = (
     f"allowed: the gateway's HTTP address, e.g. {URL_EXAMPLE}; its admin address is --admin"
 )
@@ -53,7 +56,9 @@ _NAME = click.option(
     help="Name of the swarm. Needed only if several run on this machine.",
 )
 _URL = click.option(
-    "--url", metavar="URL", help=f"HTTP address of a gateway elsewhere, e.g. {URL_EXAMPLE}."
+    "--url",
+    metavar="URL",
+    help=f"HTTP address of a gateway elsewhere, e.g. {URL_EXAMPLE}. Default: {URL_VARIABLE}, or the config file's url.",
 )
 _ADMIN = click.option(
     "--admin",
@@ -80,6 +85,14 @@ def admin_target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpTarget:
+    """The gateway of a command that talks HTTP."""
+
+    base: str  # the URL before `/v1/...`, without a slash at the end
+    model: str | None = None  # the config file's, for a command without `--model`
+
+
+@dataclass(frozen=True, slots=True)
 class AdminTarget:
     """A gateway's admin address, and its swarm if that runs on this machine."""
 
@@ -88,32 +101,70 @@ class AdminTarget:
     gateway: str | None = None  # its name in `run`
 
 
-def base_url(name: str | None, url: str | None) -> str:
-    """Return the URL before `/v1/...` of the gateway, without a slash at the end."""
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The gateways of one swarm that is given by URLs."""
+
+    urls: tuple[str, ...]  # as `HttpTarget.base`
+    config: Config | None = None  # if the URLs are its own
+
+
+def find_elsewhere(name: str | None, url: str | None) -> Elsewhere | None:
+    """Return the gateways that are given by `--url`, MODELSWARM_URL or the config file, in this order.
+
+    None: a swarm of this machine is meant, of the name `name` or the only one.
+    """
     _refuse_two(name, url)
-    return f"http://{_choose_gateway(find_run(name)).http}" if url is None else _parse_url(url)[0]
+    if name is not None:
+        return None
+    if url is not None:
+        return Elsewhere(_parse_urls(url, "--url"))
+    if variable := os.environ.get(URL_VARIABLE):
+        return Elsewhere(_parse_urls(variable, URL_VARIABLE))
+    config = read_config()
+    if config.url is None:
+        return None
+    return Elsewhere(_parse_urls(config.url, f"{config.path}: url"), config)
+
+
+def http_target(name: str | None, url: str | None) -> HttpTarget:
+    """Return the gateway that the options mean."""
+    found = find_elsewhere(name, url)
+    if found is None:
+        return HttpTarget(f"http://{_choose_gateway(find_run(name)).http}")
+    return HttpTarget(_choose_url(found.urls), found.config.model if found.config else None)
 
 
 def admin_target(name: str | None, url: str | None, admin: str | None) -> AdminTarget:
-    """Return the gateway's admin API: of `--admin`, of the host in `--url`, or of a swarm of this machine."""
+    """Return the gateway's admin API: of `--admin`, of the host in the URL, or of a swarm of this machine."""
     _refuse_two(name, url or admin, "--url" if url else "--admin")
-    parsed = None if url is None else _parse_url(url)
     if admin is not None:
-        return AdminTarget(_check_admin(admin))
-    if parsed is None:
+        if url is not None:
+            _parse_urls(url, "--url")
+        return AdminTarget(_check_admin(admin, "--admin"))
+    found = find_elsewhere(name, url)
+    if found is None:
         run = find_run(name)
         gateway = _choose_gateway(run)
         return AdminTarget(gateway.admin, run, gateway.name)
-    base, host = parsed
+    if found.config is not None and found.config.admin is not None:
+        return AdminTarget(_check_admin(found.config.admin, f"{found.config.path}: admin"))
+    return AdminTarget(_announced_address(_choose_url(found.urls)))
+
+
+def _announced_address(base: str) -> str:
+    """Return the admin address that the gateway at `base` announces."""
     if base.startswith("https://"):
         raise UserError(
             "--admin", "needed with an https:// address; allowed: HOST:PORT, without TLS"
         )
 
+    from urllib.parse import urlsplit
+
     from modelswarm.client.announcement import announced_admin_port
 
-    port = announced_admin_port(base)
-    return AdminTarget(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    host, port = urlsplit(base).hostname or "", announced_admin_port(base)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _choose_gateway(run: RunInfo) -> GatewayAddresses:
@@ -123,7 +174,18 @@ def _choose_gateway(run: RunInfo) -> GatewayAddresses:
 
     from modelswarm.client.announcement import first_that_answers
 
-    return first_that_answers(run.gateways)
+    answering = first_that_answers([f"http://{gateway.http}" for gateway in run.gateways])
+    return run.gateways[answering]
+
+
+def _choose_url(urls: Sequence[str]) -> str:
+    """Return the first URL that answers; a single one is not asked."""
+    if len(urls) == 1:
+        return urls[0]
+
+    from modelswarm.client.announcement import first_that_answers
+
+    return urls[first_that_answers(urls)]
 
 
 def _refuse_two(name: str | None, elsewhere: str | None, flag: str = "--url") -> None:
@@ -133,26 +195,30 @@ def _refuse_two(name: str | None, elsewhere: str | None, flag: str = "--url") ->
         )
 
 
-def _parse_url(url: str) -> tuple[str, str]:
-    """Return the URL without `/v1` and slashes at its end, and its host."""
+def _parse_urls(text: str, field: str) -> tuple[str, ...]:
+    """Return the URLs between commas, each without `/v1` and slashes at its end."""
+    return tuple(_parse_url(url.strip(), field) for url in text.split(","))
+
+
+def _parse_url(url: str, field: str) -> str:
     from urllib.parse import urlsplit
 
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError as error:
-        raise UserError("--url", f"{url!r} is not a URL ({error}); {_ALLOWED_URL}") from None
+        raise UserError(field, f"{url!r} is not a URL ({error}); {_ALLOWED_URL}") from None
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
-        raise UserError("--url", f"{url!r} is not the URL of a gateway; {_ALLOWED_URL}")
-    return url.rstrip("/").removesuffix("/v1").rstrip("/"), host
+        raise UserError(field, f"{url!r} is not the URL of a gateway; {_ALLOWED_URL}")
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-def _check_admin(address: str) -> str:
+def _check_admin(address: str, field: str) -> str:
     from modelswarm.process.command_line import split_target
 
     if "://" in address:
         raise UserError(
-            "--admin", f"{address!r} is a URL; allowed: HOST:PORT of the gateway's admin port"
+            field, f"{address!r} is a URL; allowed: HOST:PORT of the gateway's admin port"
         )
-    split_target("--admin", address, example=f"127.0.0.1:{ADMIN_PORT}")
+    split_target(field, address, example=f"127.0.0.1:{ADMIN_PORT}")
     return address

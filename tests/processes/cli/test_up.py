@@ -20,7 +20,7 @@ from support.models.tiny_models import make_model
 from support.processes.server import alive, children, gone_within
 from support.processes.swarm import HASH, plan, write_document
 
-from modelswarm.cli.options.target import admin_target, base_url
+from modelswarm.cli.options.target import admin_target, http_target
 from modelswarm.client.openai import OpenAIClient
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.run_folder import RunFolder, list_runs
@@ -143,10 +143,10 @@ def test_second_gateway_answers_for_a_stopped_one(folder: Path) -> None:
     with LocalSwarm(plan(folder, spans=1, replicas=1), settings) as swarm:
         [run] = list_runs()
         first, second = run.gateways
-        assert base_url(None, None) == f"http://{first.http}"
+        assert http_target(None, None).base == f"http://{first.http}"
         before = swarm.kill("gateway", signal.SIGSTOP)
 
-        assert base_url(None, None) == f"http://{second.http}"
+        assert http_target(None, None).base == f"http://{second.http}"
         target = admin_target(None, None, None)
         assert (target.address, target.gateway) == (second.admin, "gateway2")
         text = answer(swarm, f"http://{second.http}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -17,20 +18,29 @@ from typing_extensions import override
 
 from modelswarm.cli import run
 from modelswarm.cli.commands import commands
+from modelswarm.cli.options.config_file import config_path
 from modelswarm.cli.options.document import read_document
-from modelswarm.cli.options.target import AdminTarget, admin_target, base_url
+from modelswarm.cli.options.target import (
+    AdminTarget,
+    HttpTarget,
+    admin_target,
+    find_elsewhere,
+    http_target,
+)
 from modelswarm.errors import ModelSwarmError, UnreachableError, UserError
 from modelswarm.local.run_folder import GatewayAddresses, NoSwarmError, RunFolder, RunInfo
 
 INFO = RunInfo(
     "one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"
 )
+CLI_PAGE = Path(__file__).resolve().parents[3] / "docs" / "cli.md"
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
 
 
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @contextmanager
@@ -48,14 +58,14 @@ def running(*names: str) -> Iterator[None]:
 
 def test_only_swarm_of_the_machine_needs_no_name() -> None:
     with running("one"):
-        assert base_url(None, None) == "http://127.0.0.1:9000"
+        assert http_target(None, None).base == "http://127.0.0.1:9000"
         assert admin_target(None, None, None) == AdminTarget("127.0.0.1:9003", INFO, "gateway")
 
 
 def test_several_swarms_are_listed_by_the_error() -> None:
     with running("one", "two"):
         with pytest.raises(UserError, match=r"--name: several swarms run here.*one, two"):
-            base_url(None, None)
+            http_target(None, None)
         assert admin_target("two", None, None).run == replace(INFO, name="two")
 
 
@@ -75,7 +85,7 @@ def test_no_swarm_tells_how_to_start_one() -> None:
     ],
 )
 def test_url_is_taken_with_and_without_v1(url: str, base: str) -> None:
-    assert base_url(None, url) == base
+    assert http_target(None, url).base == base
 
 
 class Announcing(BaseHTTPRequestHandler):
@@ -117,7 +127,7 @@ def test_first_gateway_that_answers_is_taken() -> None:
         lost = replace(INFO, name="two", http=f"127.0.0.1:{free_port()}", other_gateways=(second,))
         folder.publish(lost)
         try:
-            assert base_url("two", None) == f"http://127.0.0.1:{port}"
+            assert http_target("two", None).base == f"http://127.0.0.1:{port}"
             assert admin_target("two", None, None) == AdminTarget(
                 "127.0.0.1:9011", lost, "gateway2"
             )
@@ -144,7 +154,7 @@ def test_first_gateway_that_answers_is_taken() -> None:
     ],
 )
 def test_url_of_another_form_is_refused(url: str) -> None:
-    for call in (lambda: base_url(None, url), lambda: admin_target(None, url, None)):
+    for call in (lambda: http_target(None, url).base, lambda: admin_target(None, url, None)):
         with pytest.raises(UserError, match=r"--url: .*allowed: the gateway's HTTP address"):
             call()
 
@@ -156,7 +166,7 @@ def test_admin_address_wins_over_the_default_port() -> None:
 
 
 def test_https_needs_an_admin_address() -> None:
-    assert base_url(None, "https://host") == "https://host"
+    assert http_target(None, "https://host").base == "https://host"
     with pytest.raises(UserError, match="--admin: needed with an https:// address"):
         admin_target(None, "https://host", None)
 
@@ -175,7 +185,7 @@ def test_drain_option_without_an_effect_is_refused(capsys: pytest.CaptureFixture
 
 def test_name_beside_an_address_is_refused() -> None:
     with pytest.raises(UserError, match="either --name or --url"):
-        base_url("one", "http://host")
+        http_target("one", "http://host")
     with pytest.raises(UserError, match="either --name or --admin"):
         admin_target("one", None, "host:1")
 
@@ -237,6 +247,75 @@ def test_foreign_run_file_is_passed_over() -> None:
         strange = [whole.replace("[]", wrong) for wrong in ("1", "[1]", '[{"name": 1}]')]
         for content in ("[]", "{", '{"name": "two"}', '{"pid": "x"}', *strange):
             (folder.path / "run.json").write_text(content)
-            assert base_url(None, None) == "http://127.0.0.1:9000"
+            assert http_target(None, None).base == "http://127.0.0.1:9000"
         folder.release()
     assert os.listdir(folder.path.parent) == []
+
+
+def write_config(content: str) -> Path:
+    path = config_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+def test_option_variable_file_and_local_swarm_in_this_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with running("one"):
+        assert http_target(None, None) == HttpTarget("http://127.0.0.1:9000")
+        write_config('url = "http://file/v1"\nmodel = "m"\nadmin = "file:1"\n')
+        assert http_target(None, None) == HttpTarget("http://file", "m")
+        assert admin_target(None, None, None) == AdminTarget("file:1")
+        monkeypatch.setenv("MODELSWARM_URL", "https://variable/")
+        assert http_target(None, None) == HttpTarget("https://variable")
+        with pytest.raises(UserError, match="--admin: needed with an https:// address"):
+            admin_target(None, None, None)
+        assert http_target(None, "http://option") == HttpTarget("http://option")
+        assert http_target("one", None) == HttpTarget("http://127.0.0.1:9000")
+        assert admin_target(None, None, "option:2") == AdminTarget("option:2")
+        assert find_elsewhere("one", None) is None
+
+
+def test_first_url_that_answers_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = f"http://127.0.0.1:{free_port()}"
+    with http_port(Announcing) as port:
+        monkeypatch.setenv("MODELSWARM_URL", f"{lost}, http://127.0.0.1:{port}/v1")
+        assert http_target(None, None) == HttpTarget(f"http://127.0.0.1:{port}")
+        assert admin_target(None, None, None) == AdminTarget("127.0.0.1:9011")
+    monkeypatch.setenv("MODELSWARM_URL", f"{lost},http://127.0.0.1:{port}")
+    assert http_target(None, None) == HttpTarget(lost), "the error names the first one"
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("url = x", r"config\.toml: not TOML: .*line 1"),
+        ("url = 'http://[::1'", r"config\.toml: url: .* is not a URL"),
+        ("url = 8000", r"config\.toml: url: 8000 is not allowed; allowed: text in quotes"),
+        ("ulr = 'http://x'", r"config\.toml: ulr: unknown key; did you mean url\?"),
+        ("colour = 'x'", r"colour: unknown key; allowed: url, admin, model"),
+        ("model = 'm'", r"config\.toml: url: required beside model"),
+    ],
+)
+def test_wrong_config_file_is_named_with_its_key(content: str, sentence: str) -> None:
+    write_config(content)
+
+    with pytest.raises(UserError, match=sentence):
+        http_target(None, None)
+    assert http_target(None, "http://option").base == "http://option", "the file is not read"
+
+
+def test_wrong_url_in_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODELSWARM_URL", "localhost")
+
+    with pytest.raises(UserError, match=r"^MODELSWARM_URL: 'localhost' is not the URL"):
+        http_target(None, None)
+
+
+def test_example_of_the_config_file_is_one() -> None:
+    [example] = re.findall(r"```toml\n(.*?)```", CLI_PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    write_config(example)
+
+    assert http_target(None, None) == HttpTarget("https://swarm.example.com", "llama")
+    assert admin_target(None, None, None) == AdminTarget("swarm.example.com:8003")
