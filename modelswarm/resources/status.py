@@ -97,6 +97,9 @@ class PlannedMemory(StatusPart):
     process: str = Field(description="The process before it loads a model: interpreter, torch.")
     weights: str = Field(description="Weights of the span.")
     activations: str = Field(description="Largest step, or loading if that takes more.")
+    grammars: str = Field(
+        description="Grammars and the tokenizer's tables for them, at the last span."
+    )
     retained_rows: str = Field(description="Replay log: one row for every position of KV.")
     margin: str = Field(
         description="Buffers of links, gaps of the allocator, tables of the kernel."

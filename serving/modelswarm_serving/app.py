@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Never
+from types import ModuleType
+from typing import TYPE_CHECKING, Never, cast
 
 from modelswarm.checkpoint.facts import read_config, read_facts
 from modelswarm.checkpoint.sources import resolve, resolve_config_files
@@ -124,10 +125,10 @@ def load(
         raise ModelSwarmError(NO_TORCH)
     # After all checks that need no torch, which takes seconds to import.
     report(StartPhase.IMPORTING, 0, 0)
+    options = span_options(settings, files.tokenizer_folder)
     from modelswarm_serving.model.transformer.startup import container_memory, load_span, plan_shape
 
     limit = read_memory_limit(root)
-    options = span_options(settings, files.tokenizer_folder)
     options = replace(options, process=read_resident_bytes(root) or 0, host_limit=limit)
     first, last = settings.first, settings.last
     shape, facts = plan_shape(checkpoint.folder, first, last, options)
@@ -139,10 +140,14 @@ def load(
 def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
     """Return the options of the span; `tokenizer`: folder of a tokenizer that replaces the model's."""
     from modelswarm_serving.model.device import TorchDrivers, find_device
+
+    device = find_device(settings.device, TorchDrivers())
+    if device.is_cpu:
+        leave_out_triton()
     from modelswarm_serving.model.transformer.startup import SpanOptions
 
     return SpanOptions(
-        device=find_device(settings.device, TorchDrivers()),
+        device=device,
         memory_fraction=settings.memory_fraction,
         dtype=settings.dtype,
         threads=settings.threads,
@@ -154,6 +159,14 @@ def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
         token_budget=settings.token_budget,
         tokenizer=tokenizer,
     )
+
+
+def leave_out_triton() -> None:
+    """Let imports of Triton fail as on a machine without it. Nothing is compiled on a CPU, and it takes 67 MiB.
+
+    transformers imports it on its way to models, through torch's compiler. Without effect once it is imported.
+    """
+    sys.modules.setdefault("triton", cast("ModuleType", None))
 
 
 def _load_hash(settings: Settings) -> LoadedModel:

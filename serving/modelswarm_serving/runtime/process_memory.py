@@ -1,4 +1,4 @@
-"""Measures the memory of a server's process before it loads a model.
+"""Measures the memory of a server's process on a CPU before it loads a model.
 
 Run as a program by the build of the server image, after torch. Exit code 1 if the process takes more than the memory
 plan counts.
@@ -7,16 +7,19 @@ plan counts.
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 
 from modelswarm.placement.memory import PROCESS_BYTES
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.process.memory_limit import read_resident_bytes
+from modelswarm_serving.app import span_options
+from modelswarm_serving.settings import parse
 
 
 def main() -> int:
-    import_module("modelswarm_serving.app")
-    import_module("modelswarm_serving.model.transformer.startup")
+    span_options(
+        parse(["--model", "demo://counting", "--blocks", "0:8", "--name", "s", "--device", "cpu"]),
+        None,
+    )
     measured = read_resident_bytes() or 0
     sys.stdout.write(
         f"a server takes {human_bytes(measured)} before it loads a model; the memory plan counts "

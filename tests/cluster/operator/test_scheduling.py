@@ -19,6 +19,7 @@ from tools.devcluster.control_plane.kwok import GPU, fake_node
 pytestmark = pytest.mark.full
 
 ZONE = "topology.kubernetes.io/zone"
+DEVICE_MEMORY = "nvidia.com/gpu.memory"  # MiB, as GPU feature discovery labels a node
 NODES = ("fake-a", "fake-b")
 
 
@@ -34,7 +35,11 @@ def shared_scene(
 def stage(kwok_api: ApiLevel, stage: Scene) -> Iterator[Scene]:
     """Yield two nodes for this test: 8 CPUs, 2 GPUs, a zone."""
     for name in NODES:
-        labels = {ZONE: f"zone-of-{name}", "test": stage.namespace}
+        labels = {
+            ZONE: f"zone-of-{name}",
+            "test": stage.namespace,
+            DEVICE_MEMORY: "81559",
+        }
         kwok_api.kubectl.apply(fake_node(name, cpu="8", gpus=2, labels=labels))
     try:
         yield stage

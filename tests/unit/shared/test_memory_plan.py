@@ -11,6 +11,8 @@ import pytest
 from modelswarm.checkpoint.facts import ModelConfig, ModelFacts
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
+    GRAMMAR_BYTES,
+    GRAMMAR_BYTES_PER_TOKEN,
     MARGIN_BYTES,
     MARGIN_PARTS,
     PREFILL_ROWS,
@@ -65,7 +67,8 @@ def plan(
 
 def test_parts_of_server_memory_add_up_to_its_total() -> None:
     memory = make_memory().with_pages(100)
-    variable = memory.weights + memory.activations + memory.retained + memory.kv
+    variable = memory.weights + memory.activations + memory.grammars + memory.retained
+    variable += memory.kv
 
     assert memory.total == sum(size for _, size in memory.parts)
     assert memory.process == PROCESS_BYTES
@@ -78,7 +81,7 @@ def test_parts_of_server_memory_add_up_to_its_total() -> None:
 def test_server_memory_names_every_part_with_its_size() -> None:
     text = str(make_memory().with_pages(100))
 
-    names = ("process", "weights", "activations", "retained rows", "margin", "KV")
+    names = ("process", "weights", "activations", "grammars", "retained rows", "margin", "KV")
     assert [part.rsplit(" ", 2)[0] for part in text.split(", ")] == list(names)
     assert text.startswith("process 768 MiB, ")
 
@@ -117,6 +120,13 @@ def test_activations_count_a_turned_head_while_loading() -> None:
     wide = replace(FACTS, embedding_elements=100_000_000)
     assert make_memory(wide).activations == 400_000_000
     assert make_memory(wide, HEAD).activations < 400_000_000
+
+
+def test_grammars_are_counted_at_the_tail_per_token() -> None:
+    wide = replace(FACTS, config=replace(FACTS.config, vocab=FACTS.config.vocab + 1))
+    assert make_memory(span=HEAD).grammars == 0
+    assert make_memory(wide).grammars - make_memory().grammars == GRAMMAR_BYTES_PER_TOKEN
+    assert make_memory().needed(1) - replace(make_memory(), grammars=0).needed(1) > GRAMMAR_BYTES
 
 
 def test_prefill_rows_of_the_plan_are_the_schedulers() -> None:

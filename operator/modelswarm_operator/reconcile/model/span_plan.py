@@ -154,6 +154,7 @@ def _memory_status(memory: ServerMemory) -> PlannedMemory:
         process=quantity_of(memory.process),
         weights=quantity_of(memory.weights),
         activations=quantity_of(memory.activations),
+        grammars=quantity_of(memory.grammars),
         retained_rows=quantity_of(memory.retained),
         margin=quantity_of(memory.margin),
         kv=quantity_of(memory.kv),
