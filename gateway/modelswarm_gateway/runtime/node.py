@@ -272,8 +272,8 @@ class Node:
         return bool(due)
 
     def close_session(self, session: str) -> None:
-        for turn in self._waiting_forks.take_waiting(session):
-            error = ApiError(Code.STREAM_BROKEN, "the session that this one forks from was closed")
+        for turn in self._waiting_forks.on_ended(session):
+            error = ApiError(Code.STREAM_BROKEN, "the first answer to this prompt was closed")
             self._fail_stream(turn.session, error)
         self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
         self._driver.call(self._core.close_session, session)
@@ -370,7 +370,7 @@ class Node:
         if stream is not None:
             self.recovery_events.finish(session, stream, "failed")
             stream.fail(error)
-        for turn in self._waiting_forks.take_waiting(session):
+        for turn in self._waiting_forks.on_ended(session):
             self._fail_stream(turn.session, error)
 
     # ---- cards

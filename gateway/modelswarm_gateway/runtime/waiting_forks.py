@@ -26,13 +26,18 @@ class WaitingForks:
     def add_turn(self, turn: WaitingTurn) -> None:
         self._waiting.setdefault(turn.request.parent, []).append(turn)
 
-    def take_waiting(self, parent: str) -> list[WaitingTurn]:
-        """Take the turns of a parent that gets no token."""
-        return self._waiting.pop(parent, [])
-
     def on_begun(self, parent: str) -> None:
         """The parent has a token: its forks are due."""
-        self._due += self.take_waiting(parent)
+        self._due += self._waiting.pop(parent, [])
+
+    def on_ended(self, parent: str) -> list[WaitingTurn]:
+        """The parent ends without a token. Return the turns that fail with it: the other answers to its prompt.
+
+        A fork has a log of its own, which it computes itself: it is due.
+        """
+        waiting = self._waiting.pop(parent, [])
+        self._due += [turn for turn in waiting if not turn.request.sampling.choice]
+        return [turn for turn in waiting if turn.request.sampling.choice]
 
     def take_due(self) -> list[WaitingTurn]:
         due, self._due = self._due, []

@@ -125,4 +125,7 @@ def test_wrong_fork_is_refused_by_name(gateway: Endpoints) -> None:
     )
     assert refusal(fork(gateway, "mine", position=length + 1)) == (410, "session_lost", "position")
     assert refusal(fork(gateway, "mine", position=0))[2] == "position"
+    path = f"{gateway.url}/v1/sessions/mine/fork"
+    named = httpx.post(path, json={}, headers={"x-session-id": "other"}, timeout=60)
+    assert refusal(named) == (400, "invalid_request", "x-session-id")
     assert refusal(fork(gateway, "mine", batch=2))[2] == "batch"

@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 
 from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.fields.session_header import (
+    refuse_session_id,
     session_headers,
     take_session_id,
 )
@@ -79,6 +80,7 @@ def add_session_routes(
 
     @app.post(f"{PATH}/fork")
     async def fork(session_id: str, request: Request, model: str = "") -> Response:
+        refuse_session_id(request.headers, header_names)
         body = await read_json(request, budget)
         wanted, key = parse_body(ForkRequest, body), _key(service, session_id, model)
         new = key[0], wanted.session_id or f"sess_{secrets.token_hex(12)}"
