@@ -17,10 +17,11 @@ from modelswarm.cli.commands.generate import generate
 from modelswarm.cli.commands.logs import logs
 from modelswarm.cli.commands.plan import plan
 from modelswarm.cli.commands.routes import routes
+from modelswarm.cli.commands.sessions import sessions
 from modelswarm.cli.commands.status import status
 from modelswarm.cli.commands.up import up
 
-ALL = (up, chat, generate, batch, status, logs, routes, drain, plan, demo, completion)
+ALL = (up, chat, generate, batch, status, sessions, logs, routes, drain, plan, demo, completion)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

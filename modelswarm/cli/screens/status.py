@@ -12,11 +12,12 @@ from rich.text import Text
 from modelswarm.cli.facts.messages import session_name
 from modelswarm.cli.facts.status import WATCH_SECONDS, fetch_status
 from modelswarm.cli.options.target import AdminTarget
+from modelswarm.cli.screens.sessions import session_table
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column, pages_cell
-from modelswarm.cli.terminal.states import server_state, session_state, state_cell
-from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, make_console
-from modelswarm.client.swarm import SwarmClient, format_route
+from modelswarm.cli.terminal.states import server_state, state_cell
+from modelswarm.cli.terminal.tables import Column, FittedTable, make_console
+from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.run_folder import gateway_process
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
@@ -126,31 +127,10 @@ def _server_table(snapshot: api_pb2.Snapshot) -> RenderableType:
 
 
 def _session_table(snapshot: api_pb2.Snapshot) -> RenderableType:
-    shown = snapshot.sessions[:MAX_SHOWN_SESSIONS]
-    beginning = common_beginning([name_of(server.peer) for server in snapshot.servers])
-    columns = (
-        Column("session"),
-        Column("state"),
-        Column("tokens", right=True),
-        Column("route", rank=1),
-    )
-    rows = [
-        (
-            session_name(session.id),
-            state_cell(session_state(session)),
-            str(session.length),
-            _route_cell(session, beginning),
-        )
-        for session in shown
-    ]
-    hidden = len(snapshot.sessions) - len(rows)
+    hidden = len(snapshot.sessions) - MAX_SHOWN_SESSIONS
     title = f"Sessions ({hidden} more not shown)" if hidden > 0 else "Sessions"
-    return FittedTable(title, columns, rows)
-
-
-def _route_cell(session: api_pb2.Session, beginning: str) -> Cell:
-    names = (name_of(hop.peer).removeprefix(beginning) for hop in session.route)
-    return Cell(format_route(tuple(session.route)), short=" -> ".join(names))
+    servers = [name_of(server.peer) for server in snapshot.servers]
+    return session_table(title, snapshot.sessions[:MAX_SHOWN_SESSIONS], servers)
 
 
 def _held_lines(snapshot: api_pb2.Snapshot) -> list[RenderableType]:

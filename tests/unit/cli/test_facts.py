@@ -14,10 +14,12 @@ import pytest
 from modelswarm.cli import run
 from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.facts.sessions import list_facts, session_facts
 from modelswarm.cli.facts.start import process_facts, start_facts
 from modelswarm.cli.facts.status import status_facts
 from modelswarm.cli.facts.up import print_change, print_event, print_progress
 from modelswarm.cli.options.target import AdminTarget
+from modelswarm.client.api.answers import Hop, SessionState
 from modelswarm.local.run_folder import GatewayAddresses, RunFolder, RunInfo, StartInfo
 from modelswarm.local.start_state import IMPORTING, ProcessStart
 from modelswarm.local.supervisor import JobChange, JobState, JobStatus
@@ -139,6 +141,17 @@ def test_routes_has_every_field_and_null_if_unset() -> None:
     assert facts["servers"][0]["block_ms"] == 0.0
     assert facts["sessions"][0]["cost_ms"] is None
     assert shape(facts) == documented("routes")
+
+
+def test_sessions_have_every_field() -> None:
+    listed = list_facts([("gateway2", SNAPSHOT), (None, api_pb2.Snapshot())])
+    state = SessionState("mine", "m", "idle", 3, None, 60, 9, 0, (Hop("s", 0, 4),))
+
+    assert shape(listed) == documented("sessions list")
+    assert [each["gateway"] for each in listed["sessions"]] == ["gateway2"]
+    shown = json.loads(json.dumps(session_facts(state)))
+    assert (shown["max_length"], shown["route"][0]["server"]) == (None, "s")
+    assert shape(shown) == documented("sessions show")
 
 
 def test_drain_state_has_every_field() -> None:

@@ -23,6 +23,7 @@ COMMANDS = (
     "logs",
     "plan",
     "routes",
+    "sessions",
     "status",
     "up",
 )
