@@ -22,7 +22,8 @@ RESUME_SECONDS = 90.0  # from a break until the answer is given up; a lost gatew
 FIRST_PAUSE, MAX_PAUSE = 0.5, 8.0  # seconds between two tries
 MAX_RETRY_AFTER = 120.0  # seconds; a longer wait is for the caller to decide
 # Errors in the middle of a stream that end the stream, but not its turn.
-RESUMABLE_CODES = ("gateway_stopping", "session_elsewhere")
+MOVED_CODES = ("gateway_stopping", "session_elsewhere")  # it goes on at another gateway
+RESUMABLE_CODES = (*MOVED_CODES, "stream_unread")
 _RETRYABLE = (408, 409, 429)  # and 500 or more, of servers without `x-should-retry`
 _NOT_STARTED = (429, 503)  # statuses of refusals before the first token
 

@@ -23,7 +23,7 @@ from modelswarm.client.api.errors import (
 )
 from modelswarm.client.api.events import END_OF_STREAM, Event, read_events
 from modelswarm.client.api.parsing import parse_chunks, parse_with
-from modelswarm.client.api.retries import RESUMABLE_CODES, Retries
+from modelswarm.client.api.retries import MOVED_CODES, Retries
 
 NAME_PREFIX = "turn-"
 # Seconds without a byte until a stream that can be resumed counts as broken. Gateways send comments every 5 s.
@@ -138,7 +138,7 @@ class Turn:
             if "error" not in body:
                 return parse_chunks(body)
             error = envelope_error(body, facts)
-            if error.code in RESUMABLE_CODES:
+            if error.code in MOVED_CODES:
                 self._connections.avoid(opened.url)
             raise error
 

@@ -1,0 +1,302 @@
+"""Failures that the Python client repeats, at a server that is no gateway of ours: it answers what each test says."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from modelswarm.client.api import (
+    ApiError,
+    AuthenticationError,
+    BadRequestError,
+    Client,
+    ConflictError,
+    ConnectionBrokenError,
+    GatewayUnreachableError,
+    GoneError,
+    InternalServerError,
+    NotAGatewayError,
+    PermissionDeniedError,
+    RateLimitError,
+    ServiceUnavailableError,
+)
+from modelswarm.client.api.errors import ErrorFacts
+from modelswarm.client.api.retries import RESUME_SECONDS, Retries
+
+MODELS = json.dumps({"data": [{"id": "m"}]}).encode()
+END = (
+    b'data: {"choices":[{"index":0,"text":"","finish_reason":"length"}]}\n\n'
+    b'data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":3,"total_tokens":4}}\n\n'
+    b"data: [DONE]\n\n"
+)
+SOON = {"retry-after-ms": "1"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer; without a status the connection is closed instead."""
+
+    status: int | None = 200
+    content: bytes = MODELS
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def refusal(status: int, code: str = "busy", **headers: str) -> Answer:
+    error = {"error": {"message": "not now", "param": None, "code": code}}
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return Answer(status, json.dumps(error).encode(), named)
+
+
+def event(number: int, text: str) -> bytes:
+    content = json.dumps({"choices": [{"index": 0, "text": text}]})
+    return f"id: {number}-abcd0123\ndata: {content}\n\n".encode()
+
+
+def stream_error(code: str) -> bytes:
+    return f'data: {{"error":{{"message":"ended","param":null,"code":"{code}"}}}}\n\n'.encode()
+
+
+@dataclass
+class Server:
+    """A server that gives the answers in turn, the last one for ever. DELETE is recorded apart."""
+
+    answers: list[Answer]
+    url: str = ""
+    asked: list[tuple[str, dict[str, Any], str | None]] = field(default_factory=list)
+    closed: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def server(*answers: Answer) -> Iterator[Server]:
+    state = Server(list(answers))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self._answer(body)
+
+        def do_GET(self) -> None:
+            self._answer({})
+
+        def do_DELETE(self) -> None:
+            state.closed.append(self.path.partition("?")[0].rpartition("/")[2])
+            self._write(Answer(content=b'{"deleted": true}'))
+
+        def _answer(self, body: dict[str, Any]) -> None:
+            state.asked.append((self.path, body, self.headers["last-event-id"]))
+            self._write(state.answers.pop(0) if len(state.answers) > 1 else state.answers[0])
+
+        def _write(self, answer: Answer) -> None:
+            if answer.status is None:
+                return
+            self.send_response(answer.status)
+            for name, value in answer.headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(answer.content)
+
+        def log_message(self, *_: Any) -> None:
+            """Keep the output of tests free of the server's log."""
+
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{made.server_port}"
+    thread = Thread(target=made.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield state
+    finally:
+        made.shutdown()
+        made.server_close()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        Answer(429, b"{}", SOON),
+        refusal(429, retry_after="0"),
+        refusal(503, retry_after=email.utils.formatdate(time.time() - 60)),
+        refusal(500, retry_after_ms="1"),
+        refusal(409, retry_after_ms="1"),
+        refusal(400, retry_after_ms="1", x_should_retry="true"),
+        Answer(502, b"<html>", SOON),
+    ],
+)
+def test_refusal_is_repeated(first: Answer) -> None:
+    with server(first, Answer()) as made, Client(made.url) as client:
+        assert client.models()[0].name == "m"
+    assert len(made.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (refusal(429, retry_after="121"), RateLimitError),
+        (refusal(503, retry_after_ms="1", x_should_retry="false"), ServiceUnavailableError),
+        (refusal(409, retry_after_ms="1", x_should_retry="false"), ConflictError),
+        (refusal(400, retry_after_ms="1"), BadRequestError),
+        (refusal(410, "session_lost"), GoneError),
+        (Answer(401, b"<html>"), AuthenticationError),
+        (Answer(403, b""), PermissionDeniedError),
+        (Answer(404, b"<html>"), NotAGatewayError),
+        (Answer(200, b"<html>"), NotAGatewayError),
+    ],
+)
+def test_refusal_is_final(answer: Answer, kind: type[ApiError]) -> None:
+    with server(answer) as made, Client(made.url) as client, pytest.raises(kind):
+        client.models()
+    assert len(made.asked) == 1
+
+
+def test_tries_are_counted() -> None:
+    with server(refusal(429, "no_capacity", retry_after_ms="1", x_request_id="r1")) as made:
+        for tries in (0, 3):
+            with (
+                Client(made.url, max_retries=tries) as client,
+                pytest.raises(RateLimitError, match="not now") as refused,
+            ):
+                client.models()
+            assert (refused.value.code, refused.value.request_id) == ("no_capacity", "r1")
+            assert refused.value.retry_after == 0.001
+    assert len(made.asked) == 1 + 4
+
+
+def test_lost_connection_is_repeated_where_it_does_no_harm() -> None:
+    with server(Answer(None), Answer()) as made, Client(made.url) as client:
+        assert client.models()
+    appends: dict[str, Any] = {"session_id": "s", "append": True}
+    for answer, kind in (
+        (Answer(None), ConnectionBrokenError),
+        (refusal(500), InternalServerError),
+    ):
+        with server(answer) as made, Client(made.url) as client:
+            with pytest.raises(kind):
+                client.complete("go", model="m", **appends)
+            assert len(made.asked) == 1, "the input may have been appended"
+    done = Answer(content=event(1, "a") + END)
+    for fields in ({}, {"session_position": 4}):
+        with server(refusal(503, retry_after_ms="1"), done) as made, Client(made.url) as client:
+            assert client.complete("go", model="m", **appends, **fields).text == "a"
+        assert len(made.asked) == 2
+
+
+def test_next_url_answers_if_the_first_does_not() -> None:
+    with server(Answer()) as made:
+        with Client(["http://127.0.0.1:9", made.url], max_retries=0) as client:
+            assert client.models() and client.models()
+        urls = ["http://127.0.0.1:9", "http://127.0.0.1:10"]
+        with (
+            Client(urls, max_retries=0) as client,
+            pytest.raises(GatewayUnreachableError, match=r":9 or .*:10"),
+        ):
+            client.models()
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"",
+        b"id: 2-abcd0123\ndata: {",
+        stream_error("gateway_stopping"),
+        stream_error("stream_unread"),
+    ],
+)
+def test_stream_is_resumed_behind_its_last_event(broken: bytes) -> None:
+    first = Answer(content=event(1, "a") + broken)
+    busy = refusal(409, "session_busy", retry_after_ms="1", x_should_retry="true")
+    rest = Answer(content=event(2, "b") + event(3, "c") + END)
+    with server(first, busy, rest) as made, Client(made.url) as client:
+        assert [chunk.text for chunk in client.stream_complete("go", model="m")] == [*"abc", "", ""]
+    paths, bodies, after = zip(*made.asked, strict=True)
+    assert set(paths) == {"/v1/completions"} and after == (None, "1-abcd0123", "1-abcd0123")
+    assert bodies[0] == bodies[1] == bodies[2], "the same request"
+    assert made.closed == [bodies[0]["session_id"]]
+
+
+def test_stream_without_an_event_begins_anew_under_another_name() -> None:
+    opening = b'data: {"choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\n'
+    answers = Answer(content=opening), Answer(content=event(1, "a") + END)
+    with server(*answers) as made, Client(made.url) as client:
+        assert client.chat([{"role": "user", "content": "hi"}], model="m").text == "a"
+    names = [body["session_id"] for _, body, _ in made.asked]
+    assert len(set(names)) == 2 and sorted(made.closed) == sorted(names)
+    assert made.asked[1][2] is None
+
+
+@pytest.mark.parametrize(
+    ("end", "kind"),
+    [
+        (stream_error("stream_replaced"), GoneError),
+        (stream_error("stream_broken"), InternalServerError),
+        (b"data: <html>\n\n", NotAGatewayError),
+    ],
+)
+def test_other_ends_of_a_stream_are_errors(end: bytes, kind: type[ApiError]) -> None:
+    with server(Answer(content=event(1, "a") + end)) as made, Client(made.url) as client:
+        stream = client.stream_complete("go", model="m")
+        assert next(stream).text == "a"
+        with pytest.raises(kind):
+            next(stream)
+    assert len(made.asked) == 1
+
+
+def test_stream_of_several_answers_is_not_begun_anew() -> None:
+    with server(Answer(content=event(1, "a"))) as made, Client(made.url) as client:
+        stream = client.stream_complete("go", model="m", n=2)
+        assert next(stream).text == "a"
+        with pytest.raises(ConnectionBrokenError):
+            next(stream)
+    assert len(made.asked) == 1 and not made.closed
+
+
+class Time:
+    """A clock that only sleeping moves, in seconds."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds
+
+    def retries(self, tries: int) -> Retries:
+        return Retries(tries, clock=lambda: self.now, sleep=self.sleep)
+
+
+async def use_up(retries: Retries, error: ApiError) -> int:
+    """Return the number of retries until the error is raised."""
+    for number in range(1000):
+        try:
+            await retries.before_retry(error, is_repeatable=True)
+        except ApiError:
+            return number
+    raise AssertionError("the budget has no end")
+
+
+async def test_pauses_grow_to_their_limit() -> None:
+    virtual = Time()
+    busy = RateLimitError("busy", ErrorFacts(429))
+    assert await use_up(virtual.retries(7), busy) == 7
+    for slept, most in zip(virtual.slept, (0.5, 1, 2, 4, 8, 8, 8), strict=True):
+        assert 0.75 * most <= slept <= most
+
+
+async def test_broken_stream_is_given_up_at_its_deadline() -> None:
+    virtual = Time()
+    retries = virtual.retries(0)
+    retries.on_begun()
+    broken = ConnectionBrokenError("broke", "url")
+    assert await use_up(retries, broken) > 5
+    assert RESUME_SECONDS - 8 <= virtual.now <= RESUME_SECONDS
+    retries.on_progress()
+    assert await use_up(retries, broken) > 5, "events came meanwhile"
