@@ -18,7 +18,7 @@ from modelswarm.checkpoint.families.table import ACTIVATIONS, FAMILIES, LAYER_TY
 UNQUANTISED = (
     "quantised checkpoints are not served, allowed are weights in float32, bfloat16 or float16"
 )
-ADDING = "docs/adding-a-model-family.md says how to add one"
+ADDING = "docs/reference/adding-a-model-family.md says how to add one"
 _QUANTISATION_FIELDS = ("quantization_config", "compression_config", "quantization")
 _PORTED_CLASSES = ("Config", "Model", "ForCausalLM")
 _REMOTE_CLASSES = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")

@@ -1,1 +1,1 @@
-"""The supported model families, one entry each. Adding one: docs/adding-a-model-family.md."""
+"""The supported model families, one entry each. Adding one: docs/reference/adding-a-model-family.md."""

@@ -100,7 +100,7 @@ def test_unsupported_family_is_refused_with_the_supported_ones(copy: Path) -> No
     change_config(copy, model_type="mamba")
     allowed = (
         f"config.json: model_type is 'mamba'; allowed are {', '.join(sorted(FAMILIES))}; "
-        "docs/adding-a-model-family.md says how to add one"
+        "docs/reference/adding-a-model-family.md says how to add one"
     )
     with pytest.raises(ModelSourceError, match=allowed):
         read_facts(copy)

@@ -154,7 +154,7 @@ CASES: list[tuple[str, Damage, str]] = [
         config(model_type="mamba"),
         (
             f"{FIELD}model_type is 'mamba'; allowed are {', '.join(sorted(FAMILIES))}; "
-            "docs/adding-a-model-family.md says how to add one"
+            "docs/reference/adding-a-model-family.md says how to add one"
         ),
     ),
     ("no model type", config(model_type=...), FIELD + "model_type is None; allowed are "),

@@ -1,4 +1,4 @@
-"""Failures that the Python client repeats, at a server that is no gateway of ours: it answers what each test says."""
+"""Failures that the Python client repeats, at a foreign server: it answers what each test says."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from modelswarm.client.api import (
     ApiError,
@@ -104,6 +105,7 @@ def server(*answers: Answer) -> Iterator[Server]:
             self.end_headers()
             self.wfile.write(answer.content)
 
+        @override
         def log_message(self, *_: Any) -> None:
             """Keep the output of tests free of the server's log."""
 
@@ -183,7 +185,8 @@ def test_lost_connection_is_repeated_where_it_does_no_harm() -> None:
                 client.complete("go", model="m", **appends)
             assert len(made.asked) == 1, "the input may have been appended"
     done = Answer(content=event(1, "a") + END)
-    for fields in ({}, {"session_position": 4}):
+    positions: tuple[dict[str, Any], ...] = ({}, {"session_position": 4})
+    for fields in positions:
         with server(refusal(503, retry_after_ms="1"), done) as made, Client(made.url) as client:
             assert client.complete("go", model="m", **appends, **fields).text == "a"
         assert len(made.asked) == 2
