@@ -11,8 +11,8 @@ from collections.abc import Hashable, Iterable, Mapping
 
 from modelswarm_gateway.core.migration.imbalance import MIN_LEAD, ImbalanceDetector, Load, Shift
 from modelswarm_gateway.core.migration.migrations import Migrations
-from modelswarm_gateway.core.recovery.route_planner import unreliable_neighbours
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.servers.link_failures import unreliable_neighbours
 from modelswarm_gateway.core.servers.server import Server
 from modelswarm_gateway.core.servers.variant import variant_of
 from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState, ring_neighbours

@@ -7,14 +7,16 @@ unreliable link. Between turns a session also gives up hops with a long predicte
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.routing.cost_model import Needs
 from modelswarm_gateway.core.routing.path_search import RouteHop
+from modelswarm_gateway.core.routing.ring_search import find_ring
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.servers.link_failures import unreliable_links, unreliable_neighbours
 from modelswarm_gateway.core.servers.variant import ModelVariant
 from modelswarm_gateway.core.sessions.grammar_version import wanted_version
 from modelswarm_gateway.core.sessions.session import (
@@ -24,8 +26,6 @@ from modelswarm_gateway.core.sessions.session import (
     longest_chain,
     ring_neighbours,
 )
-
-MAX_DETOURS = 32  # most plans tried in search of one without unreliable links
 
 Plan: TypeAlias = list[Hop | RouteHop]
 
@@ -56,29 +56,27 @@ class RoutePlanner:
     def _avoid_unreliable_links(
         self, session: Session, variant: ModelVariant, excluded: frozenset[PeerId], now: float
     ) -> Plan | None:
-        """Return a route without unreliable links (R5, one loop), or the one whose links failed least often.
-
-        Each detour excludes one end of an unreliable link, a new hop rather than a kept one, and plans again.
-        """
-        best: Plan | None = None
-        fewest = 0
+        """Return a route without unreliable links (R5, one loop), or one whose links failed least often."""
+        route = self._fill_gaps(session, variant, excluded, now)
         bad_links = self._registry.links.unreliable(now)
-        mine = {hop.peer for hop in session.hops}
-        detours = [frozenset[PeerId]()]
-        for avoided in detours:  # grows below
-            route = self._fill_gaps(session, variant, avoided | excluded, now)
-            if route is None:
-                continue
-            bad = unreliable_links([hop.peer for hop in route], bad_links)
-            if not bad:
-                return route
-            failures = sum(bad.values())
-            if best is None or failures < fewest:
-                best, fewest = route, failures
-            ends = sorted(next(iter(bad)), key=lambda peer: (peer in mine, peer))
-            if len(detours) < MAX_DETOURS:
-                detours += [avoided | {peer} for peer in ends]
-        return best
+        if route is None or not unreliable_links([hop.peer for hop in route], bad_links):
+            return route
+        mine = {hop.peer for hop in [*session.hops, *session.lost_hops]}
+        servers = [
+            (self._registry.costs.hop_cost(server, now), server.hello)
+            for server in self._registry.servers_of(session.model, variant)
+            if server.hello.peer not in excluded
+        ]
+        servers.sort(
+            key=lambda each: (each[0].last_resort, each[1].peer not in mine, each[0].hop_ms)
+        )
+        spans = {hello.peer: (hello.first, hello.last) for _, hello in servers}
+        for fewest in sorted({0, *bad_links.values()})[:-1]:
+            avoided = [link for link, failures in bad_links.items() if failures > fewest]
+            ring = find_ring(spans, variant.n_blocks, avoided)
+            if ring is not None:
+                return list(ring)
+        return route
 
     def _fill_gaps(
         self, session: Session, variant: ModelVariant, without: frozenset[PeerId], now: float
@@ -201,20 +199,3 @@ def hop_needs(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] 
         excluded=without,
         grammar=wanted_version(session),
     )
-
-
-def unreliable_neighbours(
-    peers: Collection[PeerId], bad_links: Mapping[frozenset[PeerId], int]
-) -> frozenset[PeerId]:
-    """Return servers with an unreliable link to any of `peers`."""
-    return frozenset(
-        other for link in bad_links for peer in link.intersection(peers) for other in link - {peer}
-    )
-
-
-def unreliable_links(
-    route: Sequence[PeerId], bad_links: Mapping[frozenset[PeerId], int]
-) -> dict[frozenset[PeerId], int]:
-    """Return the unreliable links of a route: between neighbours, and from tail to head, which the ring joins."""
-    links = zip(route, [*route[1:], route[0]], strict=True)
-    return {pair: bad_links[pair] for link in links if (pair := frozenset(link)) in bad_links}

@@ -1,12 +1,13 @@
 """Failures of the link between two servers that both run (R5, one loop).
 
 The part `registry.links` of the server registry; recovery and migration plan around unreliable links. A failure is
-forgotten after a while. Knows no routes.
+forgotten after a while.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import PeerId
@@ -45,3 +46,20 @@ class LinkFailures:
             for names, pair in self._failures.items()
         }
         return {names: count for names, count in failures.items() if count >= MIN_FAILURES}
+
+
+def unreliable_neighbours(
+    peers: Collection[PeerId], bad_links: Mapping[frozenset[PeerId], int]
+) -> frozenset[PeerId]:
+    """Return servers with an unreliable link to any of `peers`."""
+    return frozenset(
+        other for link in bad_links for peer in link.intersection(peers) for other in link - {peer}
+    )
+
+
+def unreliable_links(
+    route: Sequence[PeerId], bad_links: Mapping[frozenset[PeerId], int]
+) -> dict[frozenset[PeerId], int]:
+    """Return the unreliable links of a route: between neighbours, and from tail to head, which the ring joins."""
+    links = zip(route, [*route[1:], route[0]], strict=True)
+    return {pair: bad_links[pair] for link in links if (pair := frozenset(link)) in bad_links}

@@ -76,7 +76,7 @@ from support.simulator.planted.regressions import (
     AwaitsLostAnswers,
     CountsEachDirection,
     KeepsRefusedHops,
-    KeepsUnreachableHops,
+    KeepsUnreliableLinks,
     SilentAboutTakenHops,
 )
 from support.simulator.planted.replay_log import (
@@ -256,7 +256,7 @@ PLANTS: dict[str, Plant] = {
 
 
 REGRESSIONS: dict[str, Regression] = {
-    "keeps unreachable hops": at_seed(in_planner(KeepsUnreachableHops, "partition"), 2),
+    "keeps unreliable links": at_seed(in_planner(KeepsUnreliableLinks, "partition"), 2),
     "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 52),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 223),

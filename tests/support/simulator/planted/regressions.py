@@ -20,24 +20,14 @@ from modelswarm_serving.core.server import ServerCore
 # -- routes and links --------------------------------------------------------------------------
 
 
-class KeepsUnreachableHops(RoutePlanner):
-    """R5 (one loop): detours leave out no hop that the session has, so the same route is planned again and again."""
-
-    _required: frozenset[PeerId] = frozenset()
+class KeepsUnreliableLinks(RoutePlanner):
+    """R5 (one loop): a route is planned again and again over a link that fails each time."""
 
     @override
     def _avoid_unreliable_links(
         self, session: Session, variant: ModelVariant, excluded: frozenset[PeerId], now: float
     ) -> Plan | None:
-        self._required = excluded
-        return super()._avoid_unreliable_links(session, variant, excluded, now)
-
-    @override
-    def _fill_gaps(
-        self, session: Session, variant: ModelVariant, without: frozenset[PeerId], now: float
-    ) -> Plan | None:
-        kept = frozenset(hop.peer for hop in session.hops) - self._required
-        return super()._fill_gaps(session, variant, without - kept, now)
+        return self._fill_gaps(session, variant, excluded, now)
 
 
 class CountsEachDirection(Recovery):
