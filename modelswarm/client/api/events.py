@@ -5,31 +5,39 @@ An event that broke off is sent again when the stream is resumed. Comments only 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-END_OF_STREAM = "[DONE]"
+END_OF_STREAM = b"[DONE]"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    data: str
+    data: bytes
     id: str | None  # a broken stream of a session is resumed behind it
 
 
-async def read_events(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
-    """Yield all whole events; the last one of a complete stream has the data `[DONE]`."""
-    data: list[str] = []
-    event_id: str | None = None
-    async for line in lines:
-        if not line:
-            if data:
-                yield Event("\n".join(data), event_id)
-            data, event_id = [], None
-            continue
-        name, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        if name == "data":
-            data.append(value)
-        elif name == "id":
-            event_id = value
+class EventReader:
+    """Takes the bytes of one connection as they come. `httpx` would split lines at characters of the text, too."""
+
+    def __init__(self) -> None:
+        self._rest = b""  # of a line that is not whole yet
+        self._data: list[bytes] = []
+        self._id: str | None = None
+
+    def read(self, received: bytes) -> list[Event]:
+        """Return the events that are whole now; the last one of a complete stream has the data `[DONE]`."""
+        *lines, self._rest = (self._rest + received).split(b"\n")
+        events = []
+        for line in lines:
+            line = line.removesuffix(b"\r")
+            if not line:
+                if self._data:
+                    events.append(Event(b"\n".join(self._data), self._id))
+                self._data, self._id = [], None
+                continue
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                self._data.append(value.removeprefix(b" "))
+            elif name == b"id":
+                self._id = value.removeprefix(b" ").decode("ascii", "replace")
+        return events

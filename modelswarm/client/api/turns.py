@@ -21,7 +21,7 @@ from modelswarm.client.api.errors import (
     GatewayUnreachableError,
     NotAGatewayError,
 )
-from modelswarm.client.api.events import END_OF_STREAM, Event, read_events
+from modelswarm.client.api.events import END_OF_STREAM, Event, EventReader
 from modelswarm.client.api.parsing import parse_chunks, parse_with
 from modelswarm.client.api.retries import MOVED_CODES, Retries
 
@@ -106,21 +106,23 @@ class Turn:
             "POST", self._path, self._body, headers=headers, silence=silence
         ) as opened:
             self._on_opened(opened)
-            async for event in read_events(opened.http.aiter_lines()):
-                is_end = event.data == END_OF_STREAM
-                if not is_end:
-                    held += self._parse(event, opened)
-                    if event.id is None and self._is_resumable:
-                        continue
-                    self._retries.on_progress()
-                    self._after = event.id if self._is_resumable else None
-                ready, held = held, []
-                for chunk in ready:
-                    self._has_yielded = True
-                    self._has_prompt |= chunk.prompt_token_ids is not None
-                    yield chunk
-                if is_end:
-                    return
+            reader = EventReader()
+            async for received in opened.http.aiter_bytes():
+                for event in reader.read(received):
+                    is_end = event.data == END_OF_STREAM
+                    if not is_end:
+                        held += self._parse(event, opened)
+                        if event.id is None and self._is_resumable:
+                            continue
+                        self._retries.on_progress()
+                        self._after = event.id if self._is_resumable else None
+                    ready, held = held, []
+                    for chunk in ready:
+                        self._has_yielded = True
+                        self._has_prompt |= chunk.prompt_token_ids is not None
+                        yield chunk
+                    if is_end:
+                        return
             self._connections.avoid(opened.url)
             message = f"the stream of {opened.url} ended early"
             raise ConnectionBrokenError(message, opened.url, ErrorFacts(request_id=self.request_id))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from modelswarm.client.api.answers import (
     Usage,
 )
 from modelswarm.client.api.collecting import Collector
-from modelswarm.client.api.events import Event, read_events
+from modelswarm.client.api.events import Event, EventReader
 from modelswarm.client.api.parsing import (
     parse_body,
     parse_chunks,
@@ -28,27 +27,33 @@ from modelswarm.client.api.parsing import (
 USAGE = {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 
 
-async def events_of(*lines: str) -> list[Event]:
-    async def given() -> AsyncIterator[str]:
-        for line in lines:
-            yield line
+def events_of(*lines: str) -> list[Event]:
+    """Read the lines; check that every cut of their bytes gives the same events."""
+    content = "\n".join(lines).encode() + b"\n"
+    whole = EventReader().read(content)
+    for cut in range(len(content)):
+        reader = EventReader()
+        assert [*reader.read(content[:cut]), *reader.read(content[cut:])] == whole
+    return whole
 
-    return [event async for event in read_events(given())]
 
-
-async def test_event_counts_once_its_blank_line_has_come() -> None:
-    assert await events_of("id: 5-ab", 'data: {"a": 1}', "", "id: 6-ab", "data: cut") == [
-        Event('{"a": 1}', "5-ab")
+def test_event_counts_once_its_blank_line_has_come() -> None:
+    assert events_of("id: 5-ab", 'data: {"a": 1}', "", "id: 6-ab", "data: cut") == [
+        Event(b'{"a": 1}', "5-ab")
     ]
 
 
-async def test_comments_and_other_fields_are_skipped() -> None:
+def test_comments_and_other_fields_are_skipped() -> None:
     lines = (": waiting", "id: 1-a", ": waiting", "retry: 5", "data:x", "", "", "data: y", "")
-    assert await events_of(*lines) == [Event("x", "1-a"), Event("y", None)]
+    assert events_of(*lines) == [Event(b"x", "1-a"), Event(b"y", None)]
 
 
-async def test_lines_of_data_are_one_event() -> None:
-    assert await events_of("data: a", "data: b", "") == [Event("a\nb", None)]
+def test_lines_of_data_are_one_event() -> None:
+    assert events_of("data: a", "data: b", "") == [Event(b"a\nb", None)]
+
+
+def test_lines_end_at_line_feeds_only() -> None:
+    assert events_of("data: a\u2028b\x0c\r", "\r") == [Event("a\u2028b\x0c".encode(), None)]
 
 
 def chunk(choice: dict[str, Any], **event: Any) -> Chunk:
