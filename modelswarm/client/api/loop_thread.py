@@ -6,7 +6,8 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from contextlib import aclosing
+from concurrent.futures import CancelledError, Future
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -25,53 +26,59 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._lock = (
+            threading.Lock()
+        )  # everything is started either before `is_closed`, or not at all
+        self.is_closed = False
         self._thread.start()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._loop.is_closed()
 
     def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run the coroutine in the thread; return its result. An interrupt of the caller cancels it."""
-        try:
-            self._check_caller()
-        except ClosedClientError:
-            coroutine.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self._start(coroutine)
         try:
             return future.result()
+        except CancelledError:
+            raise ClosedClientError("the client was closed before the call ended") from None
         except BaseException:
             future.cancel()
             raise
 
     def iterate(self, generator: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         """Yield the items of an asynchronous generator, which is closed when the caller leaves."""
-        self._check_caller()
         pump = _Pump(generator, self._loop)
-        running = asyncio.run_coroutine_threadsafe(pump.run(), self._loop)
+        self._start(pump.run())
         try:
             yield from pump.items()
         finally:
-            running.cancel()
-            if not self.is_closed:
-                self.call(pump.ended.wait())
+            if not pump.has_ended:
+                with suppress(ClosedClientError):  # the end of the thread has closed it
+                    self.call(pump.close())
 
     def close(self) -> None:
         """End the thread, and everything that runs in it."""
-        if self.is_closed:
-            return
-        self.call(_cancel_others())
+        with self._lock:
+            if self.is_closed:
+                return
+            self.is_closed = True
+            others = asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
+        others.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
-    def _check_caller(self) -> None:
-        if self.is_closed:
-            raise ClosedClientError("the client is closed; make a new one")
-        if threading.current_thread() is self._thread:
-            detail = "a synchronous call would wait for itself here; use the asynchronous client"
-            raise ClosedClientError(detail)
+    def _start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        problem = ""
+        with self._lock:
+            if self.is_closed:
+                problem = "the client is closed; make a new one"
+            elif threading.current_thread() is self._thread:
+                problem = (
+                    "a synchronous call would wait for itself here; use the asynchronous client"
+                )
+            else:
+                return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        coroutine.close()
+        raise ClosedClientError(problem)
 
 
 class _Pump(Generic[Result]):
@@ -84,9 +91,17 @@ class _Pump(Generic[Result]):
         self._loop = loop
         self._room = asyncio.Semaphore(READ_AHEAD)
         self._items: queue.SimpleQueue[Result | _End] = queue.SimpleQueue()
-        self.ended = asyncio.Event()  # the generator is closed
+        self._task: asyncio.Task[None] | None = None
+        self.has_ended = False  # the reader has seen the end
+
+    async def close(self) -> None:
+        """End the generator. To be called behind `run`."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
     async def run(self) -> None:
+        self._task = asyncio.current_task()
         error: BaseException | None = None
         try:
             async with aclosing(self._generator) as items:
@@ -100,7 +115,6 @@ class _Pump(Generic[Result]):
             error = raised
         finally:
             self._items.put(_End(error))
-            self.ended.set()
 
     def items(self) -> Generator[Result, None, None]:
         """Yield the items in the reader's thread. Raise the error of the generator."""
@@ -108,6 +122,7 @@ class _Pump(Generic[Result]):
         while True:
             item = self._items.get()
             if isinstance(item, _End):
+                self.has_ended = True
                 if item.error is not None:
                     raise item.error
                 return

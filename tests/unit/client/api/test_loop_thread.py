@@ -1,0 +1,96 @@
+"""Synchronous callers of an event loop in another thread: items, errors, readers that leave, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncGenerator, Iterator
+
+import pytest
+from support.eventually import eventually
+
+from modelswarm.client.api import ClosedClientError, LoopThread
+from modelswarm.client.api.loop_thread import READ_AHEAD
+
+
+@pytest.fixture
+def thread() -> Iterator[LoopThread]:
+    made = LoopThread("test")
+    yield made
+    made.close()
+
+
+class Source:
+    """A generator that counts its items, and fails or waits for ever behind the last one if told so."""
+
+    def __init__(self, items: int, end: Exception | None = None, waits: bool = False) -> None:
+        self.items, self.end, self.waits = items, end, waits
+        self.made = 0
+        self.is_ended = False
+
+    async def run(self) -> AsyncGenerator[int, None]:
+        try:
+            for number in range(self.items):
+                self.made += 1
+                yield number
+            if self.end is not None:
+                raise self.end
+            if self.waits:
+                await asyncio.Event().wait()
+        finally:
+            self.is_ended = True
+
+
+def test_all_items_come_in_order(thread: LoopThread) -> None:
+    assert list(thread.iterate(Source(1000).run())) == list(range(1000))
+
+
+def test_error_comes_behind_the_items(thread: LoopThread) -> None:
+    items = thread.iterate(Source(3, ValueError("bad")).run())
+    assert [next(items) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="bad"):
+        next(items)
+
+
+def test_source_waits_for_its_reader(thread: LoopThread) -> None:
+    source = Source(10 * READ_AHEAD)
+    items = thread.iterate(source.run())
+    assert next(items) == 0
+    eventually("items are read ahead", lambda: source.made > READ_AHEAD // 2)
+    thread.call(asyncio.sleep(0))
+    assert source.made <= READ_AHEAD + 1
+    items.close()
+    assert source.is_ended and source.made <= READ_AHEAD + 1
+
+
+def test_end_of_the_thread_ends_its_streams() -> None:
+    thread = LoopThread("test")
+    source = Source(1, waits=True)
+    items = thread.iterate(source.run())
+    assert next(items) == 0
+    closing = threading.Thread(target=thread.close)
+    closing.start()
+    with pytest.raises(ClosedClientError):
+        next(items)
+    closing.join()
+    assert source.is_ended and thread.is_closed
+    with pytest.raises(ClosedClientError, match="closed"):
+        next(thread.iterate(Source(1).run()))
+
+
+def test_call_from_the_thread_itself_is_refused(thread: LoopThread) -> None:
+    async def call_again() -> None:
+        thread.call(asyncio.sleep(0))
+
+    with pytest.raises(ClosedClientError, match="wait for itself"):
+        thread.call(call_again())
+
+
+def test_program_may_end_with_an_open_client() -> None:
+    program = "from modelswarm import Client\nclient = Client('http://127.0.0.1:9')\n"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
