@@ -10,13 +10,34 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from modelswarm.client.api import AsyncClient, Client
+    from modelswarm.client.pipeline import (
+        GenerationConfig,
+        Pipeline,
+        PipelineInterrupted,
+        Response,
+        pipeline,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["AsyncClient", "Client", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "GenerationConfig",
+    "Pipeline",
+    "PipelineInterrupted",
+    "Response",
+    "__version__",
+    "pipeline",
+]
 
 _MODULES = {
     "AsyncClient": "modelswarm.client.api",
     "Client": "modelswarm.client.api",
+    "GenerationConfig": "modelswarm.client.pipeline",
+    "Pipeline": "modelswarm.client.pipeline",
+    "PipelineInterrupted": "modelswarm.client.pipeline",
+    "Response": "modelswarm.client.pipeline",
+    "pipeline": "modelswarm.client.pipeline",
 }
 
 

@@ -6,6 +6,7 @@ the end of the turn. The chunks of all connections together are those of an undi
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -73,6 +74,9 @@ class Turn:
                 if self._after is None:  # a new name need not wait for the lease of a lost gateway
                     self._free()
                     self._rename()
+        except asyncio.CancelledError:
+            self._may_be_open = True  # the request may have been sent
+            raise
         finally:
             self._free()
 

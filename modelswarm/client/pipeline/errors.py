@@ -1,0 +1,24 @@
+"""Errors of a pipeline, beside those of the client's API."""
+
+from __future__ import annotations
+
+from modelswarm.client.pipeline.response import Response
+from modelswarm.errors import ModelSwarmError
+
+
+class AnswerAbortedError(ModelSwarmError):
+    """A session's turn was ended by `abort` before its answer was complete."""
+
+
+class PipelineInterrupted(KeyboardInterrupt):
+    """Ctrl-C ended a run. `responses` has the answers that are done, in the order of the prompts, else None.
+
+    The same call with `done=error.responses` goes on from there.
+    """
+
+    def __init__(self, responses: list[Response | None]) -> None:
+        done = sum(response is not None for response in responses)
+        super().__init__(
+            f"interrupted: {done} of {len(responses)} prompts are done; call again with done=error.responses to go on"
+        )
+        self.responses = responses

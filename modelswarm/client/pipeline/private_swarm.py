@@ -1,0 +1,114 @@
+"""The private swarm of a pipeline: servers and a gateway as child processes, from a model's address.
+
+The children end with `LocalSwarm.stop`, and when this process ends in any other way. Sends no request.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from modelswarm.errors import UserError
+from modelswarm.local.swarm import LocalSwarm
+
+SERVED_NAME = "pipeline"
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
+_SCHEMES = ("hf://", "file://", "demo://")
+_NUMBERS = itertools.count(1)  # of this process's swarms; each has a folder of its own
+_ARGUMENTS = {  # fields of a document, and the arguments that they are given by
+    "model": "model_path",
+    "spec.model.source": "model_path",
+    "spec.model.dtype": "dtype",
+    "spec.spans": "spans",
+    "spec.spans.count": "spans",
+    "spec.replicas": "replicas",
+    "spec.sessions.maxLength": "session_len",
+    "spec.sessions.concurrent": "max_batch_size",
+    "--memory": "memory",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmOptions:
+    """Options of a private swarm. Raises UserError, which names the argument."""
+
+    spans: int | None = None  # None: as many as the memory needs
+    replicas: int = 1  # servers per span; with 2 an answer survives the loss of any server
+    session_len: int | None = None  # positions of a context; None: the model's
+    sessions: int | None = None  # contexts that each server has room for; None: up to 512 MiB of KV
+    dtype: str = "auto"
+    memory: str | None = None  # of one server, such as 8Gi; None: no limit
+    device: str = "cpu"
+    threads: int | None = None  # per server; None: the CPUs of this process, divided
+
+    def __post_init__(self) -> None:
+        for name in ("spans", "replicas", "session_len", "sessions", "threads"):
+            value = getattr(self, name)
+            if value is None and name != "replicas":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                shown = "max_batch_size" if name == "sessions" else name
+                raise UserError(shown, f"{value!r} is not allowed; allowed: a whole number from 1")
+        if self.dtype not in DTYPES:
+            allowed = ", ".join(DTYPES)
+            raise UserError("dtype", f"{self.dtype!r} is not allowed; allowed: {allowed}")
+
+
+def model_address(model: str) -> str:
+    """Return the address of a folder, or of a name on the hub, as documents have it. UserError for any other text."""
+    if model.startswith(_SCHEMES):
+        return model
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return f"file://{path.resolve()}"
+    if not path.exists() and _HUB_NAME.fullmatch(model):
+        return f"hf://{model}"
+    raise UserError(
+        "model_path",
+        f"{model!r} is no folder; allowed: a folder of a model, owner/name of a hub, demo://counting, or a "
+        "gateway's URL such as http://127.0.0.1:8000",
+    )
+
+
+def start_private_swarm(model: str, options: SwarmOptions) -> LocalSwarm:
+    """Start the processes and wait until they serve. No process is left if that fails."""
+    from modelswarm.local.commands import LocalSettings
+    from modelswarm.local.planning import plan_document
+    from modelswarm.resources.spec import ModelSwarm
+
+    sessions = {"maxLength": options.session_len, "concurrent": options.sessions}
+    document = {
+        "apiVersion": "modelswarm.io/v1alpha1",
+        "kind": "ModelSwarm",
+        "metadata": {"name": SERVED_NAME},
+        "spec": {
+            "model": {
+                "source": model_address(model),
+                "servedName": SERVED_NAME,
+                "dtype": options.dtype,
+            },
+            "spans": {} if options.spans is None else {"count": options.spans},
+            "replicas": options.replicas,
+            "sessions": {name: value for name, value in sessions.items() if value is not None},
+        },
+    }
+    settings = LocalSettings(
+        device=options.device,
+        threads=options.threads,
+        publish=False,
+        run_name=f"pipeline-{os.getpid()}-{next(_NUMBERS)}",
+    )
+    try:
+        plan = plan_document(ModelSwarm.parse(document), options.memory, options.device)
+    except UserError as error:
+        argument = _ARGUMENTS.get(error.field, error.field)
+        if argument == "spans" and options.spans is None:
+            argument = "memory"  # it decides the number of spans
+        raise UserError(argument, error.message) from None
+    swarm = LocalSwarm(plan, settings)
+    swarm.start()
+    return swarm

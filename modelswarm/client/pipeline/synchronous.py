@@ -1,0 +1,337 @@
+"""`Pipeline`: the synchronous verbs over the asynchronous engine, which runs in a background thread.
+
+Threads may share a pipeline, and the caller's thread may have a running event loop, as in Jupyter. Used through
+`modelswarm.pipeline`. Starts no process: `opening.py` does.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import weakref
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
+
+from modelswarm.client.api.loop_thread import LoopThread
+from modelswarm.client.pipeline.engine import Engine, Job
+from modelswarm.client.pipeline.errors import AnswerAbortedError, PipelineInterrupted
+from modelswarm.client.pipeline.generation_config import GenerationConfig
+from modelswarm.client.pipeline.progress import progress_bar
+from modelswarm.client.pipeline.prompts import (
+    Message,
+    Prompts,
+    configs_of,
+    longest_first,
+    parse_prompts,
+)
+from modelswarm.client.pipeline.response import Response
+from modelswarm.client.pipeline.runs import BatchRun, StreamRun
+from modelswarm.client.pipeline.session import Session
+from modelswarm.errors import ModelSwarmError, UserError
+
+if TYPE_CHECKING:
+    from modelswarm.local.swarm import LocalSwarm
+
+Configs = GenerationConfig | Sequence[GenerationConfig | None] | None
+
+
+class InferOptions(TypedDict, total=False):
+    """Options of `Pipeline.infer`, which explains them."""
+
+    do_preprocess: bool | None
+    use_tqdm: bool
+    raise_errors: bool
+    truncate_prompt: bool
+    done: Sequence[Response | None] | None
+
+
+class Pipeline:
+    """Answers prompts. Made by `modelswarm.pipeline`; use it by `with`, or call `close`."""
+
+    def __init__(self, loop: LoopThread, engine: Engine, swarm: LocalSwarm | None) -> None:
+        """`swarm`: a private one, which this pipeline stops."""
+        self._loop, self._engine, self.swarm = loop, engine, swarm
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._pid = os.getpid()
+        # Runs at `close`, when the pipeline is no longer used, or at the exit of the process.
+        self._release = weakref.finalize(self, _release, loop, engine, swarm, self._pid)
+
+    @overload
+    def infer(
+        self, prompts: str, gen_config: Configs = None, **options: Unpack[InferOptions]
+    ) -> Response: ...
+    @overload
+    def infer(
+        self,
+        prompts: list[Message] | list[int],
+        gen_config: Configs = None,
+        **options: Unpack[InferOptions],
+    ) -> Response: ...
+    @overload
+    def infer(
+        self,
+        prompts: list[str] | list[list[Message]] | list[list[int]],
+        gen_config: Configs = None,
+        **options: Unpack[InferOptions],
+    ) -> list[Response]: ...
+    def infer(
+        self,
+        prompts: Any,
+        gen_config: Configs = None,
+        *,
+        do_preprocess: bool | None = None,
+        use_tqdm: bool = False,
+        raise_errors: bool = True,
+        truncate_prompt: bool = False,
+        done: Sequence[Response | None] | None = None,
+    ) -> Response | list[Response]:
+        """Return the answer to one prompt, or those to a list, in its order.
+
+        `prompts`: a string, a list of messages, a list of token ids, or a list of these. `gen_config`: one for all, or
+        one for each. `do_preprocess`: whether a string is a user's message of a chat; by default if the model has a
+        chat template. `truncate_prompt` keeps the last tokens of a prompt that fit with its answer into the context.
+        `done`: responses of an interrupted run with the same prompts, None where there is none. They are not asked for.
+
+        The first error is raised, with a note about its prompt, when the other prompts have ended; with
+        `raise_errors=False` it is in `Response.error`. UserError for a bad argument, before anything is sent.
+        PipelineInterrupted on Ctrl-C.
+        """
+        parsed = parse_prompts(prompts)
+        jobs = self._jobs(parsed, gen_config, do_preprocess, truncate_prompt)
+        kept = _kept(done, len(jobs))
+        with progress_bar(len(jobs), len(kept), use_tqdm) as advance:
+            wanted = [job for job in jobs if job.index not in kept]
+            run = BatchRun(self._engine, wanted, raises=raise_errors, on_done=advance)
+            try:
+                self._loop.call(run.run.execute())
+            except KeyboardInterrupt:
+                self._loop.call(run.run.wait_ended())
+                responses = kept | run.responses
+                raise PipelineInterrupted(list(map(responses.get, range(len(jobs))))) from None
+            except ModelSwarmError as error:
+                _add_note(error, run.run.failed_index, len(kept | run.responses), len(jobs))
+                raise
+        responses = kept | run.responses
+        if len(responses) < len(jobs):
+            raise AnswerAbortedError("the pipeline was closed before all prompts were answered")
+        ordered = [responses[place] for place in range(len(jobs))]
+        return ordered[0] if parsed.is_single else ordered
+
+    __call__ = infer
+
+    def stream_infer(
+        self,
+        prompts: Any,
+        gen_config: Configs = None,
+        *,
+        do_preprocess: bool | None = None,
+        stream_response: bool = True,
+        raise_errors: bool = True,
+        truncate_prompt: bool = False,
+    ) -> Iterator[Response]:
+        """Iterate over the parts of all answers, mixed as they come; `index` is the place of a part's prompt.
+
+        A part has what is new since the one before it; the last part of an answer has its finish reason. With
+        `stream_response=False` each answer is one part. Other arguments and errors: see `infer`. An iterator that is
+        left early ends its answers.
+        """
+        parsed = parse_prompts(prompts)
+        jobs = self._jobs(parsed, gen_config, do_preprocess, truncate_prompt)
+        run = StreamRun(self._engine, jobs, raises=raise_errors, whole=not stream_response)
+        return self._parts(run, len(jobs))
+
+    def session(self, gen_config: GenerationConfig | None = None) -> Session:
+        """Return a new session for `chat`. `gen_config`: of its turns that have none."""
+        self._check_open()
+        session = Session(gen_config, self._free_session)
+        self._sessions.add(session)
+        return session
+
+    @overload
+    def chat(
+        self,
+        prompt: str | list[Message],
+        session: Session | None = None,
+        gen_config: GenerationConfig | None = None,
+        *,
+        stream_response: Literal[False] = False,
+    ) -> Session: ...
+    @overload
+    def chat(
+        self,
+        prompt: str | list[Message],
+        session: Session | None = None,
+        gen_config: GenerationConfig | None = None,
+        *,
+        stream_response: Literal[True],
+    ) -> Iterator[Response]: ...
+    def chat(
+        self,
+        prompt: str | list[Message],
+        session: Session | None = None,
+        gen_config: GenerationConfig | None = None,
+        *,
+        stream_response: bool = False,
+    ) -> Session | Iterator[Response]:
+        """Answer the next turn of a chat; return the session, whose `response` is the answer.
+
+        With `stream_response` the parts of the answer are iterated over, and the session changes at their end. A turn
+        that failed or was left early does not change the session. UserError if a turn of it is running, if it is
+        closed, or if the model cannot chat.
+        """
+        session = self.session() if session is None else session
+        session.check_open()
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        config = gen_config or session.gen_config
+        self._jobs(parse_prompts(asked), config, True, False)  # raises before anything is sent
+        parts = self._turn(session, prompt, asked, config, stream_response)
+        if stream_response:
+            return parts
+        for _ in parts:
+            pass
+        return session
+
+    def close(self) -> None:
+        """End what runs, free the sessions, and stop a private swarm. May be called twice."""
+        for session in list(self._sessions):
+            if self._release.alive and os.getpid() == self._pid:
+                session.close()
+        self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---- inside
+
+    def _jobs(
+        self,
+        prompts: Prompts,
+        gen_config: Configs,
+        do_preprocess: bool | None,
+        truncates: bool,
+        session: Session | None = None,
+    ) -> list[Job]:
+        """Return the jobs, the longest first."""
+        self._check_open()
+        configs = configs_of(gen_config, len(prompts.items))
+        problem = self._engine.model.chat_problem
+        needs_chat = any(prompt.messages is not None for prompt in prompts.items)
+        if problem is not None and (do_preprocess or needs_chat):
+            field = "do_preprocess" if do_preprocess and not needs_chat else "prompts"
+            raise UserError(field, f"{problem}; use strings, with do_preprocess=False")
+        is_chat = problem is None if do_preprocess is None else do_preprocess
+        return [
+            Job(
+                index,
+                prompts.items[index],
+                configs[index],
+                secrets.randbits(63),
+                is_chat,
+                truncates,
+                None if session is None else session.session_id,
+            )
+            for index in longest_first(prompts.items, configs)
+        ]
+
+    def _parts(self, run: StreamRun, count: int) -> Generator[Response, None, None]:
+        try:
+            while parts := self._next_parts(run, count):
+                yield from parts
+        finally:
+            self._end(run)
+
+    def _next_parts(self, run: StreamRun, count: int) -> list[Response]:
+        self._check_open()
+        try:
+            return self._loop.call(run.next_parts())
+        except ModelSwarmError as error:
+            _add_note(error, run.run.failed_index, run.run.ended_jobs, count)
+            raise
+
+    def _end(self, run: StreamRun) -> None:
+        """End a run without waiting: the garbage collector may call this in any thread."""
+        if self._release.alive and os.getpid() == self._pid:
+            self._engine.post(run.run.end)
+
+    def _turn(
+        self,
+        session: Session,
+        prompt: str | list[Message],
+        asked: list[Message],
+        config: GenerationConfig | None,
+        stream_response: bool,
+    ) -> Generator[Response, None, None]:
+        """Run one turn of a session; add it when its last part has come."""
+        seen: list[Response] = []
+        with session.turn() as turn:
+            transcript = [*session.messages, *asked]
+            jobs = self._jobs(parse_prompts(transcript), config, True, False, session)
+            run = StreamRun(self._engine, jobs, raises=True, whole=not stream_response)
+            turn.on_abort(lambda: self._end(run))
+            for part in self._parts(run, 1):
+                seen.append(part)
+                if part.finish_reason is not None:
+                    session.add_turn(prompt, transcript, _joined(seen))
+                yield part
+            if not seen or seen[-1].finish_reason is None:
+                raise AnswerAbortedError("the answer was aborted; the session is as before")
+
+    def _free_session(self, session_id: str) -> None:
+        if self._release.alive and os.getpid() == self._pid:
+            self._loop.call(self._engine.free_session(session_id))
+
+    def _check_open(self) -> None:
+        if not self._release.alive:
+            raise UserError("pipeline", "it is closed; make a new one")
+        if os.getpid() != self._pid:
+            raise UserError("pipeline", "it was made in another process; make one in this process")
+
+
+def _release(loop: LoopThread, engine: Engine, swarm: LocalSwarm | None, pid: int) -> None:
+    """Stop everything, in the process that made it. The garbage collector may call this in the loop's own thread."""
+    if os.getpid() != pid:
+        return
+    if threading.get_ident() == engine.thread:
+        threading.Thread(target=_release, args=(loop, engine, swarm, pid)).start()
+        return
+    loop.call(engine.close())
+    loop.close()
+    if swarm is not None:
+        swarm.stop()
+
+
+def _kept(done: Sequence[Response | None] | None, count: int) -> dict[int, Response]:
+    """Return the responses of an earlier run that are answers. UserError if they are of another number of prompts."""
+    if done is None:
+        return {}
+    if len(done) != count:
+        detail = f"{len(done)} responses for {count} prompts; allowed: those of the same prompts"
+        raise UserError("done", detail)
+    return {
+        place: response
+        for place, response in enumerate(done)
+        if response is not None and response.error is None
+    }
+
+
+def _joined(parts: Sequence[Response]) -> Response:
+    """Return the whole answer of its parts."""
+    last = parts[-1]
+    logprobs = [entry for part in parts for entry in part.logprobs or ()]
+    return Response(
+        text="".join(part.text for part in parts),
+        generate_token_len=last.generate_token_len,
+        input_token_len=last.input_token_len,
+        finish_reason=last.finish_reason,
+        token_ids=[token for part in parts for token in part.token_ids],
+        logprobs=logprobs or None,
+    )
+
+
+def _add_note(error: ModelSwarmError, index: int, done: int, count: int) -> None:
+    if count > 1 and index >= 0:
+        error.add_note(f"prompt {index} of {count} failed; {done} are done")
