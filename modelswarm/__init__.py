@@ -6,7 +6,7 @@ The names of the Python library are imported when they are used: processes that 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modelswarm.client.api import AsyncClient, Client
@@ -41,7 +41,9 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
+    if name.startswith(("AutoDistributed", "Distributed")):  # one class for each family
+        return getattr(importlib.import_module("modelswarm.client.hf"), name)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

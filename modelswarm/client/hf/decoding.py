@@ -1,0 +1,59 @@
+"""The loop of transformers' `_sample` on tokens that servers have sampled: criteria, padding, streamer.
+
+Stopping criteria run here, by transformers' own code, on the ids so far. Knows no requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelswarm.client.hf.rows import TokenRow
+
+
+def decode_rows(
+    rows: Sequence[TokenRow],
+    input_ids: Tensor,
+    stopping_criteria: Any,
+    max_length: int,
+    pad: int,
+    streamer: Any = None,
+) -> Tensor:
+    """Return `input_ids` [batch, length] with the rows' tokens behind them; finished rows are padded.
+
+    Without an end token transformers pads no row: all of them go on until the last one is finished. `max_length`:
+    positions of the result, at most. All rows are left when it returns or raises.
+    """
+    pads = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
+    batch, length = input_ids.shape
+    ids = torch.full((batch, max_length), pad, dtype=torch.long, device=input_ids.device)
+    ids[:, :length] = input_ids
+    unfinished = [True] * batch
+    try:
+        while any(unfinished) and length < max_length:
+            tokens = [
+                row.next_token() if unfinished[place] or not pads else None
+                for place, row in enumerate(rows)
+            ]
+            if tokens.count(None) == batch:
+                break
+            chosen = torch.tensor([pad if token is None else token for token in tokens])
+            ids[:, length] = chosen.to(ids.device)
+            length += 1
+            done = stopping_criteria(ids[:, :length], None).tolist()
+            for place, row in enumerate(rows):
+                if done[place] or tokens[place] is None:
+                    unfinished[place] = False
+                    if pads:
+                        row.leave()
+            if streamer is not None:
+                streamer.put(chosen)
+    finally:
+        for row in rows:
+            row.leave()
+        if streamer is not None:
+            streamer.end()
+    return ids[:, :length].clone()

@@ -1,0 +1,80 @@
+"""Checks of the tensors that `generate` gets, and their rows without padding. Knows no servers."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from modelswarm.client.hf.errors import ArgumentError
+
+Rows: TypeAlias = "list[list[int]]"
+
+_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+def check_ids(ids: Tensor, vocabulary: int) -> Tensor:
+    """Return `ids` [batch, length] as int64. Raise ArgumentError for shapes, dtypes and ids that no model has."""
+    if not isinstance(ids, Tensor):
+        raise ArgumentError("input_ids", f"a {type(ids).__name__}; allowed: a tensor of token ids")
+    if ids.dim() != 2:
+        detail = "allowed: [batch, length]; a single prompt is ids[None]"
+        raise ArgumentError("input_ids", f"the shape is {list(ids.shape)}; {detail}")
+    if ids.dtype not in _DTYPES:
+        raise ArgumentError("input_ids", f"the dtype is {ids.dtype}; allowed: integers")
+    if not ids.numel():
+        raise ArgumentError(
+            "input_ids", f"the shape is {list(ids.shape)}; allowed: at least 1 token"
+        )
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= vocabulary:
+        wrong = lowest if lowest < 0 else highest
+        detail = f"the vocabulary has the ids 0 to {vocabulary - 1}"
+        raise ArgumentError("input_ids", f"{wrong} is no token of the model; {detail}")
+    return ids.long()
+
+
+def check_mask(mask: Tensor, ids: Tensor) -> None:
+    """Raise ArgumentError for a mask that is not one of `ids`, or that hides the end of a row."""
+    if not isinstance(mask, Tensor):
+        raise ArgumentError("attention_mask", f"a {type(mask).__name__}; allowed: a tensor")
+    if mask.shape != ids.shape:
+        detail = f"allowed: that of input_ids, {list(ids.shape)}"
+        raise ArgumentError("attention_mask", f"the shape is {list(mask.shape)}; {detail}")
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ArgumentError("attention_mask", "allowed values: 0 for padding, 1 for tokens")
+    if not bool((mask[:, -1] == 1).all()):
+        detail = "rows must be padded on the left (padding_side='left' of the tokenizer)"
+        raise ArgumentError("attention_mask", f"a row ends with padding; {detail}")
+
+
+def check_padding(ids: Tensor, pad: int | None, eos: list[int]) -> None:
+    """Raise ArgumentError for rows that seem to be padded, if no mask says so and none can be inferred."""
+    if pad is None or pad not in eos or len(ids) < 2:
+        return  # transformers infers the mask, or there is no padding
+    begins = ids[:, 0] == pad
+    if bool(begins.any()) and not bool(begins.all()):
+        detail = "pass attention_mask=, as generate(**tokenizer(...)) does"
+        raise ArgumentError(
+            "attention_mask",
+            f"rows begin with pad_token_id {pad}, which is also an end token; {detail}",
+        )
+
+
+def split_rows(ids: Tensor, mask: Tensor | None) -> Rows:
+    """Return the token ids of each row without its padding."""
+    if mask is None:
+        return [row.tolist() for row in ids]
+    return [row[keep].tolist() for row, keep in zip(ids, mask.bool(), strict=True)]
+
+
+def pad_rows(rows: Rows, pad: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return rows [batch, length] padded on the left, and their mask; None if none has padding."""
+    length = max(map(len, rows))
+    ids = [[pad] * (length - len(row)) + row for row in rows]
+    mask = [[0] * (length - len(row)) + [1] * len(row) for row in rows]
+    is_padded = any(len(row) < length for row in rows)
+    return torch.tensor(ids, device=device), torch.tensor(
+        mask, device=device
+    ) if is_padded else None

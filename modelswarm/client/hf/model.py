@@ -1,0 +1,344 @@
+"""A transformers model without blocks: `generate` prepares its arguments as ever, and servers compute the tokens.
+
+transformers merges the configurations, checks lengths and masks, and builds processors and criteria. Then it calls
+`_sample`, which here asks the gateway for sampled tokens instead of logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria
+
+from modelswarm.client.hf.arguments import check_arguments, refuse_logits
+from modelswarm.client.hf.decoding import decode_rows
+from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.hf.inputs import (
+    Rows,
+    check_ids,
+    check_mask,
+    check_padding,
+    pad_rows,
+    split_rows,
+)
+from modelswarm.client.hf.rows import AnswerRow, SessionRow, TokenRow, start_answers
+from modelswarm.client.hf.sampling import ModelFacts, ServerSampling, plan_sampling
+from modelswarm.client.hf.session import InputRule, ModelSession
+from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.sessions.errors import SessionLengthError
+from modelswarm.client.sessions.session import InferenceSession
+from modelswarm.protocol.wire import api_pb2
+
+
+@dataclass(slots=True)
+class Turn:
+    """One call of `generate`."""
+
+    shown: Tensor | None  # the input as it was given; None: none was
+    contexts: Rows | None  # whole context of each row of a session
+    session: ModelSession | None
+    streamer: Any
+
+
+# Its methods are typed for models of its own, by a second `self`.
+_hf: Any = import_module("transformers")
+
+
+class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # type: ignore[misc]
+    """A causal language model whose blocks, embeddings and head are on the servers of a swarm."""
+
+    main_input_name = "input_ids"
+    base_model_prefix = "model"
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    def __init__(
+        self,
+        config: Any,
+        generation_config: GenerationConfig,
+        connection: Connection,
+        served_name: str,
+        context: int,
+    ) -> None:
+        """`context`: positions that the swarm has for a request; 0: not known."""
+        super().__init__(config)
+        self.context = context
+        self.generation_config = generation_config
+        self.served_name = served_name
+        self.connection = connection
+        # transformers asks the parameters for the model's device and dtype.
+        self.placeholder = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
+        words = generation_config.bad_words_ids or []
+        suppressed = [[token] for token in generation_config.suppress_tokens or []]
+        forbidden = frozenset(tuple(word) for word in [*words, *suppressed])
+        self._facts = ModelFacts(config.get_text_config().vocab_size, forbidden)
+        self._active: ContextVar[ModelSession | None] = ContextVar("session", default=None)
+        self._call: ContextVar[Turn | None] = ContextVar("turn", default=None)
+
+    # ---- sessions
+
+    def inference_session(
+        self,
+        *,
+        max_length: int,
+        inputs: InputRule = "auto",
+        batch_size: int = 1,
+        ttl: int | None = None,
+    ) -> ModelSession:
+        """Open a session of `max_length` positions, prompts and answers together; use it by `with`.
+
+        Inside of the block `generate` continues it, with or without `session=`. See `ModelSession` for `inputs`.
+        `ttl`: seconds that it is kept without a turn. Raise NoCapacityError if the servers have no room.
+        """
+
+        def open_row() -> InferenceSession:
+            return InferenceSession(self.connection, self.served_name, max_length, ttl=ttl)
+
+        return ModelSession(open_row, max_length, inputs, self.use_session, batch_size)
+
+    @property
+    def active_session(self) -> ModelSession | None:
+        """The session whose `with` block runs in this thread."""
+        return self._active.get()
+
+    @contextmanager
+    def use_session(self, session: ModelSession | None) -> Iterator[ModelSession | None]:
+        """Let `generate` continue `session` inside of the block; None: no session."""
+        token = self._active.set(session)
+        try:
+            yield session
+        finally:
+            self._active.reset(token)
+
+    # ---- generate
+
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        *,
+        session: Any = None,
+        streamer: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Generate as transformers does; see docs/from-petals.md for what servers do and what is refused.
+
+        `inputs`: int ids [batch, length], padded on the left with an `attention_mask`. Returns ids [batch, length +
+        generated]. In a session the input is that of this turn. Without an input the answer goes on behind the log, and
+        only generated tokens are returned.
+        """
+        session = self.active_session if session is None else session
+        if session is not None and not isinstance(session, ModelSession):
+            detail = "allowed: one of model.inference_session(max_length=...)"
+            raise ArgumentError("session", f"a {type(session).__name__}; {detail}")
+        own = {} if generation_config is None else generation_config.to_dict()
+        check_arguments(
+            own | kwargs, self.generation_config.to_dict(), in_session=session is not None
+        )
+        if inputs is not None and kwargs.get("input_ids") is not None:
+            raise ArgumentError("input_ids", "given twice; pass it once")
+        given = kwargs.pop("input_ids", None)
+        ids = inputs if inputs is not None else given
+        mask = kwargs.pop("attention_mask", None)
+        if ids is not None:
+            ids = check_ids(ids, self._facts.vocabulary)
+            self._check_mask(mask, ids, generation_config, kwargs)
+        elif mask is not None:
+            raise ArgumentError("attention_mask", "given without input_ids; leave it out")
+        if session is None:
+            return self._run(Turn(ids, None, None, streamer), ids, mask, generation_config, kwargs)
+        with session.turn():
+            return self._continue(session, ids, mask, generation_config, kwargs, streamer)
+
+    def _check_mask(
+        self,
+        mask: Any,
+        ids: Tensor,
+        generation_config: GenerationConfig | None,
+        kwargs: dict[str, Any],
+    ) -> None:
+        if mask is not None:
+            check_mask(mask, ids)
+            return
+        merged, _ = self._prepare_generation_config(generation_config, **kwargs)
+        eos = merged.eos_token_id
+        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        check_padding(ids, merged.pad_token_id, ends)
+
+    def _continue(
+        self,
+        session: ModelSession,
+        ids: Tensor | None,
+        mask: Tensor | None,
+        generation_config: GenerationConfig | None,
+        kwargs: dict[str, Any],
+        streamer: Any,
+    ) -> Any:
+        """Run a turn of the session. transformers sees each row's whole context, as in Petals."""
+        if ids is None and not session.position:
+            return self._run(
+                Turn(None, None, session, streamer), None, None, generation_config, kwargs
+            )
+        contexts = session.contexts(None if ids is None else split_rows(ids, mask))
+        pad = self._pad_token(generation_config, kwargs)
+        device = torch.device("cpu") if ids is None else ids.device
+        whole, whole_mask = pad_rows(contexts, pad, device)
+        if whole_mask is None:
+            whole_mask = torch.ones_like(whole)  # no token of the context is padding
+        turn = Turn(ids, contexts, session, streamer)
+        result = self._run(turn, whole, whole_mask, generation_config, kwargs)
+        is_plain = isinstance(result, Tensor)
+        sequences = (result if is_plain else result.sequences)[:, whole.shape[1] :]
+        if ids is not None:
+            sequences = torch.cat([ids, sequences], dim=1)
+        if is_plain:
+            return sequences
+        result.sequences = sequences
+        return result
+
+    def _pad_token(self, generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> int:
+        merged, _ = self._prepare_generation_config(generation_config, **kwargs)
+        pad: int | None = merged.pad_token_id
+        return 0 if pad is None else pad
+
+    def _run(
+        self,
+        turn: Turn,
+        ids: Tensor | None,
+        mask: Tensor | None,
+        generation_config: GenerationConfig | None,
+        kwargs: dict[str, Any],
+    ) -> Any:
+        token = self._call.set(turn)
+        try:
+            return super().generate(ids, generation_config, attention_mask=mask, **kwargs)
+        finally:
+            self._call.reset(token)
+
+    def _sample(
+        self,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Let the servers sample. Called by transformers with everything prepared."""
+        turn = self._call.get()
+        assert turn is not None
+        eos = [
+            token
+            for criterion in stopping_criteria
+            if type(criterion) is EosTokenCriteria
+            for token in criterion.eos_token_id.tolist()
+        ]
+        plan = plan_sampling(
+            logits_processor,
+            self._facts,
+            do_sample=bool(generation_config.do_sample),
+            length=input_ids.shape[1],
+            eos=eos,
+        )
+        refuse_logits(plan.reasons)
+        contexts = turn.contexts or split_rows(input_ids, model_kwargs.get("attention_mask"))
+        max_new = generation_config.max_length - input_ids.shape[1]
+        self._check_length(turn, contexts, max_new)
+        if turn.streamer is not None:
+            shown = input_ids if turn.shown is None and turn.session is None else turn.shown
+            if shown is not None:
+                turn.streamer.put(shown.cpu())
+        if turn.session is None:
+            rows: list[TokenRow] = [*self._start_answers(contexts, max_new, plan)]
+        else:
+            can_end = any(
+                type(each) not in (EosTokenCriteria, MaxLengthCriteria)
+                for each in stopping_criteria
+            )
+            rows = self._start_turn(turn, contexts, max_new, plan, can_end)
+        pad = generation_config._pad_token_tensor
+        ids = decode_rows(
+            rows,
+            input_ids,
+            stopping_criteria,
+            generation_config.max_length,
+            0 if pad is None else int(pad),
+            turn.streamer,
+        )
+        if generation_config.return_dict_in_generate:
+            return _hf.generation.GenerateDecoderOnlyOutput(sequences=ids)
+        return ids
+
+    def _check_length(self, turn: Turn, contexts: Rows, max_new: int) -> None:
+        """Raise SessionLengthError if a row does not fit into the session, or into the swarm's context."""
+        limit, place = self.context, "the context of the swarm"
+        if turn.session is not None:
+            limit, place = turn.session.max_length, "the session"
+        longest = max(map(len, contexts))
+        if limit and longest + max_new > limit:
+            parts = f"{longest} positions and {max_new} to generate are {longest + max_new}"
+            detail = f"maximum length exceeded: {parts}, and {place} has {limit}"
+            raise SessionLengthError("max_length", detail)
+
+    def _start_answers(self, contexts: Rows, max_new: int, plan: ServerSampling) -> list[AnswerRow]:
+        requests = [
+            api_pb2.GenerateRequest(
+                model=self.served_name,
+                tokens=api_pb2.TokenIds(ids=context),
+                max_tokens=max_new,
+                sampling=sampling,
+                ignore_eos=True,  # those of generation_config are in stop_token_ids
+            )
+            for context, sampling in zip(contexts, _seeded(plan, len(contexts)), strict=True)
+        ]
+        return start_answers(self.connection, requests)
+
+    def _start_turn(
+        self, turn: Turn, contexts: Rows, max_new: int, plan: ServerSampling, can_end: bool
+    ) -> list[TokenRow]:
+        assert turn.session is not None
+        session = turn.session
+        if (
+            turn.contexts is None
+        ):  # an empty session without input: transformers begins with the bos token
+            session.contexts(contexts)
+        has_input = turn.shown is not None or turn.contexts is None
+        samplings = _seeded(plan, len(contexts))
+        rows: list[TokenRow] = []
+        for place, (context, sampling) in enumerate(zip(contexts, samplings, strict=True)):
+            new = session.begin_turn(place, context, has_input=has_input)
+            one = session.rows[place]
+            rows.append(SessionRow(one, new, max_new, sampling, can_end=can_end))
+        return rows
+
+    def _prepare_cache_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """Prepare nothing: the servers keep the KV."""
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+    ) -> Any:
+        """Refuse: logits do not come to the client."""
+        refuse_logits({"forward": "servers send tokens"})
+
+
+def _seeded(plan: ServerSampling, count: int) -> list[api_pb2.Sampling]:
+    """Return the fields for each row, with seeds of torch's generator: `torch.manual_seed` decides the answers."""
+    samplings = []
+    is_drawn = plan.message.temperature > 0
+    seeds = torch.randint(0, (1 << 63) - 1, (count,)).tolist() if is_drawn else [0] * count
+    for seed in seeds:
+        sampling = api_pb2.Sampling()
+        sampling.CopyFrom(plan.message)
+        sampling.seed = seed
+        samplings.append(sampling)
+    return samplings

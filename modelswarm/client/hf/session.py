@@ -1,0 +1,156 @@
+"""`model.inference_session()`: one context per row of a batch, which several calls of `generate` continue.
+
+Decides what of an input is new. Knows no processors and no streamers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Literal, Self, TypeAlias, get_args
+
+from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.sessions.errors import SessionBusyError, SessionClosedError
+from modelswarm.client.sessions.session import InferenceSession
+
+InputRule: TypeAlias = Literal["auto", "append", "transcript"]
+
+
+class ModelSession:
+    """A context on the servers that `generate(..., session=session)` continues.
+
+    All `max_length` positions are reserved when it is opened, for prompts and answers together. They are freed when the
+    `with` block ends. Each row of a batch has a context. `batch_size` of them are opened at once. If the first input
+    has more rows, theirs are opened before its first token.
+
+    `inputs` says what the input of `generate` is:
+
+    - "append": only what is new, as in Petals.
+    - "transcript": the whole conversation. What it has in common with the log is not computed again.
+    - "auto": a transcript, if it repeats the log at least up to the end of the last turn's prompt. Anything else is
+      only what is new.
+    """
+
+    def __init__(
+        self,
+        open_row: Callable[[], InferenceSession],
+        max_length: int,
+        inputs: InputRule,
+        use: Callable[[ModelSession], AbstractContextManager[Any]],
+        batch_size: int = 1,
+    ) -> None:
+        if inputs not in get_args(InputRule):
+            allowed = ", ".join(map(repr, get_args(InputRule)))
+            raise ArgumentError("inputs", f"{inputs!r}; allowed: {allowed}")
+        self._open_row, self._inputs, self._use = open_row, inputs, use
+        self.max_length = max_length
+        self._is_closed = False
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise ArgumentError("batch_size", f"{batch_size!r}; allowed: an integer of at least 1")
+        self._rows: list[InferenceSession] = []
+        self._prompt_ends: list[int] = []  # per row: position behind the last turn's prompt
+        self._open_rows(batch_size)
+        self._turn = threading.Lock()
+        self._exit = ExitStack()
+
+    def __enter__(self) -> Self:
+        self._exit.enter_context(self._use(self))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._exit.close()
+        self.close()
+
+    @property
+    def position(self) -> int:
+        """Tokens of the context; of the longest one in a batch. Assign a smaller number to go back."""
+        return max(row.position for row in self._rows)
+
+    @position.setter
+    def position(self, value: int) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= self.position:
+            detail = f"allowed: 0 to {self.position}, the session's position"
+            raise ArgumentError("position", f"{value!r}; {detail}")
+        with self.turn():
+            for place, row in enumerate(self._rows):
+                row.rewind(min(value, row.position))
+                self._prompt_ends[place] = min(value, self._prompt_ends[place])
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """The token ids of each row's context."""
+        return [list(row.tokens) for row in self._rows]
+
+    @property
+    def rows(self) -> Sequence[InferenceSession]:
+        """The sessions of the gateway, one per row of the batch."""
+        return tuple(self._rows)
+
+    def close(self) -> None:
+        """Free the room of all rows. A second call does nothing."""
+        self._is_closed = True
+        for row in self._rows:
+            row.close()
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Hold the session for one call. Raise SessionBusyError or SessionClosedError."""
+        if not self._turn.acquire(blocking=False):
+            raise SessionBusyError(
+                "the session runs a generate; one thread at a time may use it, or open another session"
+            )
+        try:
+            if self._is_closed:
+                raise SessionClosedError("the session was closed; open another one")
+            yield
+        finally:
+            self._turn.release()
+
+    def contexts(self, inputs: list[list[int]] | None) -> list[list[int]]:
+        """Return each row's whole context for a turn with these inputs; None: go on behind the log."""
+        if inputs is None:
+            return self.tokens
+        if self.position and len(inputs) != len(self._rows):
+            detail = f"the session has {len(self._rows)}; open another one for another batch"
+            raise ArgumentError("input_ids", f"{len(inputs)} rows; {detail}")
+        if len(inputs) < len(self._rows):
+            detail = f"the session was opened for {len(self._rows)}"
+            raise ArgumentError("input_ids", f"{len(inputs)} rows; {detail}")
+        self._open_rows(len(inputs))
+        return [
+            list(given)
+            if self._is_transcript(place, given)
+            else [*self._rows[place].tokens, *given]
+            for place, given in enumerate(inputs)
+        ]
+
+    def begin_turn(self, place: int, context: list[int], *, has_input: bool) -> list[int]:
+        """Go back to what the context and the log of a row have in common, and return what is new."""
+        row = self._rows[place]
+        common = _common_length(row.tokens, context)
+        if common < row.position:
+            row.rewind(common)
+        if has_input:
+            self._prompt_ends[place] = len(context)
+        return context[common:]
+
+    def _open_rows(self, count: int) -> None:
+        try:
+            while len(self._rows) < count:
+                self._rows.append(self._open_row())
+                self._prompt_ends.append(0)
+        except BaseException:
+            self.close()
+            raise
+
+    def _is_transcript(self, place: int, given: list[int]) -> bool:
+        if self._inputs != "auto":
+            return self._inputs == "transcript"
+        return _common_length(self._rows[place].tokens, given) >= self._prompt_ends[place]
+
+
+def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+    """Return the length of the longest common prefix."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

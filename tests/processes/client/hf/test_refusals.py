@@ -1,0 +1,174 @@
+"""Bad input of `from_pretrained` and `generate` is refused by name, before anything is sent."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.processes.swarm import Running
+from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper
+
+from modelswarm.client.hf import AutoDistributedModelForCausalLM
+from modelswarm.client.sessions.errors import ConnectionLostError
+from modelswarm.errors import UnreachableError, UserError
+
+IDS = torch.tensor([[65, 12, 200]])
+TWO = torch.tensor([[0, 65, 12], [65, 12, 200]])
+
+
+@pytest.fixture
+def deaf_model(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the model with a connection that fails the test when something is sent."""
+
+    class Silent:
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"something was sent: {name}")
+
+    monkeypatch.setattr(model, "connection", Silent())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"inputs": [[65, 12]]}, "input_ids"),
+        ({"inputs": torch.tensor([65, 12])}, "input_ids"),
+        ({"inputs": torch.zeros(1, 2, 3, dtype=torch.long)}, "input_ids"),
+        ({"inputs": torch.zeros(1, 0, dtype=torch.long)}, "input_ids"),
+        ({"inputs": torch.zeros(0, 3, dtype=torch.long)}, "input_ids"),
+        ({"inputs": torch.tensor([[65.0, 12.0]])}, "input_ids"),
+        ({"inputs": torch.tensor([[True, False]])}, "input_ids"),
+        ({"inputs": torch.tensor([[65, 320]])}, "input_ids"),
+        ({"inputs": torch.tensor([[65, -1]])}, "input_ids"),
+        ({"inputs": IDS, "input_ids": IDS}, "input_ids"),
+        ({"inputs": IDS, "attention_mask": torch.ones(1, 2)}, "attention_mask"),
+        ({"inputs": IDS, "attention_mask": torch.tensor([[1, 1, 0]])}, "attention_mask"),
+        ({"inputs": IDS, "attention_mask": torch.tensor([[0.5, 1, 1]])}, "attention_mask"),
+        ({"inputs": IDS, "attention_mask": [[1, 1, 1]]}, "attention_mask"),
+        ({"attention_mask": torch.ones(1, 3)}, "attention_mask"),
+        ({"inputs": TWO}, "attention_mask"),
+    ],
+    ids=range(16),
+)
+def test_wrong_tensors_are_refused_here(deaf_model: Any, arguments: Any, field: str) -> None:
+    with pytest.raises(UserError) as refused:
+        deaf_model.generate(max_new_tokens=3, **arguments)
+    assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_beams", 4),
+        ("assistant_model", object()),
+        ("prompt_lookup_num_tokens", 3),
+        ("logits_processor", LogitsProcessorList([TopKLogitsWarper(3)])),
+        ("prefix_allowed_tokens_fn", lambda batch, ids: [1]),
+        ("guidance_scale", 1.5),
+        ("output_scores", True),
+        ("output_logits", True),
+        ("custom_generate", lambda *arguments, **options: None),
+        ("forced_eos_token_id", 7),
+        ("begin_suppress_tokens", [7]),
+        ("exponential_decay_length_penalty", (5, 1.2)),
+        ("encoder_repetition_penalty", 1.5),
+        ("remove_invalid_values", True),
+        ("bad_words_ids", [[5, 6]]),
+        ("sequence_bias", [[[5, 6], 1.0]]),
+        ("sequence_bias", [[[5], 101.0]]),
+        ("repetition_penalty", 11.0),
+        ("penalty_alpha", 0.6),
+        ("dola_layers", "low"),
+        ("num_beam_groups", 2),
+        ("force_words_ids", [[5]]),
+        ("cache_implementation", "static"),
+        ("past_key_values", object()),
+        ("inputs_embeds", torch.zeros(1, 3, 8)),
+        ("position_ids", torch.tensor([[0, 1, 2]])),
+        ("output_attentions", True),
+        ("output_hidden_states", True),
+        ("prefill_chunk_size", 8),
+        ("use_cache", False),
+    ],
+)
+def test_argument_without_effect_is_refused_by_name(deaf_model: Any, name: str, value: Any) -> None:
+    with pytest.raises(UserError) as refused:
+        deaf_model.generate(IDS, max_new_tokens=3, **{name: value})
+    assert refused.value.field == name
+    assert str(refused.value).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 2.5), ("top_h", 0.4), ("epsilon_cutoff", 0.1), ("eta_cutoff", 0.1)],
+)
+def test_sampling_that_servers_lack_is_refused(deaf_model: Any, name: str, value: Any) -> None:
+    with pytest.raises(UserError) as refused:
+        deaf_model.generate(IDS, max_new_tokens=3, do_sample=True, **{name: value})
+    assert refused.value.field == name
+
+
+def test_fields_of_a_configuration_object_are_refused_too(deaf_model: Any) -> None:
+    made: Any = GenerationConfig
+    wanted = made(num_beams=2, max_new_tokens=3)
+    with pytest.raises(UserError, match="num_beams"):
+        deaf_model.generate(IDS, wanted)
+    with pytest.raises(ValueError, match="not used by the model"):
+        deaf_model.generate(IDS, max_new_tokens=3, max_tokens=9)
+
+
+def test_forward_is_refused(deaf_model: Any) -> None:
+    with pytest.raises(UserError, match="logits"):
+        deaf_model(IDS)
+
+
+def test_context_that_servers_do_not_have_is_refused(deaf_model: Any) -> None:
+    with pytest.raises(UserError, match="the context of the swarm has 1024"):
+        deaf_model.generate(IDS, max_new_tokens=1022)
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"gateway": "nowhere"}, "gateway"),
+        ({"served_name": "gpt-9"}, "served_name"),
+        ({"initial_peers": ["/ip4/1.2.3.4"]}, "initial_peers"),
+        ({"torch_dtype": torch.float32}, "torch_dtype"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_wrong_option_of_from_pretrained_is_refused(
+    toy_swarm: Running, toy_folder: Path, options: Any, field: str
+) -> None:
+    given = {"gateway": toy_swarm.local.grpc, **options}
+    with pytest.raises(UserError) as refused:
+        AutoDistributedModelForCausalLM.from_pretrained(toy_folder, **given)
+    assert refused.value.field == field
+
+
+def test_gateway_that_is_none_is_an_error(toy_swarm: Running, toy_folder: Path) -> None:
+    load = AutoDistributedModelForCausalLM.from_pretrained
+    for target in ("127.0.0.1:1", toy_swarm.local.http):
+        with pytest.raises(ConnectionLostError, match="no gateway answers"):
+            load(toy_folder, gateway=target)
+    with pytest.raises(UnreachableError, match="no Inference API"):
+        load(toy_folder, gateway=toy_swarm.local.admin)
+
+
+def test_other_family_is_refused(toy_swarm: Running, toy_folder: Path, tmp_path: Path) -> None:
+    from modelswarm import DistributedBloomForCausalLM, DistributedLlamaForCausalLM
+
+    gateway = toy_swarm.local.grpc
+    assert type(DistributedLlamaForCausalLM.from_pretrained(toy_folder, gateway=gateway)) is (
+        DistributedLlamaForCausalLM
+    )
+    with pytest.raises(UserError, match="model_type 'llama'; allowed here: bloom"):
+        DistributedBloomForCausalLM.from_pretrained(toy_folder, gateway=gateway)
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(UserError, match="model_type 'bert'"):
+        AutoDistributedModelForCausalLM.from_pretrained(tmp_path, gateway=gateway)
+    with pytest.raises(ImportError):
+        from modelswarm import DistributedBertForCausalLM  # noqa: F401
