@@ -1,29 +1,39 @@
-"""The facts of `generate`: the text, the reason for its end, and the tokens used."""
+"""The facts of `generate`: the answers to one prompt, their ends, and the tokens used."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from modelswarm.cli.facts.printing import print_json
-from modelswarm.client.openai import OpenAIClient
 
-_USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
+if TYPE_CHECKING:
+    from modelswarm.client.api import Choice, Completion
 
 
-def print_completion(base: str, model: str | None, prompt: str, fields: dict[str, Any]) -> None:
-    """Print the continuation of `prompt` by the gateway at `base` as one line of JSON."""
-    text, finish_reason, usage = "", None, dict[str, int]()
-    with OpenAIClient(base) as client:
-        chosen = client.choose_model(model)
-        for chunk in client.stream_completion(chosen.name, prompt, **fields):
-            text += chunk.text
-            finish_reason = chunk.finish_reason or finish_reason
-            usage.update(chunk.usage or {})
-    print_json(
-        {
-            "model": chosen.name,
-            "text": text,
-            "finish_reason": finish_reason,
-            "usage": {name: usage.get(name, 0) for name in _USAGE},
-        }
-    )
+def print_completion(number: int, answer: Completion) -> None:
+    """Print the answers to a prompt as one line of JSON. `number`: of the prompt, from 0."""
+    print_json(completion_facts(number, answer))
+
+
+def completion_facts(number: int, answer: Completion) -> dict[str, Any]:
+    """Return the object of `generate --json`."""
+    usage = asdict(answer.usage)
+    usage.pop("reasoning_tokens")  # text completions have none
+    return {
+        "model": answer.model,
+        "prompt": number,
+        "choices": [_choice_facts(choice) for choice in answer.choices],
+        "usage": usage,
+    }
+
+
+def _choice_facts(choice: Choice) -> dict[str, Any]:
+    logprobs = None if choice.logprobs is None else [asdict(each) for each in choice.logprobs]
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        "finish_reason": choice.finish_reason,
+        "logprobs": logprobs,
+        "prompt_logprobs": choice.prompt_logprobs,
+    }

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.options.target import AdminTarget
-from modelswarm.client.api.answers import SessionState
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.wire import api_pb2
+
+if TYPE_CHECKING:
+    from modelswarm.client.api.answers import SessionState
 
 
 def fetch_snapshots(target: AdminTarget) -> list[tuple[str | None, api_pb2.Snapshot]]:

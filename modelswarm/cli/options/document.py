@@ -29,7 +29,22 @@ def read_prompt(prompt: str) -> str:
     """Return the prompt, or for `-` all of standard input without the line end after its last line."""
     if prompt != STANDARD_INPUT:
         return prompt
-    return sys.stdin.read().removesuffix("\n").removesuffix("\r")
+    return _without_line_end(sys.stdin.read())
+
+
+def read_prompt_file(file: Path) -> str:
+    """Return the content of a file without the line end after its last line."""
+    try:
+        return _without_line_end(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError("--file", f"{file}: no such file; allowed: a text file") from None
+    except UnicodeDecodeError as error:
+        sentence = f"{file}: not UTF-8 (byte {error.start}); allowed: text in UTF-8"
+        raise UserError("--file", sentence) from None
+
+
+def _without_line_end(text: str) -> str:
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _read_input(limit: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import RenderableType
@@ -12,10 +13,12 @@ from modelswarm.cli.facts.messages import session_name
 from modelswarm.cli.terminal.names import common_beginning
 from modelswarm.cli.terminal.states import session_state, state_cell
 from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, make_console
-from modelswarm.client.api.answers import SessionState
 from modelswarm.client.swarm import format_route
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2
+
+if TYPE_CHECKING:
+    from modelswarm.client.api.answers import SessionState
 
 
 def session_table(

@@ -115,9 +115,10 @@ def test_generate_as_json_has_the_text_and_its_end(shell: Shell) -> None:
 
     told = json.loads(shell.output("generate", "hello", "--max-tokens", "5", "--json"))
 
-    assert set(told) == {"model", "text", "finish_reason", "usage"}
-    assert f"{told['text']}\n" == printed
-    assert told["finish_reason"] == "length"
+    assert set(told) == {"model", "prompt", "choices", "usage"}
+    [choice] = told["choices"]
+    assert f"{choice['text']}\n" == printed
+    assert choice["finish_reason"] == "length"
     assert told["usage"]["completion_tokens"] == 5
 
 
@@ -199,7 +200,7 @@ def test_generate_finds_the_swarm_by_its_address_too(shell: Shell) -> None:
             "Error: --do-sample: contradicts --temperature 0",
         ),
         (("generate", "hello", "--temperature", "nan"), "nan is not allowed; allowed: a number"),
-        (("generate", "x" * 600), "Error: prompt: "),
+        (("generate", "x" * 600), "Error: the prompt has 600 tokens"),
         (
             ("generate", "hello", "--url", "localhost"),
             "Error: --url: 'localhost' is not the URL of a gateway",
@@ -208,7 +209,7 @@ def test_generate_finds_the_swarm_by_its_address_too(shell: Shell) -> None:
         (("generate", "hello", "--stream", "--json"), "allowed: --stream or --json"),
         (("routes", "--model", "tyni"), "--model: 'tyni' is not served here; known are: tiny"),
         (("status", "--name", "other"), "no swarm 'other' runs here; allowed: tiny"),
-        (("generate",), "Missing argument 'PROMPT'"),
+        (("generate",), "no prompt; allowed: PROMPT, --file FILE, or -"),
         (("serve",), "No such command 'serve'"),
         (("plan", "absent.yaml"), "Error: absent.yaml: no such file"),
     ],

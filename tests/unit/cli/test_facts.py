@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from modelswarm.cli import run
+from modelswarm.cli.facts.completion import completion_facts
 from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
 from modelswarm.cli.facts.sessions import list_facts, session_facts
@@ -19,7 +20,14 @@ from modelswarm.cli.facts.start import process_facts, start_facts
 from modelswarm.cli.facts.status import status_facts
 from modelswarm.cli.facts.up import print_change, print_event, print_progress
 from modelswarm.cli.options.target import AdminTarget
-from modelswarm.client.api.answers import Hop, SessionState
+from modelswarm.client.api.answers import (
+    Choice,
+    Completion,
+    Hop,
+    SessionState,
+    TokenLogprob,
+    Usage,
+)
 from modelswarm.local.run_folder import GatewayAddresses, RunFolder, RunInfo, StartInfo
 from modelswarm.local.start_state import IMPORTING, ProcessStart
 from modelswarm.local.supervisor import JobChange, JobState, JobStatus
@@ -199,10 +207,15 @@ def test_logs_fields_are_documented() -> None:
 
 
 def test_generate_fields_are_documented() -> None:
-    assert documented("generate") == {
-        "": {"model", "text", "finish_reason", "usage"},
-        "usage": {"prompt_tokens", "completion_tokens", "total_tokens"},
-    }
+    token = TokenLogprob("hi", -1.0, {"hi": -1.0})
+    answer = Completion("m", (Choice(0, "hi", "stop", logprobs=(token,)),), Usage(1, 2, 3))
+
+    facts = completion_facts(1, answer)
+
+    told = shape(facts)
+    told.pop("choices[].logprobs[].top")  # its names are tokens
+    assert documented("generate") == told
+    assert (facts["prompt"], facts["choices"][0]["prompt_logprobs"]) == (1, None)
 
 
 def test_batch_fields_are_documented() -> None:
