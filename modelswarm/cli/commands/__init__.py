@@ -19,9 +19,12 @@ from modelswarm.cli.commands.plan import plan
 from modelswarm.cli.commands.routes import routes
 from modelswarm.cli.commands.sessions import sessions
 from modelswarm.cli.commands.status import status
+from modelswarm.cli.commands.ui import ui
 from modelswarm.cli.commands.up import up
 
-ALL = (up, chat, generate, batch, status, sessions, logs, routes, drain, plan, demo, completion)
+ALL = (
+    up, chat, generate, batch, status, sessions, logs, routes, drain, plan, demo, ui, completion,
+)  # fmt: skip
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,6 +37,7 @@ def commands() -> None:
       modelswarm demo                        see it: four servers, one chat, one kill
       modelswarm up examples/counting.yaml   start a swarm on this machine
       modelswarm chat                        chat with it, from another terminal
+      modelswarm ui                          see it in a browser
       modelswarm status                      what it does, or what its start waits for
       modelswarm logs                        what its processes write
     """

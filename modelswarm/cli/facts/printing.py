@@ -10,10 +10,14 @@ from typing import Any
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
-    """Print an object as one line at once. Numbers that JSON does not know (nan, inf) become null."""
-    line = json.dumps(_without_non_finite(facts), allow_nan=False)
-    sys.stdout.write(f"{line}\n")
+    """Print an object as one line at once."""
+    sys.stdout.write(f"{to_json(facts)}\n")
     sys.stdout.flush()
+
+
+def to_json(facts: Mapping[str, Any]) -> str:
+    """Return an object as one line. Numbers that JSON does not know (nan, inf) become null."""
+    return json.dumps(_without_non_finite(facts), allow_nan=False)
 
 
 def _without_non_finite(value: Any) -> Any:

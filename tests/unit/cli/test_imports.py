@@ -25,6 +25,7 @@ COMMANDS = (
     "routes",
     "sessions",
     "status",
+    "ui",
     "up",
 )
 PROGRAM = """
