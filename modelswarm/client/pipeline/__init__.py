@@ -1,4 +1,4 @@
-"""`pipeline`: many prompts at once, with LMDeploy's verbs and fields. See docs/from-lmdeploy.md."""
+"""`pipeline`: many prompts at once, with LMDeploy's verbs and fields. See docs/reference/from-lmdeploy.md."""
 
 from modelswarm.client.pipeline.errors import AnswerAbortedError, PipelineInterrupted
 from modelswarm.client.pipeline.generation_config import GenerationConfig

@@ -16,7 +16,6 @@ class Response:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, float]] | None = None  # per token: id -> natural logarithm
     index: int = 0  # place of the prompt in its list
-    cached_tokens: int = 0  # of the prompt, that the servers had computed before
     error: Exception | None = None  # with `raise_errors=False`: the reason for the missing answer
 
     @property

@@ -1,0 +1,33 @@
+"""The examples of docs/reference/from-lmdeploy.md run as they are, against a real swarm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from support.processes.programs.page_examples import python_examples, run_example
+from support.processes.swarm import ENDLESS, Endpoints, two_spans
+
+from modelswarm import GenerationConfig, Response
+
+PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "from-lmdeploy.md").read_text("utf-8")
+ADDRESS = "127.0.0.1:8000"
+
+
+@pytest.fixture(scope="module")
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    with two_spans(tmp_path_factory.mktemp("page"), context=ENDLESS) as swarm:
+        yield swarm.gateway()
+
+
+@pytest.mark.parametrize("example", python_examples(PAGE), ids=range(len(python_examples(PAGE))))
+def test_example_of_the_lmdeploy_page_runs(endpoints: Endpoints, example: str) -> None:
+    run_example(example, ADDRESS, endpoints.http)
+
+
+def test_page_names_every_field() -> None:
+    names = [field.name for kind in (GenerationConfig, Response) for field in fields(kind)]
+
+    assert [name for name in names if f"`{name}`" not in PAGE] == []
