@@ -65,9 +65,12 @@ class OwnershipCheck:
             if is_late:
                 lost_after = query.since - settings.lease_seconds
                 query.unanswered = self._registry.unlinked_since(session.model, lost_after)
-            wait = settings.relink_seconds if query.unanswered else settings.search_seconds
-            query.until = now + wait
-            query.due_at = query.until + half_lease
+            if query.unanswered:  # asked again at the end: answers from its begin are old then
+                query.since = math.inf
+                query.due_at = query.until = now + settings.relink_seconds
+            else:
+                query.until = now + settings.search_seconds
+                query.due_at = query.until + half_lease
             self._ask(session, query)
         session.retry_at = query.until
         return self.is_waiting(session, now)

@@ -143,6 +143,7 @@ class Client:
         log += [rng.randrange(self._tools.scenario.vocab) for _ in range(fresh)]
         if not log:
             log = [rng.randrange(self._tools.scenario.vocab)]
+        del log[self._tools.scenario.layout.max_length - 1 :]
         ahead = rng.randint(1, 4) if self._slow else rng.choice((1, 8, 64))
         room = self._tools.scenario.layout.max_length - len(log)
         has_no_limit = rng.random() < load.no_limit_chance
