@@ -7,7 +7,7 @@ from modelswarm.errors import ModelSwarmError
 
 
 class AnswerAbortedError(ModelSwarmError):
-    """A session's turn was ended by `abort` before its answer was complete."""
+    """Answers were ended before they were complete: by `abort` of their session, or by `close`."""
 
 
 class PipelineInterrupted(KeyboardInterrupt):

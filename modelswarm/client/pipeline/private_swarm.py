@@ -10,9 +10,12 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from modelswarm.errors import UserError
-from modelswarm.local.swarm import LocalSwarm
+
+if TYPE_CHECKING:
+    from modelswarm.local.swarm import LocalSwarm
 
 SERVED_NAME = "pipeline"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -78,6 +81,7 @@ def start_private_swarm(model: str, options: SwarmOptions) -> LocalSwarm:
     """Start the processes and wait until they serve. No process is left if that fails."""
     from modelswarm.local.commands import LocalSettings
     from modelswarm.local.planning import plan_document
+    from modelswarm.local.swarm import LocalSwarm
     from modelswarm.resources.spec import ModelSwarm
 
     sessions = {"maxLength": options.session_len, "concurrent": options.sessions}

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 
 from modelswarm.client.pipeline.engine import Engine, Job
+from modelswarm.client.pipeline.errors import AnswerAbortedError
 from modelswarm.client.pipeline.response import Response, failed
 from modelswarm.errors import ModelSwarmError
 
@@ -31,14 +32,14 @@ class Run:
         self._jobs, self._work, self._on_failed = iter(jobs), work, on_failed
         self._count = min(engine.most, len(jobs))
         self._workers: list[asyncio.Task[None]] = []
-        self._is_ended = False
+        self.is_ended = False  # by `end`, before all jobs had ended
         self.ended_jobs = 0
         self.error: ModelSwarmError | None = None
         self.failed_index = -1  # of the prompt whose error ended the run
 
     async def execute(self) -> None:
         """Run the jobs until all have ended. Raise the first error, when the others have ended."""
-        if self._is_ended:
+        if self.is_ended:
             return
         self._workers = [asyncio.create_task(self._serve(self._jobs)) for _ in range(self._count)]
         with self._engine.hold(self.end):
@@ -56,7 +57,7 @@ class Run:
 
     def end(self) -> None:
         """Cancel what runs; nothing more is begun."""
-        self._is_ended = True
+        self.is_ended = True
         for worker in self._workers:
             worker.cancel()
 
@@ -117,7 +118,10 @@ class StreamRun:
         self._task: asyncio.Task[None] | None = None
 
     async def next_parts(self) -> list[Response]:
-        """Return all parts that are there, at least one; none at the end. Raise the run's error."""
+        """Return all parts that are there, at least one; none at the end.
+
+        Raise the run's error, or AnswerAbortedError if the run was ended.
+        """
         if self._task is None:
             self._task = asyncio.create_task(self.run.execute())
         if self._parts.empty() and not self._task.done():
@@ -132,6 +136,8 @@ class StreamRun:
         parts = self._take()
         if not parts:
             await self._task
+            if self.run.is_ended:
+                raise AnswerAbortedError("the answers were ended before they were complete")
         return parts
 
     def _take(self) -> list[Response]:

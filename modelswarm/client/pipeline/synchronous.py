@@ -277,8 +277,6 @@ class Pipeline:
                 if part.finish_reason is not None:
                     session.add_turn(prompt, transcript, _joined(seen))
                 yield part
-            if not seen or seen[-1].finish_reason is None:
-                raise AnswerAbortedError("the answer was aborted; the session is as before")
 
     def _free_session(self, session_id: str) -> None:
         if self._release.alive and os.getpid() == self._pid:

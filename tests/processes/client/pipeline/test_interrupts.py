@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -61,18 +61,21 @@ def pipe(running: Running) -> Iterator[Pipeline]:
         yield made
 
 
-def start_endless(running: Running, pipe: Pipeline, errors: list[Exception]) -> threading.Thread:
+def start_endless(
+    running: Running, work: Callable[[], object], errors: list[Exception]
+) -> threading.Thread:
     """Start an endless answer in a thread, and return when it runs."""
+    before = len(running.sessions())
 
     def ask() -> None:
         try:
-            pipe("endless", LONG)
+            work()
         except Exception as error:
             errors.append(error)
 
     thread = threading.Thread(target=ask)
     thread.start()
-    running.wait_session(lambda each: each.state == "running")
+    eventually("it runs", lambda: len(running.sessions()) > before, explain=running.sessions)
     return thread
 
 
@@ -137,13 +140,17 @@ def test_left_stream_ends_its_answers(running: Running, pipe: Pipeline) -> None:
 def test_closed_pipeline_ends_its_answers(running: Running) -> None:
     pipe = pipeline(f"http://{running.local.http}")
     errors: list[Exception] = []
-    thread = start_endless(running, pipe, errors)
+    threads = [
+        start_endless(running, lambda: pipe("endless", LONG), errors),
+        start_endless(running, lambda: list(pipe.stream_infer("endless", LONG)), errors),
+    ]
 
     pipe.close()
     pipe.close()
-    thread.join(ANSWER_SECONDS)
+    for thread in threads:
+        thread.join(ANSWER_SECONDS)
 
-    assert [type(error) for error in errors] == [AnswerAbortedError]
+    assert [type(error) for error in errors] == [AnswerAbortedError] * 2
     with pytest.raises(UserError, match="closed"):
         pipe("a")
     running.wait_empty()
