@@ -33,6 +33,7 @@ FOLDERS = {
         "near_ties",
     ),
     "routing": ("route_choice", "load_gini"),
+    "client": ("pipeline_256",),
     "cluster": (
         "operator_converge",
         "operator_idle",
