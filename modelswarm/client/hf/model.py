@@ -130,7 +130,7 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
         streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Generate as transformers does; see docs/from-petals.md for what servers do and what is refused.
+        """Generate as transformers does; see docs/reference/from-petals.md for what servers do and what is refused.
 
         `inputs`: int ids [batch, length], padded on the left with an `attention_mask`. Returns ids [batch, length +
         generated]. In a session the input is that of this turn. Without an input the answer goes on behind the log, and
