@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any
 
 import click
@@ -15,22 +17,26 @@ from modelswarm.cli.terminal.line_editing import LineReader, history_path
 from modelswarm.cli.terminal.printing import print_piece
 from modelswarm.cli.terminal.signals import exit_on_signals
 from modelswarm.cli.terminal.wrapping import WrappingWriter
-from modelswarm.client.openai import (
-    CompletionChunk,
-    ContextFullError,
-    OpenAIClient,
-    OpenAIClientError,
+from modelswarm.client.api import (
+    Chunk,
+    Client,
+    ConnectionBrokenError,
+    ContextLengthError,
+    InternalServerError,
+    NotAGatewayError,
     ServedModel,
 )
-from modelswarm.client.resuming import RECONNECT_SECONDS, stream_resuming
+from modelswarm.client.api.retries import RESUME_SECONDS
 from modelswarm.client.swarm import SwarmClient, format_route
-from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
 
 COMMANDS = {
     "/new": "start a new conversation",
     "/help": "show these commands",
     "/quit": "end the chat; so does Ctrl-D",
 }
+# Errors behind which the next turn fails, too.
+BROKEN = (ConnectionBrokenError, NotAGatewayError, InternalServerError)
 HINT = "/help shows the commands, /quit or Ctrl-D ends the chat."
 
 
@@ -49,7 +55,7 @@ class AnswerPrinter:
 
     def print_break(self, error: ModelSwarmError) -> None:
         """Say that the stream broke off and is being resumed. The text continues below."""
-        remark = f"({error}; reconnecting for {RECONNECT_SECONDS:.0f} s, Ctrl-C gives up)"
+        remark = f"({error}; reconnecting for {RESUME_SECONDS:.0f} s, Ctrl-C gives up)"
         if self._writer is None:
             click.echo(remark, err=True)
         else:
@@ -67,7 +73,7 @@ class Conversation:
 
     def __init__(
         self,
-        client: OpenAIClient,
+        client: Client,
         model: ServedModel,
         system: str | None,
         sampling: dict[str, Any],
@@ -77,6 +83,7 @@ class Conversation:
         self._swarm = swarm  # if given, the route of every turn is printed
         self.model = model
         self._has_session = False  # a request with the session's name was sent
+        self._printer = AnswerPrinter()
         self._begin()
 
     def _begin(self) -> None:
@@ -94,7 +101,7 @@ class Conversation:
             return
         self._has_session = False
         try:
-            self._client.end_session(self.model.name, self._session)
+            self._client.close_session(self._session, model=self.model.name)
         except ModelSwarmError as error:
             click.echo(f"note: the session stays open until it has been idle: {error}", err=True)
 
@@ -106,43 +113,53 @@ class Conversation:
         self._messages.append({"role": "user", "content": text})
         self._has_session = True
         answer, route = "", ""
-        last = CompletionChunk("")
-        printer = AnswerPrinter()
+        last = Chunk()
+        self._printer = AnswerPrinter()
+        pieces = self._client.stream_chat(
+            self._messages, model=self.model.name, session_id=self._session, **self._sampling
+        )
         try:
-            for piece in stream_resuming(
-                self._client,
-                self.model.name,
-                self._messages,
-                self._session,
-                on_break=printer.print_break,
-                **self._sampling,
-            ):
+            for piece in pieces:
                 if self._swarm is not None and not answer:
                     route = format_route(self._swarm.fetch_running_route())
                 answer += piece.text
-                printer.print_text(piece.text)
+                self._printer.print_text(piece.text)
                 last = _join_ends(last, piece)
         finally:
-            printer.end()
+            pieces.close()
+            self._printer.end()
             if answer:
                 self._messages.append({"role": "assistant", "content": answer})
             else:
                 self._messages.pop()  # without an answer, the question is dropped too
         self._print_remarks(last, route)
 
-    def _print_remarks(self, last: CompletionChunk, route: str) -> None:
-        if last.finish_reason == LENGTH:
-            remark = length_remark(last.usage or {}, self.model.max_length, in_chat=True)
+    def print_break(self, error: ModelSwarmError) -> None:
+        self._printer.print_break(error)
+
+    def _print_remarks(self, last: Chunk, route: str) -> None:
+        if last.finish_reason == LENGTH and last.usage is not None:
+            remark = length_remark(asdict(last.usage), self.model.max_length, in_chat=True)
             click.echo(remark, err=True)
         if self._swarm is not None:
             click.echo(f"[{route or 'route unknown: other sessions are running too'}]", err=True)
 
 
-def _join_ends(before: CompletionChunk, piece: CompletionChunk) -> CompletionChunk:
+def _join_ends(before: Chunk, piece: Chunk) -> Chunk:
     """Return the finish reason and the usage so far: they come in two events."""
-    return CompletionChunk(
-        "", piece.finish_reason or before.finish_reason, piece.usage or before.usage
-    )
+    reason = piece.finish_reason or before.finish_reason
+    return Chunk(finish_reason=reason, usage=piece.usage or before.usage)
+
+
+def choose_model(served: Sequence[ServedModel], name: str | None) -> ServedModel:
+    """Return the model of that name, by default the first one. UserError names those that are served."""
+    if not served:
+        raise UnavailableError("the gateway serves no model yet")
+    for model in served:
+        if name in (None, model.name):
+            return model
+    known = ", ".join(model.name for model in served)
+    raise UserError("--model", f"{name!r} is not served here; known are: {known}")
 
 
 def run_chat(
@@ -154,9 +171,13 @@ def run_chat(
 ) -> None:
     """Chat over HTTP at `base` until the end of the input. With `target` (the admin address) routes are printed."""
     with ExitStack() as clients:
-        client = clients.enter_context(OpenAIClient(base))
+        client = clients.enter_context(
+            Client(base, max_retries=0, on_break=lambda error: conversation.print_break(error))
+        )
         swarm = clients.enter_context(SwarmClient(target)) if target else None
-        conversation = Conversation(client, client.choose_model(model), system, sampling, swarm)
+        conversation = Conversation(
+            client, choose_model(client.models(), model), system, sampling, swarm
+        )
         reader = LineReader("> ", history_path("chat_history"))
         if reader.is_interactive:
             click.echo(f"{conversation.model.name}. {HINT}")
@@ -198,9 +219,9 @@ def _run_turn(conversation: Conversation, text: str) -> None:
         conversation.run_turn(text)
     except KeyboardInterrupt:
         click.echo("(interrupted)", err=True)
-    except ContextFullError as error:
+    except ContextLengthError as error:
         click.echo(f"Error: {error}; {NEW_CONVERSATION}", err=True)
     except ModelSwarmError as error:
-        if isinstance(error, OpenAIClientError) and not sys.stdin.isatty():
+        if isinstance(error, BROKEN) and not sys.stdin.isatty():
             raise  # no person is there to try again
         click.echo(f"Error: {error}", err=True)

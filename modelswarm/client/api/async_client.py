@@ -51,11 +51,12 @@ from modelswarm.client.api.fields import (
     TokenizeFields,
 )
 from modelswarm.client.api.parsing import parse_body, parse_models, parse_session, parse_tokens
-from modelswarm.client.api.retries import Retries
+from modelswarm.client.api.retries import OnBreak, Retries
 from modelswarm.client.api.turns import Turn
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_CONNECTIONS = 256
+DELETE_SECONDS = 10.0  # of silence, for the answer to the close of a session
 CLOSING_SECONDS = 5.0  # for the sessions of turns, when the client is closed
 BUSY_RETRIES = (
     6  # of the close of a turn's session: its gateway may not know yet that its client left
@@ -75,6 +76,7 @@ class AsyncClient:
     `timeout`: seconds without a byte until an answer counts as broken.
     `max_retries`: further tries of a request that was refused or had no connection, where a repeat does no harm.
     `max_connections`: requests at a time; further ones wait.
+    `on_break` is called with the error when an answer breaks off, before the first try to resume it.
     """
 
     def __init__(
@@ -85,11 +87,13 @@ class AsyncClient:
         timeout: float = 600.0,
         max_retries: int = 2,
         max_connections: int = MAX_CONNECTIONS,
+        on_break: OnBreak | None = None,
     ) -> None:
         check_limits(timeout, max_retries, max_connections)
         limits = Limits(timeout, max_connections)
         self._connections = Connections(check_urls(base_url), api_key, limits)
         self._max_retries = max_retries
+        self._on_break = on_break
         self._default_model: str | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -199,9 +203,7 @@ class AsyncClient:
         """Close a session, which frees its KV at once; False if no running gateway has it."""
         path, params = _session_path(session_id), await self._query(model)
         try:
-            return await self._call(
-                "DELETE", path, lambda body: bool(body["deleted"]), params=params
-            )
+            return await self._delete(path, params, self._max_retries)
         except NotFoundError:
             return False
 
@@ -222,6 +224,18 @@ class AsyncClient:
         return await self._create(path, body, name, params["model"], params)
 
     # ---- inside
+
+    async def _delete(self, path: str, params: Mapping[str, str], max_retries: int) -> bool:
+        retries = Retries(max_retries)
+        while True:
+            try:
+                made, _ = await self._connections.call(
+                    "DELETE", path, _parse_deleted, params=params, silence=DELETE_SECONDS
+                )
+                return made
+            except ApiError as error:
+                failure = error
+            await retries.before_retry(failure, is_repeatable=True)
 
     async def _create(
         self, path: str, body: Mapping[str, Any], name: str, model: str, params: Mapping[str, str]
@@ -299,7 +313,9 @@ class AsyncClient:
                 yield chunk
 
     def _turn(self, path: str, body: Mapping[str, Any]) -> Turn:
-        return Turn(self._connections, path, body, self._max_retries, self._close_later)
+        return Turn(
+            self._connections, path, body, self._max_retries, self._close_later, self._on_break
+        )
 
     async def _named(self, body: dict[str, Any], model: str | None) -> dict[str, Any]:
         """Return the body with its model: by default the first one that the gateway serves."""
@@ -327,21 +343,10 @@ class AsyncClient:
 
     async def _close_turn(self, model: str, name: str) -> None:
         """Close the session of a turn. If that fails, the gateway drops it when it has been idle."""
-        retries = Retries(BUSY_RETRIES)
-        path = _session_path(name)
-        while True:
-            try:
-                await self._connections.call(
-                    "DELETE", path, lambda body: body["deleted"], params={"model": model}
-                )
-                return
-            except ApiError as error:
-                failure = error
-            try:
-                await retries.before_retry(failure, is_repeatable=True)
-            except ApiError as error:
-                _log.debug("session %s not closed: %s; it ends when it has been idle", name, error)
-                return
+        try:
+            await self._delete(_session_path(name), {"model": model}, BUSY_RETRIES)
+        except ApiError as error:
+            _log.debug("session %s not closed: %s; it ends when it has been idle", name, error)
 
 
 def _completion_body(prompt: Prompt, fields: CompletionFields, call: str) -> dict[str, Any]:
@@ -350,6 +355,10 @@ def _completion_body(prompt: Prompt, fields: CompletionFields, call: str) -> dic
 
 def _chat_body(messages: Sequence[Message], fields: ChatFields, call: str) -> dict[str, Any]:
     return {"messages": check_messages(messages), **check_fields(fields, CHAT_FIELDS, call)}
+
+
+def _parse_deleted(body: Mapping[str, Any]) -> bool:
+    return bool(body["deleted"])
 
 
 def _appends_again(body: Mapping[str, Any]) -> bool:

@@ -96,9 +96,10 @@ class Connections:
         parse: Callable[[Any], Parsed],
         body: Mapping[str, Any] | None = None,
         params: Mapping[str, str] | None = None,
+        silence: float | None = None,
     ) -> tuple[Parsed, str | None]:
         """Return the parsed answer and its request id. Raise ApiError."""
-        async with self.stream(method, path, body, params=params) as opened:
+        async with self.stream(method, path, body, params=params, silence=silence) as opened:
             content = await opened.http.aread()
             try:
                 return parse_with(parse, content), opened.request_id

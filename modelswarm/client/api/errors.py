@@ -68,9 +68,10 @@ class BadRequestError(ApiError, UserError):
     """The request is wrong: the same one fails again. `param` is the field."""
 
     def __init__(self, message: str, facts: ErrorFacts | None = None) -> None:
-        ApiError.__init__(self, message, facts)
-        self.field = self.param or "request"
+        self.field = (facts.param if facts else None) or "request"
         self.message = message.removeprefix(f"{self.field}: ")
+        is_named = self.field == "request" or message.startswith(self.field)
+        ApiError.__init__(self, message if is_named else f"{self.field}: {message}", facts)
 
 
 class ContextLengthError(BadRequestError):

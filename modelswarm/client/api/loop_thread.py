@@ -5,21 +5,47 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from modelswarm.client.api.errors import ClosedClientError
 
 Result = TypeVar("Result")
+Argument = TypeVar("Argument")
 READ_AHEAD = 64  # items of a generator that wait for their reader
 
 
 @dataclass(frozen=True, slots=True)
 class _End:
     error: BaseException | None  # that ended the generator; None: it has no more items
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call that the reader makes between two items."""
+
+    run: Callable[[], object]
+
+
+def in_reader(function: Callable[[Argument], object]) -> Callable[[Argument], None]:
+    """Return a function that a generator may call: its reader calls the original one, between two items.
+
+    Outside of `iterate` it is called at once, in the thread of the loop.
+    """
+
+    def deliver(argument: Argument) -> None:
+        pump = _present_pump.get()
+        if pump is None:
+            function(argument)
+        else:
+            pump.hand_over(_Call(partial(function, argument)))
+
+    return deliver
 
 
 class LoopThread:
@@ -90,7 +116,7 @@ class _Pump(Generic[Result]):
         self._generator = generator
         self._loop = loop
         self._room = asyncio.Semaphore(READ_AHEAD)
-        self._items: queue.SimpleQueue[Result | _End] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[Result | _End | _Call] = queue.SimpleQueue()
         self._task: asyncio.Task[None] | None = None
         self.has_ended = False  # the reader has seen the end
 
@@ -102,11 +128,12 @@ class _Pump(Generic[Result]):
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
+        _present_pump.set(self)
         error: BaseException | None = None
         try:
             async with aclosing(self._generator) as items:
                 async for item in items:
-                    self._items.put(item)
+                    self.hand_over(item)
                     await self._room.acquire()
         except asyncio.CancelledError:
             error = ClosedClientError("the client was closed while its stream was read")
@@ -114,7 +141,10 @@ class _Pump(Generic[Result]):
         except Exception as raised:
             error = raised
         finally:
-            self._items.put(_End(error))
+            self.hand_over(_End(error))
+
+    def hand_over(self, item: Result | _End | _Call) -> None:
+        self._items.put(item)
 
     def items(self) -> Generator[Result, None, None]:
         """Yield the items in the reader's thread. Raise the error of the generator."""
@@ -126,6 +156,9 @@ class _Pump(Generic[Result]):
                 if item.error is not None:
                     raise item.error
                 return
+            if isinstance(item, _Call):
+                item.run()
+                continue
             taken += 1
             if taken == READ_AHEAD // 2:
                 self._loop.call_soon_threadsafe(self._make_room, taken)
@@ -135,6 +168,9 @@ class _Pump(Generic[Result]):
     def _make_room(self, count: int) -> None:
         for _ in range(count):
             self._room.release()
+
+
+_present_pump: ContextVar[_Pump[Any] | None] = ContextVar("_present_pump", default=None)
 
 
 async def _cancel_others() -> None:

@@ -20,6 +20,7 @@ from modelswarm.client.api.errors import (
 
 RESUME_SECONDS = 90.0  # from a break until the answer is given up; a lost gateway's lease has 30 s
 FIRST_PAUSE, MAX_PAUSE = 0.5, 8.0  # seconds between two tries
+BREAK_PAUSE = 0.1  # the first one after a break: most often another connection is possible at once
 MAX_RETRY_AFTER = 120.0  # seconds; a longer wait is for the caller to decide
 # Errors in the middle of a stream that end the stream, but not its turn.
 MOVED_CODES = ("gateway_stopping", "session_elsewhere")  # it goes on at another gateway
@@ -28,6 +29,7 @@ _RETRYABLE = (408, 409, 429)  # and 500 or more, of servers without `x-should-re
 _NOT_STARTED = (429, 503)  # statuses of refusals before the first token
 
 Sleep = Callable[[float], Awaitable[object]]
+OnBreak = Callable[[ApiError], None]
 
 
 class Retries:
@@ -35,10 +37,12 @@ class Retries:
         self,
         max_retries: int,
         *,
+        on_break: OnBreak | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self._left = max_retries
+        self._on_break = on_break
         self._clock, self._sleep = clock, sleep
         self._pause = FIRST_PAUSE
         self._has_begun = False
@@ -46,11 +50,12 @@ class Retries:
 
     def on_begun(self) -> None:
         """Record that an answer has begun: from now on failures are breaks."""
-        self._has_begun = True
+        if not self._has_begun:
+            self._has_begun, self._pause = True, BREAK_PAUSE
 
     def on_progress(self) -> None:
         """Record that the answer goes on: the budget of breaks starts anew."""
-        self._deadline, self._pause = None, FIRST_PAUSE
+        self._deadline, self._pause = None, BREAK_PAUSE
 
     async def before_retry(self, error: ApiError, *, is_repeatable: bool) -> None:
         """Sleep before the next try. Raise the error if it is final, or if the budget is used up.
@@ -75,6 +80,8 @@ class Retries:
             now = self._clock()
             if self._deadline is None:
                 self._deadline = now + RESUME_SECONDS
+                if self._on_break is not None:
+                    self._on_break(error)
             if now + pause > self._deadline:
                 raise error
         elif self._left == 0:

@@ -15,11 +15,15 @@ from modelswarm.client.api.answers import (
 )
 from modelswarm.client.api.async_client import MAX_CONNECTIONS, AsyncClient, Message, Prompt
 from modelswarm.client.api.fields import ChatFields, CompletionFields, TokenizeFields
-from modelswarm.client.api.loop_thread import LoopThread
+from modelswarm.client.api.loop_thread import LoopThread, in_reader
+from modelswarm.client.api.retries import OnBreak
 
 
 class Client:
-    """As `AsyncClient`, for threads. Use it by `with`, or call `close`. Any number of threads may share it."""
+    """As `AsyncClient`, for threads. Use it by `with`, or call `close`. Any number of threads may share it.
+
+    `on_break` is called in the thread that reads the stream, and for whole answers in the client's own.
+    """
 
     def __init__(
         self,
@@ -29,6 +33,7 @@ class Client:
         timeout: float = 600.0,
         max_retries: int = 2,
         max_connections: int = MAX_CONNECTIONS,
+        on_break: OnBreak | None = None,
     ) -> None:
         self._client = AsyncClient(
             base_url,
@@ -36,6 +41,7 @@ class Client:
             timeout=timeout,
             max_retries=max_retries,
             max_connections=max_connections,
+            on_break=None if on_break is None else in_reader(on_break),
         )
         self._thread = LoopThread("modelswarm-client")
 

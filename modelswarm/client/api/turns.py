@@ -24,7 +24,7 @@ from modelswarm.client.api.errors import (
 )
 from modelswarm.client.api.events import END_OF_STREAM, Event, EventReader
 from modelswarm.client.api.parsing import parse_chunks, parse_with
-from modelswarm.client.api.retries import MOVED_CODES, Retries
+from modelswarm.client.api.retries import MOVED_CODES, OnBreak, Retries
 
 NAME_PREFIX = "turn-"
 # Seconds without a byte until a stream that can be resumed counts as broken. Gateways send comments every 5 s.
@@ -42,6 +42,7 @@ class Turn:
         body: Mapping[str, Any],
         max_retries: int,
         close_session: CloseSession,
+        on_break: OnBreak | None = None,
     ) -> None:
         self._connections = connections
         self._path = path
@@ -50,7 +51,7 @@ class Turn:
         self._has_own_session = "session_id" not in body and body.get("n", 1) == 1
         self._is_resumable = self._has_own_session or "session_id" in body
         self._appends_again = bool(body.get("append")) and "session_position" not in body
-        self._retries = Retries(max_retries)
+        self._retries = Retries(max_retries, on_break=on_break)
         self._after: str | None = None  # id of the last event whose chunks were yielded
         self._has_yielded = False
         self._may_be_open = False  # the session of this turn, at some gateway

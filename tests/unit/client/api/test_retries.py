@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any
 
 import pytest
@@ -217,12 +217,47 @@ def test_stream_is_resumed_behind_its_last_event(broken: bytes) -> None:
     first = Answer(content=event(1, "a") + broken)
     busy = refusal(409, "session_busy", retry_after_ms="1", x_should_retry="true")
     rest = Answer(content=event(2, "b") + event(3, "c") + END)
-    with server(first, busy, rest) as made, Client(made.url) as client:
+    breaks: list[str] = []
+
+    def note(error: ApiError) -> None:
+        breaks.append(current_thread().name)
+
+    with server(first, busy, rest) as made, Client(made.url, on_break=note) as client:
         assert [chunk.text for chunk in client.stream_complete("go", model="m")] == [*"abc", "", ""]
     paths, bodies, after = zip(*made.asked, strict=True)
     assert set(paths) == {"/v1/completions"} and after == (None, "1-abcd0123", "1-abcd0123")
     assert bodies[0] == bodies[1] == bodies[2], "the same request"
+    assert breaks == [current_thread().name], "one for all tries, in the reader's thread"
     assert made.closed == [bodies[0]["session_id"]]
+
+
+@pytest.mark.parametrize("cut", (1, 14, 20, len(event(2, "b")) - 1))
+def test_event_that_broke_off_comes_once(cut: int) -> None:
+    first = Answer(content=event(1, "a") + event(2, "b")[:cut])
+    with server(first, Answer(content=event(2, "b") + END)) as made, Client(made.url) as client:
+        assert client.complete("go", model="m").text == "ab"
+    assert made.asked[1][2] == "1-abcd0123"
+
+
+@pytest.mark.parametrize(
+    ("status", "code"), [(503, "session_elsewhere"), (503, "no_servers"), (429, "no_capacity")]
+)
+def test_refusals_after_a_break_take_no_tries(status: int, code: str) -> None:
+    later = refusal(status, code, retry_after_ms="1", x_should_retry="true")
+    answers = Answer(content=event(1, "a")), later, later, Answer(content=event(2, "b") + END)
+    with server(*answers) as made, Client(made.url, max_retries=0) as client:
+        assert client.complete("go", model="m").text == "ab"
+
+
+def test_lost_log_ends_the_stream() -> None:
+    lost = refusal(410, "session_lost", x_should_retry="false")
+    with (
+        server(Answer(content=event(1, "a")), lost) as made,
+        Client(made.url) as client,
+        pytest.raises(GoneError) as gone,
+    ):
+        client.complete("go", model="m")
+    assert gone.value.code == "session_lost"
 
 
 def test_stream_without_an_event_begins_anew_under_another_name() -> None:
