@@ -21,6 +21,7 @@ from modelswarm.client.api.errors import (
     ApiError,
     ConflictError,
     ConnectionBrokenError,
+    GoneError,
     RateLimitError,
     ServiceUnavailableError,
 )
@@ -33,7 +34,14 @@ CONFLICT_SECONDS = 0.5  # until a session's last turn has ended
 CLOSE_TRIES = 6
 UNLIMITED = 1 << 30  # positions; the gateway ends an answer at the context's end
 _log = logging.getLogger(__name__)
-_DELAYING = (RateLimitError, ServiceUnavailableError, ConnectionBrokenError, ConflictError)
+# A lost session is begun anew: nothing of its answer was given to the caller, and its seed is the same.
+_DELAYING = (
+    RateLimitError,
+    ServiceUnavailableError,
+    ConnectionBrokenError,
+    ConflictError,
+    GoneError,
+)
 
 
 @dataclass(frozen=True, slots=True)

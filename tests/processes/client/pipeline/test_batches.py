@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.processes.oracles import check_tokens
 from support.processes.streams import TOY_MODEL, Answer, Request
-from support.processes.swarm import Running, running_swarm
+from support.processes.swarm import Running, metrics, running_swarm, total
 
 from modelswarm.client.api.errors import BadRequestError, ContextLengthError
 from modelswarm.client.pipeline.generation_config import GenerationConfig
@@ -198,6 +198,9 @@ def test_failed_prompt_is_a_response_if_wanted(pipe: Pipeline) -> None:
     assert isinstance(responses[1].error, BadRequestError)
     assert "999999" in (responses[1].error_message or "")
     assert responses[0].error_message is None
+    again = pipe([[5, 6], [8], [7]], SHORT, done=responses)
+    assert (again[0], again[2]) == (responses[0], responses[2])
+    assert again[1].finish_reason == "length"
 
 
 def test_first_error_is_raised_with_its_prompt(pipe: Pipeline) -> None:
@@ -225,4 +228,8 @@ def test_prompts_wait_where_there_is_room_for_few(running: Running) -> None:
     with pipeline(f"http://{running.local.http}", max_batch_size=12) as pipe:
         responses = pipe(prompts, config)
 
+    refused = total(
+        metrics(running.local.metrics), "modelswarm_gateway_streams_total", 'outcome="refused"'
+    )
+    assert refused > 0
     assert [response.generate_token_len for response in responses] == [3] * 12

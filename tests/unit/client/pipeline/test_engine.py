@@ -1,0 +1,47 @@
+"""The engine of a pipeline against a gateway that does not answer."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from modelswarm.client.api import AsyncClient, GatewayUnreachableError, ServedModel
+from modelswarm.client.pipeline.engine import Engine, Job
+from modelswarm.client.pipeline.generation_config import GenerationConfig
+from modelswarm.client.pipeline.prompts import Prompt
+from modelswarm.client.pipeline.runs import BatchRun
+
+NOTHING = "http://127.0.0.1:1"
+
+
+def make_engine(patience: float) -> tuple[Engine, count[int]]:
+    """Return an engine whose clock goes on by a second at every look."""
+    seconds = count()
+    client = AsyncClient(NOTHING, max_retries=0)
+    model = ServedModel("model", 100)
+    return Engine(client, model, 2, patience, lambda: float(next(seconds))), seconds
+
+
+async def test_unreachable_gateway_fails_a_prompt_after_the_patience() -> None:
+    engine, seconds = make_engine(patience=3)
+
+    with pytest.raises(GatewayUnreachableError, match=NOTHING):
+        await engine.answer(Job(0, Prompt(text="a"), GenerationConfig(), 1))
+
+    assert next(seconds) > 4  # it was tried again meanwhile
+    await engine.close()
+
+
+async def test_errors_are_responses_of_a_run_that_raises_none() -> None:
+    engine, _ = make_engine(patience=0)
+    jobs = [Job(place, Prompt(text="a"), GenerationConfig(), 1) for place in range(5)]
+    run = BatchRun(engine, jobs, raises=False)
+
+    await run.run.execute()
+
+    assert sorted(run.responses) == list(range(5))
+    assert all(
+        isinstance(response.error, GatewayUnreachableError) for response in run.responses.values()
+    )
+    await engine.close()
