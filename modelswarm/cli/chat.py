@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import shutil
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
 import click
 
+from modelswarm.cli.options.model import choose_model
 from modelswarm.cli.terminal.endings import LENGTH, NEW_CONVERSATION, length_remark
 from modelswarm.cli.terminal.line_editing import LineReader, history_path
 from modelswarm.cli.terminal.printing import print_piece
@@ -28,7 +28,7 @@ from modelswarm.client.api import (
 )
 from modelswarm.client.api.retries import RESUME_SECONDS
 from modelswarm.client.swarm import SwarmClient, format_route
-from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
+from modelswarm.errors import ModelSwarmError, UserError
 
 COMMANDS = {
     "/new": "start a new conversation",
@@ -149,17 +149,6 @@ def _join_ends(before: Chunk, piece: Chunk) -> Chunk:
     """Return the finish reason and the usage so far: they come in two events."""
     reason = piece.finish_reason or before.finish_reason
     return Chunk(finish_reason=reason, usage=piece.usage or before.usage)
-
-
-def choose_model(served: Sequence[ServedModel], name: str | None) -> ServedModel:
-    """Return the model of that name, by default the first one. UserError names those that are served."""
-    if not served:
-        raise UnavailableError("the gateway serves no model yet")
-    for model in served:
-        if name in (None, model.name):
-            return model
-    known = ", ".join(model.name for model in served)
-    raise UserError("--model", f"{name!r} is not served here; known are: {known}")
 
 
 def run_chat(

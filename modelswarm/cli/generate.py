@@ -10,10 +10,11 @@ from typing import Any
 import click
 
 from modelswarm.cli.facts.completion import print_completion
+from modelswarm.cli.options.model import choose_model
 from modelswarm.cli.terminal.endings import LENGTH, length_remark
 from modelswarm.cli.terminal.printing import print_piece
-from modelswarm.client.api import AsyncClient, Completion, ServedModel, Usage
-from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
+from modelswarm.client.api import AsyncClient, Completion, Usage
+from modelswarm.errors import ModelSwarmError
 
 
 class PromptError(ModelSwarmError):
@@ -36,23 +37,11 @@ def run_stream(base: str, model: str | None, prompt: str, fields: dict[str, Any]
     asyncio.run(_stream(base, model, prompt, fields))
 
 
-async def choose_model(client: AsyncClient, name: str | None) -> ServedModel:
-    """Return the model of that name, by default the first one. UserError names those that are served."""
-    models = await client.models()
-    if not models:
-        raise UnavailableError("the gateway serves no model yet")
-    for model in models:
-        if name in (None, model.name):
-            return model
-    known = ", ".join(model.name for model in models)
-    raise UserError("--model", f"{name!r} is not served here; known are: {known}")
-
-
 async def _generate(
     base: str, model: str | None, prompts: Sequence[str], fields: dict[str, Any], as_json: bool
 ) -> None:
     async with AsyncClient(base) as client:
-        chosen = await choose_model(client, model)
+        chosen = choose_model(await client.models(), model)
         number = 0
         async for answer in _answers(client, chosen.name, prompts, fields):
             if as_json:
@@ -98,7 +87,7 @@ def _print_texts(number: int, n_prompts: int, answer: Completion, context: int |
 async def _stream(base: str, model: str | None, prompt: str, fields: dict[str, Any]) -> None:
     finish, usage = None, None
     async with AsyncClient(base) as client:
-        chosen = await choose_model(client, model)
+        chosen = choose_model(await client.models(), model)
         chunks = client.stream_complete(prompt, model=chosen.name, **fields)
         async with aclosing(chunks):
             async for chunk in chunks:

@@ -21,8 +21,9 @@ from modelswarm.cli.batch.output_file import BatchAnswer, OutputFile, open_outpu
 from modelswarm.cli.batch.progress import ProgressBar
 from modelswarm.cli.batch.sending import BatchSender, Patience
 from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.options.model import choose_model
 from modelswarm.cli.terminal.names import count_of
-from modelswarm.client.openai import OpenAIClient
+from modelswarm.client.api.sync_client import Client
 from modelswarm.errors import ModelSwarmError, UserError
 
 Send = Callable[[BatchRequest], Awaitable[BatchAnswer]]
@@ -59,9 +60,9 @@ def run_batch(
 
 def _choose_model(base: str, source: Path, facts: InputFacts, wanted: str | None) -> str:
     """Return the model of lines that name none. UserError for a line whose model is not served."""
-    with OpenAIClient(base) as client:
-        chosen = client.choose_model(wanted)
-        served = {model.name for model in client.fetch_models()}
+    with Client(base, max_retries=0) as client:
+        models = client.models()
+    chosen, served = choose_model(models, wanted), {model.name for model in models}
     for name, number in facts.models.items():
         if name not in served:
             known = ", ".join(sorted(served))

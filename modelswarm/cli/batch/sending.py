@@ -19,7 +19,8 @@ import httpx
 
 from modelswarm.cli.batch.input_file import BatchRequest
 from modelswarm.cli.batch.output_file import BatchAnswer
-from modelswarm.client.openai import CONNECT_TIMEOUT_SECONDS, GatewayUnreachableError
+from modelswarm.client.api.connection import CONNECT_SECONDS
+from modelswarm.client.api.errors import GatewayUnreachableError
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
 # A gateway whose machine vanished is noticed after about a minute, though a long answer is silent.
@@ -52,7 +53,7 @@ class BatchSender:
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._http = httpx.AsyncClient(
             base_url=base,
-            timeout=httpx.Timeout(patience.answer, connect=CONNECT_TIMEOUT_SECONDS),
+            timeout=httpx.Timeout(patience.answer, connect=CONNECT_SECONDS),
             transport=httpx.AsyncHTTPTransport(
                 limits=limits, socket_options=_KEEPALIVE, trust_env=False
             ),
@@ -85,7 +86,7 @@ class BatchSender:
             response = await self._http.post(url, content=content, headers=headers)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             message = f"no gateway answers at {self._base}"
-            return Failure(None, GatewayUnreachableError(message, self._base, "HTTP"), cause=error)
+            return Failure(None, GatewayUnreachableError(message, self._base), cause=error)
         except httpx.ReadTimeout:
             message = f"no answer within {self._patience.answer:g} s; --timeout SECONDS allows more"
             return _failed("timeout", message)

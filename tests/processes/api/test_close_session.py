@@ -13,7 +13,7 @@ from support.eventually import eventually
 from support.processes.http_requests import FOREVER, lines, tokens_of
 from support.processes.swarm import ENDLESS, MODEL, Endpoints, two_spans
 
-from modelswarm.client.openai import OpenAIClient
+from modelswarm import Client
 from modelswarm.client.swarm import SwarmClient
 
 
@@ -109,6 +109,6 @@ def test_wrong_closes_are_refused_by_name(gateways: Gateways) -> None:
 
 def test_client_reports_whether_a_session_was_open(gateways: Gateways) -> None:
     run_turn(gateways.one, "client")
-    with OpenAIClient(gateways.one.url) as client:
-        assert client.end_session(MODEL, "client")
-        assert not client.end_session(MODEL, "client")
+    with Client(gateways.one.url) as client:
+        assert client.close_session("client", model=MODEL)
+        assert not client.close_session("client", model=MODEL)

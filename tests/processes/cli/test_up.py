@@ -20,8 +20,8 @@ from support.models.tiny_models import make_model
 from support.processes.server import alive, children, gone_within
 from support.processes.swarm import HASH, plan, write_document
 
+from modelswarm import Client
 from modelswarm.cli.options.target import admin_target, http_target
-from modelswarm.client.openai import OpenAIClient
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.run_folder import RunFolder, list_runs
 from modelswarm.local.supervisor import JobState
@@ -73,9 +73,8 @@ def up(document: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def answer(swarm: LocalSwarm, base: str = "") -> str:
-    with OpenAIClient(base or f"http://{swarm.http}") as client:
-        pieces = client.stream_completion("tiny", "hello", max_tokens=20, temperature=0.0)
-        return "".join(piece.text for piece in pieces)
+    with Client(base or f"http://{swarm.http}") as client:
+        return client.complete("hello", model="tiny", max_tokens=20, temperature=0.0).text
 
 
 def linked(swarm: LocalSwarm) -> set[str]:

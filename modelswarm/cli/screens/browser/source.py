@@ -9,14 +9,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from modelswarm.cli.facts.status import status_facts
 from modelswarm.cli.options.target import AdminTarget, HttpTarget
-from modelswarm.client.openai import OpenAIClient
-from modelswarm.client.resuming import stream_resuming
+from modelswarm.client.api.sync_client import Client
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.local.run_folder import LocalProcess, list_runs, server_processes
@@ -77,15 +77,16 @@ class Source:
     ) -> Events:
         """Yield pieces of text, breaks of the connection and the end. The turn survives a loss of the gateway."""
         breaks: list[str] = []
+
+        def note(error: ModelSwarmError) -> None:
+            breaks.append(str(error))
+
         try:
-            with OpenAIClient(base) as client:
-                for chunk in stream_resuming(
-                    client,
-                    model,
-                    messages,
-                    session,
-                    on_break=lambda error: breaks.append(str(error)),
-                ):
+            with (
+                Client(base, max_retries=0, on_break=note) as client,
+                closing(client.stream_chat(messages, model=model, session_id=session)) as chunks,
+            ):
+                for chunk in chunks:
                     while breaks:
                         yield {"note": breaks.pop(0)}
                     if chunk.text or chunk.finish_reason:

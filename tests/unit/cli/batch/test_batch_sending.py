@@ -16,7 +16,7 @@ from modelswarm.cli.batch.input_file import BatchRequest
 from modelswarm.cli.batch.output_file import BatchAnswer
 from modelswarm.cli.batch.run import answer_all
 from modelswarm.cli.batch.sending import BatchSender, Patience
-from modelswarm.client.openai import GatewayUnreachableError
+from modelswarm.client.api import GatewayUnreachableError
 
 Reply: TypeAlias = tuple[int, dict[str, str], bytes]
 """Status, headers and body of an answer."""
@@ -155,7 +155,7 @@ def test_input_is_read_only_when_it_can_be_sent() -> None:
 def test_first_error_ends_all_workers() -> None:
     async def send(one: BatchRequest) -> BatchAnswer:
         if "bad" in one.body:
-            raise GatewayUnreachableError("gone", "http://x", "HTTP")
+            raise GatewayUnreachableError("gone", "http://x")
         await asyncio.Event().wait()
         raise AssertionError("never set")
 
