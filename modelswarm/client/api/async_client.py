@@ -94,7 +94,6 @@ class AsyncClient:
         self._connections = Connections(check_urls(base_url), api_key, limits)
         self._max_retries = max_retries
         self._on_break = on_break
-        self._default_model: str | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -329,12 +328,12 @@ class AsyncClient:
             if not model:
                 raise bad_request("model", "it is empty; leave it out for the first served model")
             return model
-        if self._default_model is None:
+        if self._connections.default_model is None:
             served = await self.models()
             if not served:
                 raise ServiceUnavailableError("the gateway serves no model yet")
-            self._default_model = served[0].name
-        return self._default_model
+            self._connections.default_model = served[0].name
+        return self._connections.default_model
 
     def _close_later(self, model: str, name: str) -> None:
         task = asyncio.get_running_loop().create_task(self._close_turn(model, name))

@@ -30,7 +30,7 @@ from modelswarm.client.api.parsing import parse_with
 
 CONNECT_SECONDS = 5.0  # for a connection to one gateway
 KEPT_SECONDS = 20.0  # of an idle connection; the gateway closes it after 30 s
-STOPPING_CODE = "gateway_stopping"
+STOPPING_CODE, UNKNOWN_MODEL_CODE = "gateway_stopping", "model_not_found"
 Parsed = TypeVar("Parsed")
 
 
@@ -64,6 +64,7 @@ class Connections:
         self._http: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+        self.default_model: str | None = None  # of requests that name none; None: not known yet
 
     async def close(self) -> None:
         self._is_closed = True
@@ -132,6 +133,8 @@ class Connections:
                 refusal = _refusal(answer)
                 if refusal.code == STOPPING_CODE:
                     self.avoid(url)
+                if refusal.code == UNKNOWN_MODEL_CODE:
+                    self.default_model = None  # it may be served no more
                 raise refusal
             yield OpenAnswer(answer, url)
         except httpx.TransportError as error:

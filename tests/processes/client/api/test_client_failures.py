@@ -48,7 +48,9 @@ def generated(endpoints: Endpoints) -> float:
     return endpoints.metric("modelswarm_gateway_tokens_total", kind="generated")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 def test_stream_goes_on_at_another_gateway(swarm: HashSwarm, number: signal.Signals) -> None:
     one, two = gateways(swarm, "--drain-timeout", "0")
     calm, before = calm_text(two), generated(two)

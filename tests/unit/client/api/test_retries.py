@@ -26,6 +26,7 @@ from modelswarm.client.api import (
     GoneError,
     InternalServerError,
     NotAGatewayError,
+    NotFoundError,
     PermissionDeniedError,
     RateLimitError,
     ServiceUnavailableError,
@@ -190,6 +191,16 @@ def test_lost_connection_is_repeated_where_it_does_no_harm() -> None:
         with server(refusal(503, retry_after_ms="1"), done) as made, Client(made.url) as client:
             assert client.complete("go", model="m", **appends, **fields).text == "a"
         assert len(made.asked) == 2
+
+
+def test_default_model_is_asked_for_again_when_it_is_gone() -> None:
+    later = Answer(content=json.dumps({"data": [{"id": "new"}]}).encode())
+    done, gone = Answer(content=event(1, "a") + END), refusal(404, "model_not_found")
+    with server(Answer(), done, done, gone, later, done) as made, Client(made.url) as client:
+        assert client.complete("go").model == client.complete("go").model == "m"
+        with pytest.raises(NotFoundError):
+            client.complete("go")
+        assert client.complete("go").model == "new"
 
 
 def test_next_url_answers_if_the_first_does_not() -> None:
