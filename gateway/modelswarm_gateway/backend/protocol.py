@@ -35,6 +35,10 @@ class SessionBackend(Protocol):
         """Open an empty session and return its name. Epochs of a named session start above `epoch_floor`."""
         ...
 
+    def raise_epoch(self, session: str, epoch_floor: int) -> None:
+        """Let a kept session go on above this epoch counter, as `open_session` begins one."""
+        ...
+
     async def find_session(self, session: str, model: str, claims: bool = False) -> SessionLocation:
         """Ask the servers for a session that is not open here. `claims`: this gateway opens it next if no other has."""
         ...

@@ -193,6 +193,11 @@ class GatewayCore:
             is_named=above is not None,
         )
 
+    def raise_epoch(self, session: str, above: int) -> None:
+        """Let a kept session go on above an epoch counter, as one that is opened: it outranks what ran before."""
+        s = self._session(session)
+        s.epoch = Epoch(max(s.epoch.counter, above), self._incarnation)
+
     def find_session(
         self,
         session: str,

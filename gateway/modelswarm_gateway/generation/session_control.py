@@ -126,14 +126,15 @@ async def _run_first_turn(
 
 async def session_state(service: GenerationService, key: SessionKey) -> SessionState | None:
     """Return the state of a session; None if no running gateway holds it. Raise ApiError or OwnedElsewhere."""
-    sessions, backend = service.named_sessions, service.backend
-    if sessions.has_session(key):
-        name = sessions.session_name(key)
-        view = backend.session(name)
-        if view is not None:
-            return SessionState(view, backend.kept_turn(name), sessions.seconds_left(key))
-    location = await check_elsewhere(service, key)
-    if location.log_holders:
+    kept = kept_view(service, key)
+    location = None
+    if kept is None or not (kept.is_reachable or service.named_sessions.is_busy(key)):
+        location = await check_elsewhere(service, key)
+        kept = kept_view(service, key)  # the core releases a session that ran elsewhere since
+    if kept is not None and (location is None or location.last_started <= kept.newest_run_epoch):
+        log = service.backend.kept_turn(kept.session)
+        return SessionState(kept, log, service.named_sessions.seconds_left(key))
+    if location is not None and location.log_holders:
         detail = "the gateway of this session was lost; the session's next turn takes it over"
         raise ApiError(Code.SESSION_ELSEWHERE, detail, param="session_id", retry_after=1.0)
     return None
@@ -174,10 +175,23 @@ async def close_session(service: GenerationService, key: SessionKey) -> bool:
         await service.await_turn_end(key)
         if sessions.is_busy(key):
             raise sessions.busy_error(key)
-        sessions.drop_session(key)
-        return True
+        kept = kept_view(service, key)
+        try:
+            if kept is None or not kept.is_reachable:
+                await check_elsewhere(service, key)
+        finally:
+            sessions.drop_session(key)
+        return kept is not None
     await check_elsewhere(service, key)
     return False
+
+
+def kept_view(service: GenerationService, key: SessionKey) -> SessionView | None:
+    """Return the session as this gateway keeps it; another one may have taken it over if it is not reachable."""
+    sessions = service.named_sessions
+    return (
+        service.backend.session(sessions.session_name(key)) if sessions.has_session(key) else None
+    )
 
 
 async def check_elsewhere(service: GenerationService, key: SessionKey) -> SessionLocation:

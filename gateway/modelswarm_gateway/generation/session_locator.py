@@ -91,10 +91,13 @@ class SessionLocator:
             self._named_sessions.drop_session(key)
             raise
         kept = self._kept(key)
-        if kept is not None and location.last_started > kept.newest_run_epoch:
+        if location.unanswered and (request.append or request.resume_after is not None):
+            raise _servers_unreached()
+        if kept is None or location.last_started > kept.newest_run_epoch:
             self._named_sessions.drop_session(key)  # it ran elsewhere since: that log is newer
             return await self._search(request, key, check)
-        return location.epoch.counter if kept is None else 0
+        self._backend.raise_epoch(kept.session, location.epoch.counter)
+        return 0
 
     async def _search(self, request: GenerationRequest, key: SessionKey, check: CheckLog) -> int:
         started_at = self._clock()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 from modelswarm.protocol.heartbeat import HeartbeatTimer
 from modelswarm.protocol.identity import PeerId
@@ -213,12 +213,17 @@ class Node:
         self.recovery_events.session_opened(session, model)
         return session
 
+    def raise_epoch(self, session: str, epoch_floor: int) -> None:
+        self._core.raise_epoch(session, lowest_epoch(epoch_floor, self._wall()))
+
     async def find_session(self, session: str, model: str, claims: bool = False) -> SessionLocation:
         return await self._session_queries.find_session(session, model, claims)
 
     async def take_over(
         self, where: SessionLocation, model: str, check: Callable[[ParkedTurn], object]
     ) -> bool:
+        counter = lowest_epoch(where.epoch.counter, self._wall())  # an older log may be found
+        where = replace(where, epoch=where.epoch._replace(counter=counter))
         taken_over = await self._session_queries.take_over(where, model, check)
         if taken_over:
             log.info("took over session %s from %s", where.session, where.owner)

@@ -17,6 +17,7 @@ from typing_extensions import override
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.turn import ParkedTurn
 from modelswarm_gateway.core.interface.views import SessionView
+from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 from modelswarm_gateway.generation.named_sessions import NamedSessions, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
 from modelswarm_gateway.generation.session_locator import SessionLocator
@@ -42,7 +43,7 @@ class _VirtualSelector(selectors.SelectSelector):
         return super().select(0)
 
 
-class _VirtualLoop(asyncio.SelectorEventLoop):
+class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop on the clock of the network: the order of events depends on no real time."""
 
     def __init__(self, desk: Desk) -> None:
@@ -91,6 +92,10 @@ class Desk:
             if isinstance(effect, SessionLocation | FetchedLog):
                 self.questions.on_answer(effect)
 
+    def raise_epoch(self, session: str, epoch_floor: int) -> None:
+        above = lowest_epoch(epoch_floor, self._now())
+        self.gateway.core.raise_epoch(session, above)
+
     async def find_session(self, session: str, model: str, opens: bool = False) -> SessionLocation:
         return await self.questions.find_session(session, model, opens)
 
@@ -124,7 +129,7 @@ class Desk:
             asyncio.get_running_loop().call_later(after, event)
             return await self.finder.acquire(request, KEY, lambda _: None)
 
-        with asyncio.Runner(loop_factory=lambda: _VirtualLoop(self)) as runner:
+        with asyncio.Runner(loop_factory=lambda: VirtualLoop(self)) as runner:
             return runner.run(run())
 
     def turn(self, prompt: Sequence[int], new: int, ahead: int = FOREVER) -> None:

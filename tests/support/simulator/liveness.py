@@ -16,6 +16,7 @@ from support.simulator.scenario import Scenario
 from support.simulator.trace import Violation
 
 from modelswarm.protocol.identity import PeerId, name_of
+from modelswarm_gateway.core.detection.monitor import COMPARE_INTERVAL
 from modelswarm_gateway.core.sessions.session import SessionState
 
 RUNNING = SessionState.RUNNING.value
@@ -123,7 +124,10 @@ class Innocence:
 
     def check(self, gateway: GatewayProcess, peer: PeerId, cause: str, now: float) -> None:
         seconds = self._disturbances.seconds_since(now, name_of(peer), gateway.name)
-        if seconds > self._scenario.max_excuse_seconds:
+        most = self._scenario.max_excuse_seconds
+        if cause == "slow":  # its last steps may be compared that much later
+            most += COMPARE_INTERVAL
+        if seconds > most:
             text = (
                 f"{gateway.name} has {cause} {peer}, which was last disturbed {seconds:.3f} s ago"
             )

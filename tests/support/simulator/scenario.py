@@ -133,6 +133,7 @@ class Scenario:
     return_seconds: float = 0.5  # a client comes to another gateway within this time
     kept_leases: float = 1.5  # hops of lost gateways remain for so long; 1 where pages are short
     has_supervisor: bool = False  # a restarted gateway names those before it (R19, leases)
+    max_overdues: float = NEVER  # overdue tokens of a session in a row
     max_wait_seconds: float = 12.0  # a session without progress for so long has stalled
     max_starvation_seconds: float = 10.0  # without a token for any of the sessions that wait
     max_ownerless_seconds: float = NEVER  # of a session whose client waits, after the last fault

@@ -30,7 +30,7 @@ from modelswarm_gateway.errors import ApiError, Code, shorten
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID
 from modelswarm_gateway.generation.service import GenerationService
-from modelswarm_gateway.generation.session_control import check_elsewhere, close_session
+from modelswarm_gateway.generation.session_control import check_elsewhere, close_session, kept_view
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
@@ -99,7 +99,8 @@ class _StoredRoutes:
         if response_id is not None and FORWARDED_HEADER not in request.headers:
             try:
                 for key in self._keys(response_id):
-                    if not self._service.named_sessions.has_session(key):
+                    kept = kept_view(self._service, key)
+                    if kept is None or not kept.is_reachable:
                         await check_elsewhere(self._service, key)
             except OwnedElsewhere as elsewhere:
                 return await self._forward(request, elsewhere)

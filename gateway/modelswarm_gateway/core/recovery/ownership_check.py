@@ -40,9 +40,12 @@ class OwnershipCheck:
 
     def on_link_lost(self, session: Session, now: float) -> None:
         """Ask at once if it is parked, or no linked server has a hop of it: those may all have ended."""
-        linked = any(self._registry.is_connected(hop.peer) for hop in session.created_hops)
+        linked = any(
+            self._registry.is_connected(hop.peer) and hop.fence_epoch != NO_EPOCH
+            for hop in session.created_hops
+        )
         if not (session.is_in_turn and linked):
-            self.require(session, now)
+            self.require(session, now, since=math.inf if linked or not session.is_in_turn else now)
         if session.query is not None and not linked:
             session.query.is_cut_off = True
 
@@ -60,7 +63,9 @@ class OwnershipCheck:
             return False
         if now >= query.due_at:
             settings, half_lease = self._settings, self._settings.lease_seconds / 2
-            is_late = now - query.since >= half_lease and session.state is not SessionState.FENCING
+            # No lease protects a first turn that no server knows of: its name is free for other gateways.
+            safe = settings.search_seconds if session.last_started is None else half_lease
+            is_late = now - query.since >= safe and session.state is not SessionState.FENCING
             query.unanswered = set()
             if is_late:
                 lost_after = query.since - settings.lease_seconds
@@ -94,9 +99,10 @@ class OwnershipCheck:
             session.query = session.query if is_asked else None
 
     def ask_again(self, session: Session, server: PeerId | None = None) -> None:
-        """Ask a server that connects after the check, or all of them because a hop is gone: its owner may be new."""
-        if session.query is not None and session.query.until > -math.inf:
-            self._ask(session, session.query, server)
+        """Ask a server that connects after the check or the cut-off, or all because the owner of a hop may be new."""
+        query = session.query
+        if query is not None and (query.is_cut_off or query.until > -math.inf):
+            self._ask(session, query, server)
 
     def _ask(self, session: Session, query: OwnershipQuery, only: PeerId | None = None) -> None:
         for server in self._registry:

@@ -93,6 +93,7 @@ class Client:
         self._reading = False
         self._slow = self._rng.random() < self._load.slow_reader_chance
         self._reroutes = 0  # in this turn
+        self._overdues = 0  # overdue tokens since the last token
         self.has_token = False  # of this turn, or of the last one
         self._previous_log: list[int] = []  # the log at the end of the turn before
         self._serial = 0  # raised by every turn: timers of older turns are void
@@ -316,6 +317,7 @@ class Client:
                 self._on_refusal(effect)
             elif isinstance(effect, Rerouted | MigrationEnded):
                 self._reroutes += 1
+                self._count_overdue(effect)
             elif isinstance(effect, SessionLost):
                 self._on_session_lost(effect)
 
@@ -338,9 +340,15 @@ class Client:
         self.has_token = True
         self.token_at = self.served_at = self._tools.clock.now
         self.tokens += 1
+        self._overdues = 0
         self._forks.on_token(turn.request, self.log)
         self._read_token()
         return self._act(seen, turn)
+
+    def _count_overdue(self, seen: Rerouted | MigrationEnded) -> None:
+        self._overdues += isinstance(seen, Rerouted) and seen.cause == "overdue"
+        most = self._tools.scenario.max_overdues
+        self._expect(self._overdues <= most, f"no route was found by {most} overdue tokens")
 
     def _check_scores(self, seen: PromptScored) -> None:
         assert self.turn is not None or self._expect(False, f"{seen} while no turn runs")

@@ -140,7 +140,7 @@ class ResumingClient:
     def _found(self, where: SessionLocation) -> None:
         client, now = self._client, self._tools.clock.now
         kept = client.gateway.core.find_view(client.name)
-        is_answered = not where.unanswered or now >= self._ask_until
+        is_answered = not where.unanswered
         if kept is not None and not where.is_owner_alive and is_answered:
             if where.last_started <= kept.newest_run_epoch:
                 self._continue_kept(client.gateway)
@@ -153,7 +153,7 @@ class ResumingClient:
                 self._close_at_owner(where.owner)
             self._look_later(RETRY_SECONDS)
         elif (where.claimant and not self._tools.scenario.has_rivals) or (
-            where.unanswered and now < self._ask_until
+            where.unanswered and (now < self._ask_until or kept is not None)
         ):
             self._look_later(RETRY_SECONDS)
         elif where.takeover_wait > 0:
@@ -195,6 +195,7 @@ class ResumingClient:
         if self._tools.scenario.forwards_requests:
             self._check_log(() if kept is None else kept.tokens, f"{gateway.name} keeps")
         gateway.core.cancel_turn(self._client.name, self._tools.clock.now)
+        gateway.core.raise_epoch(self._client.name, lowest_epoch(0, self._tools.clock.now))
         self._end()
         gateway.pump()
 

@@ -234,7 +234,7 @@ PLANTS: dict[str, Plant] = {
     "R17 sends no forced tokens": in_server(SendsNoForcedTokens, "forced"),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
-    "R19 goes on without links": in_ownership_check(GoesOnWithoutLinks, "returns", 50),
+    "R19 goes on without links": in_ownership_check(GoesOnWithoutLinks, "returns", 100),
     "R20 forgets cut-offs": in_ownership_check(ForgetsCutOffs, "returns", 50),
     "R20 shares handles": slow(in_server(SharesHandles, "rivals")),
     "R20 silent about pending Fences": slow(in_fencing(SilentAboutPendingFences, "rivals", 150)),
@@ -257,7 +257,7 @@ PLANTS: dict[str, Plant] = {
 
 REGRESSIONS: dict[str, Regression] = {
     "keeps unreliable links": at_seed(in_planner(KeepsUnreliableLinks, "partition"), 2),
-    "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 108),
+    "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 47),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 223),
     "silent about taken hops": at_seed(in_server(SilentAboutTakenHops, "rivals"), 2),

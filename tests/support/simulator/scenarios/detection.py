@@ -58,8 +58,8 @@ def cut_off(scenario: Scenario, rng: random.Random) -> Scenario:
 def one_way(scenario: Scenario, rng: random.Random) -> Scenario:
     """One direction of a pair loses everything, and for long no link breaks and nothing is reported.
 
-    A single such pair is found by two deadlines (`link_failures.py`), long before its link breaks; each further one on
-    a route doubles them. The first one of a prompt takes up to 4 s where servers have not reported row times yet.
+    A single such pair is found by two deadlines (`link_failures.py`), long before its link breaks; each further one
+    doubles them. The first one of a prompt takes up to 4 s where servers have not reported row times yet.
     """
     scenario = cut_off(scenario, rng)
     quiet = replace(scenario.conditions, spike_chance=0.0, slow_step_chance=0.0)
@@ -78,7 +78,8 @@ def one_way(scenario: Scenario, rng: random.Random) -> Scenario:
         conditions=quiet if single else scenario.conditions,
         faults=faults,
         load=load,
-        max_wait_seconds=8.5 if single else 30.0,
+        max_overdues=2 if single else NEVER,
+        max_wait_seconds=12.5 if single else 30.0,
         fence_timeout_seconds=GatewaySettings().fence_timeout_seconds,
     )
 
