@@ -15,6 +15,7 @@ from support.processes.swarm import ENDLESS, Endpoints, HashSwarm, two_spans
 from modelswarm import Client
 
 LEASE = ("--lease", "2")
+SILENCE = 10.0  # seconds until a frozen gateway is left
 LENGTH = 2000  # tokens of an answer
 FIELDS: dict[str, Any] = {
     "max_tokens": LENGTH,
@@ -49,13 +50,18 @@ def generated(endpoints: Endpoints) -> float:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.full),
+        pytest.param(signal.SIGSTOP, marks=pytest.mark.full),
+    ],
 )
 def test_stream_goes_on_at_another_gateway(swarm: HashSwarm, number: signal.Signals) -> None:
-    one, two = gateways(swarm, "--drain-timeout", "0")
+    one, two = gateways(swarm, "--drain-timeout", "0", "--keepalive", "1")
     calm, before = calm_text(two), generated(two)
     text, tokens, prompts, ends = "", 0, 0, []
-    with Client([one.url, two.url]) as client:
+    with Client([one.url, two.url], timeout=SILENCE) as client:
         for chunk in client.stream_complete("go", **FIELDS):
             text += chunk.text
             prompts += chunk.prompt_token_ids is not None
