@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from modelswarm.cli.options.sampling import request_fields, sampling_options
+from modelswarm.cli.options.sampling import gather_structure, option_fields, sampling_options
 from modelswarm.cli.options.target import (
     admin_target,
     admin_target_options,
@@ -23,12 +23,14 @@ from modelswarm.cli.options.target import (
     is_flag=True,
     help="Print the route after each answer, from the admin address.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print each answer as a line of JSON.")
 @model_option
 @sampling_options
 @admin_target_options
 def chat(
     system: str | None,
     verbose: bool,
+    as_json: bool,
     model: str | None,
     name: str | None,
     url: str | None,
@@ -42,9 +44,10 @@ def chat(
     """
     if admin is not None and not verbose:
         raise click.UsageError("--admin has an effect only with --verbose")
-    fields, http = request_fields(**sampling), http_target(name, url)
+    fields, http = option_fields(**sampling), http_target(name, url)
+    gather_structure(fields)  # two forms of an answer are refused
     target = admin_target(name, url, admin).address if verbose else None
 
-    from modelswarm.cli.chat import run_chat
+    from modelswarm.cli.chat.run import run_chat
 
-    run_chat(http.base, target, model or http.model, system, fields)
+    run_chat(http.base, target, model or http.model, system, fields, as_json)

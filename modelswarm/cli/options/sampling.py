@@ -198,19 +198,24 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def request_fields(do_sample: bool = False, greedy: bool = False, **given: Any) -> dict[str, Any]:
-    """Return the request's fields. `--do-sample` alone means temperature 1, `--greedy` temperature 0.
+    """Return the request's fields. UserError for options that contradict each other."""
+    return gather_structure(option_fields(do_sample, greedy, **given))
+
+
+def option_fields(do_sample: bool = False, greedy: bool = False, **given: Any) -> dict[str, Any]:
+    """Return the fields of all given options. `--do-sample` alone means temperature 1, `--greedy` temperature 0.
 
     UserError for options that contradict each other.
     """
     fields = {
-        option.field: _field_value(option, given[option.parameter])
+        option.field: field_value(option, given[option.parameter])
         for option in FIELD_OPTIONS
         if _is_given(given.get(option.parameter))
     }
     temperature = _temperature(fields.get("temperature"), do_sample, greedy)
     if temperature is not None:
         fields["temperature"] = temperature
-    return gather_structure(fields)
+    return fields
 
 
 def gather_structure(fields: dict[str, Any]) -> dict[str, Any]:
@@ -231,7 +236,7 @@ def _is_given(value: Any) -> bool:
     return value is not None and value is not False and value != ()
 
 
-def _field_value(option: FieldOption, value: Any) -> Any:
+def field_value(option: FieldOption, value: Any) -> Any:
     """Return a value as the field has it."""
     if option.kind is bool:
         return option.set_to

@@ -19,17 +19,16 @@ MAX_HISTORY_LINES = 1000
 class LineReader:
     """Reads lines; on a terminal with a prompt, editing and history."""
 
-    def __init__(self, prompt: str, history: Path) -> None:
+    def __init__(self, history: Path) -> None:
         self.is_interactive = sys.stdin.isatty()
-        self._prompt = prompt if self.is_interactive else ""
         self._history: Path | None = None
         if self.is_interactive and sys.stdout.isatty():
             self._history = _load_history(history)
 
-    def read_line(self) -> str | None:
+    def read_line(self, prompt: str) -> str | None:
         """Return the next line; None at the end of the input. Raise KeyboardInterrupt at Ctrl-C."""
         try:
-            line = input(self._prompt)
+            line = input(prompt if self.is_interactive else "")
         except (EOFError, KeyboardInterrupt) as error:
             if self.is_interactive:
                 click.echo()  # the shell's prompt comes on a line of its own

@@ -167,6 +167,27 @@ def test_answer_continues_after_its_gateway_was_killed(chats: Chats) -> None:
     assert re.sub(broken, "", without_spaces(answer)) == without_spaces(expected)
 
 
+def test_ctrl_c_ends_the_answer_and_not_the_chat(chats: Chats) -> None:
+    with chats.open(LONG) as terminal:
+        shown = terminal.wait_for(PROMPT)
+        terminal.type("go\r")
+        shown = terminal.wait_for("go\n", shown)
+        eventually("a line of the answer", lambda: "\n" in terminal.text[shown + 20 :])
+        terminal.process.send_signal(signal.SIGINT)
+        shown = terminal.wait_for("(interrupted)", shown)
+        shown = terminal.wait_for(PROMPT, shown)
+        terminal.process.send_signal(signal.SIGINT)
+        shown = terminal.wait_for("(/quit or Ctrl-D ends the chat)", shown)
+        shown = terminal.wait_for(PROMPT, shown)
+        terminal.type("/undo\r")
+        terminal.wait_for("(undone: go)", shown)
+        terminal.type("go\r")
+        terminal.wait_for(end_of_answer(LONG), shown)
+        terminal.type(CTRL_D)
+        assert terminal.wait_end() == 0
+    eventually("the session is closed", lambda: chats.sessions == 0)
+
+
 def test_refused_history_folder_is_only_a_note(chats: Chats, tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.touch()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from modelswarm.cli import run
+from modelswarm.cli.chat.printing import Answer, JsonPrinter
 from modelswarm.cli.facts.completion import completion_facts
 from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
@@ -22,6 +23,7 @@ from modelswarm.cli.facts.up import print_change, print_event, print_progress
 from modelswarm.cli.options.target import AdminTarget
 from modelswarm.client.api.answers import (
     Choice,
+    Chunk,
     Completion,
     Hop,
     SessionState,
@@ -216,6 +218,19 @@ def test_generate_fields_are_documented() -> None:
     told.pop("choices[].logprobs[].top")  # its names are tokens
     assert documented("generate") == told
     assert (facts["prompt"], facts["choices"][0]["prompt_logprobs"]) == (1, None)
+
+
+def test_chat_has_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = Answer(2)
+    answer.take_piece(Chunk("hi"))
+    answer.take_piece(Chunk(finish_reason="stop", usage=Usage(1, 2, 3)))
+
+    JsonPrinter().print_end(answer, None, False)
+    JsonPrinter().print_end(Answer(3), None, False)
+
+    [facts] = printed(capsys)
+    assert shape(facts) == documented("chat")
+    assert (facts["turn"], facts["text"], facts["route"]) == (2, "hi", None)
 
 
 def test_batch_fields_are_documented() -> None:

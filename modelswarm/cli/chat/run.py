@@ -1,0 +1,96 @@
+"""The loop of a chat: reads messages and commands until the end of the input."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from modelswarm.cli.chat.conversation import Conversation
+from modelswarm.cli.chat.message_input import read_message
+from modelswarm.cli.chat.printing import JsonPrinter, TextPrinter
+from modelswarm.cli.chat.slash_commands import QUIT, run_command
+from modelswarm.cli.options.model import choose_model
+from modelswarm.cli.terminal.endings import NEW_CONVERSATION
+from modelswarm.cli.terminal.line_editing import LineReader, history_path
+from modelswarm.cli.terminal.signals import exit_on_signals
+from modelswarm.client.api import (
+    Client,
+    ConnectionBrokenError,
+    ContextLengthError,
+    InternalServerError,
+    NotAGatewayError,
+)
+from modelswarm.client.swarm import SwarmClient
+from modelswarm.errors import ModelSwarmError, UserError
+
+# Errors behind which the next turn fails, too.
+BROKEN = (ConnectionBrokenError, NotAGatewayError, InternalServerError)
+HINT = "/help shows the commands, /quit or Ctrl-D ends the chat."
+
+
+def run_chat(
+    base: str,
+    target: str | None,
+    model: str | None,
+    system: str | None,
+    sampling: dict[str, Any],
+    as_json: bool,
+) -> None:
+    """Chat over HTTP at `base` until the end of the input. With `target` (the admin address) routes are printed."""
+    with ExitStack() as clients:
+        client = clients.enter_context(
+            Client(base, max_retries=0, on_break=lambda error: conversation.print_break(error))
+        )
+        swarm = clients.enter_context(SwarmClient(target)) if target else None
+        printer = JsonPrinter if as_json else TextPrinter
+        chosen = choose_model(client.models(), model)
+        conversation = Conversation(client, chosen, system, sampling, swarm, printer)
+        reader = LineReader(history_path("chat_history"))
+        if reader.is_interactive and not as_json:
+            click.echo(f"{chosen.name}. {HINT}")
+        with exit_on_signals():
+            try:
+                _run_conversation(conversation, reader)
+            finally:
+                conversation.end_session()
+
+
+def _run_conversation(conversation: Conversation, reader: LineReader) -> None:
+    while True:
+        try:
+            message = read_message(reader)
+        except KeyboardInterrupt:
+            if not reader.is_interactive:
+                raise
+            click.echo("(/quit or Ctrl-D ends the chat)", err=True)
+            continue
+        if message is None or (message.strip() == QUIT and message.startswith("/")):
+            return
+        if message.startswith("/"):
+            _run_command(conversation, message)
+        elif message.strip():
+            _run_turn(conversation, message.strip())
+
+
+def _run_command(conversation: Conversation, line: str) -> None:
+    try:
+        run_command(conversation, line)
+    except UserError as error:
+        click.echo(f"Error: {error}", err=True)
+
+
+def _run_turn(conversation: Conversation, text: str) -> None:
+    """Run one turn. Its error is printed and the conversation continues; Ctrl-C only ends the answer."""
+    try:
+        conversation.run_turn(text)
+    except KeyboardInterrupt:
+        click.echo("(interrupted)", err=True)
+    except ContextLengthError as error:
+        click.echo(f"Error: {error}; {NEW_CONVERSATION}", err=True)
+    except ModelSwarmError as error:
+        if isinstance(error, BROKEN) and not sys.stdin.isatty():
+            raise  # no person is there to try again
+        click.echo(f"Error: {error}", err=True)
