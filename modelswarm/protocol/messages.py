@@ -19,11 +19,13 @@ from modelswarm.protocol.sampling import (
     Grammar,
     PromptLogprob,
     PromptLogprobs,
+    ReturnedRows,
     Sampling,
     TopLogprob,
 )
+from modelswarm.protocol.session_search import FindSession, HopInfo, SessionInfo
 
-PROTOCOL_VERSION = (2, 0)
+PROTOCOL_VERSION = (2, 1)
 """(major, minor). Peers one minor version apart work together; any other pair is refused, naming both versions."""
 
 
@@ -65,6 +67,8 @@ class Hello:
     heartbeat_ms: int = 0  # interval of a busy server (R21, failure detection); 0: not given
     replaces: tuple[PeerId, ...] = ()  # gateways whose processes have ended (R19, leases)
     grammar: str = ""  # library and version by which a tail constrains answers; empty: it cannot
+    logit_bytes: int = 0  # of a row of logits that a tail returns; 0: it returns none
+    hidden_bytes: int = 0  # of a row of last hidden states that a tail returns; 0: it returns none
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,41 +311,6 @@ class CopyKv:
 
 
 @dataclass(frozen=True, slots=True)
-class FindSession:
-    """A gateway asks a server for its hops of a session (R20, takeover)."""
-
-    session: str
-    claims: bool = False  # the asking gateway is about to open the session or to take it over
-    search_id: int = 0  # id of the search; repeated in the answer
-
-
-@dataclass(frozen=True, slots=True)
-class HopInfo:
-    first: int
-    last: int
-    kv: int
-    log: int  # entries of the log copy; 0 where there is none
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """Answers FindSession: the session's owner and its hops here. An unknown session has no hops."""
-
-    session: str
-    epoch: Epoch
-    owner: PeerId = ""  # the gateway
-    target: str = ""  # address of the owner's HTTP API for other gateways, from its Hello
-    owner_linked: bool = False  # the link to the owner is up
-    owner_silent_ms: float = 0.0  # time since the owner's last message
-    lease_ms: float = 0.0  # silence after which a takeover is allowed
-    hops: tuple[HopInfo, ...] = ()  # that have followed `last_started`
-    last_started: Epoch | None = None  # newest epoch known here to have run; None: none ran
-    claimant: PeerId = ""  # another gateway that claimed the session here first
-    search_id: int = 0  # of the FindSession
-
-
-@dataclass(frozen=True, slots=True)
 class LogRequest:
     """A gateway asks a server for its log copy (R20, takeover)."""
 
@@ -393,6 +362,7 @@ class Rows:
 
     `payload` holds count x row_bytes bytes. Only a row at position n or later carries `sample`, as the last one of
     its group. The tail samples after it if its log ends there. The rows of a token's group may come together.
+    To a gateway: what `Sampling.returned` asks of the tail, `payload` in the form that is described there.
     With `kv_copy` the rows are part of a KV transfer (R13, migration). Each position then holds the KV of the
     addressee's blocks, block by block, and after it the output row from the sender's replay log. All positions of the
     item have that row, or none has it.
@@ -485,6 +455,7 @@ __all__ = [
     "PromptLogprobs",
     "Refusal",
     "RetainedRows",
+    "ReturnedRows",
     "Role",
     "Rows",
     "Sampling",

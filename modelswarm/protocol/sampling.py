@@ -35,6 +35,18 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnedRows:
+    """Rows that the tail returns to the gateway: of every log entry from `start` on that it runs, in order.
+
+    A row is the entry's logits and then its last hidden state, as far as they are wanted, in the servers' dtype.
+    """
+
+    start: int
+    logits: bool = False  # vocabulary numbers: of the entry after it
+    hidden_states: bool = False  # hidden size numbers, after the final norm
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """Parameters of the tail. Equal (logits, params, log, begin, position) give an equal token (I4; R17, sampling).
 
@@ -60,6 +72,7 @@ class Sampling:
     allowed_tokens: tuple[int, ...] = ()  # empty: all
     prompt_logprobs: int = -1  # top alternatives per token of the prompt; -1: no report
     grammar: Grammar | None = None
+    returned: ReturnedRows | None = None  # rows of logits and hidden states
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +143,11 @@ def _find_long_field(sampling: Sampling) -> str | None:
     grammar = sampling.grammar
     if grammar is not None and len(grammar.text.encode()) > MAX_GRAMMAR_BYTES:
         return f"grammar has more than {MAX_GRAMMAR_BYTES} bytes"
+    returned = sampling.returned
+    if returned is not None and not (returned.logits or returned.hidden_states):
+        return "returned wants neither logits nor hidden_states"
+    if returned is not None and grammar is not None and grammar.max_forced:
+        return f"max_forced is {grammar.max_forced}; allowed with returned rows: 0"
     if grammar is not None and not 0 <= grammar.max_forced <= MAX_FORCED_TOKENS:
         return f"max_forced is {grammar.max_forced}; allowed: 0 to {MAX_FORCED_TOKENS}"
     return None

@@ -189,6 +189,7 @@ def _load_hash(settings: Settings) -> LoadedModel:
         total_pages=settings.pages or _HASH_PAGES,
         max_length=settings.max_length or length,
         vocab_size=vocab,
+        hidden_bytes=_HASH_ROW_BYTES,
     )
     files = open_model_files(folder, settings.tokenizer, settings.chat_template)
     return LoadedModel(HashModel(shape), files, f"hash-{n_blocks}-{vocab}{files.revision_suffix}")

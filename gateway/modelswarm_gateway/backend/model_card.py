@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from modelswarm.placement.spans import format_blocks
 from modelswarm.process.start_progress import StartPhase
+from modelswarm_gateway.core.interface.row_sizes import NO_ROWS, RowSizes
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 
@@ -30,6 +31,7 @@ class ModelCard:
     files_wait: str = ""  # what the tokenizer waits for, if that is known
     # Library and version of the grammars of each server that samples; empty: it has none.
     grammar_versions: frozenset[str] = frozenset()
+    rows: RowSizes = NO_ROWS  # of logits and hidden states that its servers return
 
     @property
     def ready(self) -> bool:

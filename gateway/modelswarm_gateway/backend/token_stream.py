@@ -1,4 +1,4 @@
-"""The stream of one turn's tokens, from the backend to one reader.
+"""The stream of one turn's tokens and returned rows, from the backend to one reader.
 
 Filled by the node, read by a generation. Knows neither text nor sessions.
 """
@@ -9,6 +9,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from modelswarm.protocol.messages import Finish, PromptLogprob, TopLogprob
 from modelswarm_gateway.errors import ApiError
@@ -25,6 +26,17 @@ class TokenEvent:
     top: tuple[TopLogprob, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class RowsEvent:
+    """Returned rows of the log entries from `start` on; they come before the token of the entry after them."""
+
+    start: int
+    payload: bytes
+
+
+StreamEvent: TypeAlias = TokenEvent | RowsEvent
+
+
 class TokenStream:
     """The tokens of one turn for one reader. It holds at most the tokens that the credit let through."""
 
@@ -35,10 +47,10 @@ class TokenStream:
         self.stop_at = stop_at
         # Of the prompt's entries from position 1 on; complete before the first event.
         self.prompt_logprobs: list[PromptLogprob] = []
-        self._events: deque[TokenEvent] = deque()
+        self._events: deque[StreamEvent] = deque()
         self._failure: ApiError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self.has_begun = False  # an event was added
+        self.has_begun = False  # a token was added
         self.has_ended = False  # no more events will be added
         self.reroutes = 0  # faults that made the session look for a new route
         self.fault_cause = ""  # of the first fault since its last token
@@ -51,6 +63,11 @@ class TokenStream:
         if event.finish is not Finish.NONE:
             self.has_ended = True
         self._wake()
+
+    def add_rows(self, event: RowsEvent) -> None:
+        if not self.has_ended:
+            self._events.append(event)
+            self._wake()
 
     def fail(self, error: ApiError) -> None:
         """End the turn with an error, raised after the events added before. Later failures are ignored."""
@@ -66,7 +83,7 @@ class TokenStream:
         self._failure = error
         self._wake()
 
-    async def next_events(self, timeout: float) -> Sequence[TokenEvent]:
+    async def next_events(self, timeout: float) -> Sequence[StreamEvent]:
         """Wait for events and return all that have arrived; empty after `timeout` seconds. One reader only.
 
         Raise the ApiError that ended the turn.

@@ -8,8 +8,9 @@ or sleeps, and no message of a server raises.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
-from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Epoch, PeerId
+from modelswarm.protocol.identity import NO_EPOCH, Epoch, PeerId
 from modelswarm.protocol.messages import (
     FaultKind,
     FaultReport,
@@ -20,9 +21,8 @@ from modelswarm.protocol.messages import (
     Item,
     Lane,
     LogChunk,
-    OwnedSession,
-    OwnedSessions,
     PromptLogprobs,
+    Rows,
     Send,
     SessionInfo,
     Token,
@@ -32,12 +32,7 @@ from modelswarm.protocol.messages import (
 from modelswarm_gateway.core.detection.monitor import HealthMonitor
 from modelswarm_gateway.core.explain import RouteExplanations, explain_routes
 from modelswarm_gateway.core.interface.effects import Effect, Refused, Resumed, emitted_group
-from modelswarm_gateway.core.interface.errors import (
-    CoreError,
-    PromptTooLong,
-    SessionBusy,
-    UnknownSession,
-)
+from modelswarm_gateway.core.interface.errors import CoreError, SessionBusy, UnknownSession
 from modelswarm_gateway.core.interface.session_search import FetchedLog, LogHolder, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import (
@@ -53,13 +48,13 @@ from modelswarm_gateway.core.migration.rebalancer import Rebalancer
 from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
-from modelswarm_gateway.core.recovery.refusals import explain_refusal
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.epoch_counters import EpochCounters, without_absurd_epochs
 from modelswarm_gateway.core.sessions.prompt_scores import needs_scores, take_scores
+from modelswarm_gateway.core.sessions.returned_rows import take_rows
 from modelswarm_gateway.core.sessions.session import Session, SessionState
-from modelswarm_gateway.core.sessions.turn_start import begin_turn
-from modelswarm_gateway.core.snapshots import server_view, session_view
+from modelswarm_gateway.core.sessions.turn_start import begin_turn, fit_turn
+from modelswarm_gateway.core.snapshots import owned_sessions, server_view, session_view
 from modelswarm_gateway.core.takeover.session_search import SessionSearch
 
 
@@ -121,13 +116,8 @@ class GatewayCore:
         self._hold_limits.record_hello(hello)
         self.drain_requests.on_reconnected(hello.peer)
         self._health_monitor.add_peer(hello.peer, hello.heartbeat_ms / 1000, now)
-        owned = tuple(
-            OwnedSession(session.name, hop.server_handle, session.epoch)
-            for session in self._sessions.values()
-            for hop in session.owned_hops
-            if hop.peer == hello.peer and hop.server_handle != NO_HANDLE
-        )
-        self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, OwnedSessions(owned)))
+        owned = owned_sessions(self._sessions.values(), hello.peer)
+        self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, owned))
         for session in list(self._sessions.values()):
             if session.model == hello.model:
                 self._ownership_check.ask_again(session, hello.peer)
@@ -161,6 +151,8 @@ class GatewayCore:
             self._on_token(peer, item, now)
         elif isinstance(item, PromptLogprobs):
             self._on_prompt_logprobs(peer, item, now)
+        elif isinstance(item, Rows):
+            self._on_rows(peer, item, now)
         elif isinstance(item, FenceAck):
             self._on_fence_ack(peer, item, now)
         elif isinstance(item, FaultReport):
@@ -233,8 +225,7 @@ class GatewayCore:
             raise SessionBusy(f"session {session} is still answering")
         if not request.tokens:
             raise CoreError("the prompt is empty: at least one token is needed")
-        limit, holder = self._registry.max_length(s.model), "this model's context"
-        length = len(request.tokens)
+        limit, length = self._registry.max_length(s.model), len(request.tokens)
         if limit == 0 and request.is_resumed and s.variant is not None:
             limit = s.turn.end  # held: the servers it ran on may reconnect
         if limit == 0:
@@ -243,12 +234,7 @@ class GatewayCore:
                 Refused(session, RefusalReason.NO_SERVERS, detail, retry_after=1.0)
             )
             return length
-        reserved = request.session_length(s.turn)
-        if 0 < reserved < limit:
-            limit, holder = reserved, "this session, by its max_length,"
-        if length > limit or (length == limit and request.max_tokens != 0):
-            raise PromptTooLong(length, limit, holder)
-        self._prepare_turn(s, request, limit)
+        self._prepare_turn(s, request, fit_turn(s, request, limit))
         self._ownership_check.before_turn(s)
         self._recovery.enter_loop(s, now)
         return length
@@ -344,7 +330,7 @@ class GatewayCore:
 
     # ---- messages of servers
 
-    def _session_of_tail(self, peer: PeerId, item: Token | PromptLogprobs) -> Session | None:
+    def _session_of_tail(self, peer: PeerId, item: Token | PromptLogprobs | Rows) -> Session | None:
         """Return the running session whose tail sent the item in the present epoch."""
         found = self._recovery.hops.by_handle.get(item.handle)
         if found is None:
@@ -362,6 +348,16 @@ class GatewayCore:
         elif (found := take_scores(s, item)) is not None:
             self._effects.append(found)
 
+    def _on_rows(self, peer: PeerId, item: Rows, now: float) -> None:
+        s = self._session_of_tail(peer, item)
+        if s is None or not s.returns_rows:
+            return
+        if item.first > s.next_row or len(item.payload) != item.count * s.row_bytes:
+            self._recovery.on_fault(s, "gap", peer, now)
+        elif (found := take_rows(s, item)) is not None:
+            self._record_progress(s, now)
+            self._effects.append(found)
+
     def _on_token(self, peer: PeerId, token: Token, now: float) -> None:
         s = self._session_of_tail(peer, token)
         if s is None:
@@ -369,9 +365,12 @@ class GatewayCore:
         hop = s.hops[-1]
         if token.position < s.length:
             return  # R1 (rows never truncate): already received
-        if token.position > s.length or needs_scores(s):
+        lacks_rows = s.returns_rows and s.next_row < token.position
+        if token.position > s.length or needs_scores(s) or lacks_rows:
             self._recovery.on_fault(s, "gap", peer, now)
             return
+        if s.discards_token:
+            token = replace(token, token=-1, logprob=0.0, finish=Finish.LENGTH)
         if token.token >= 0:
             s.append_group(token.group)
             if s.keeps_logprobs:
@@ -379,14 +378,18 @@ class GatewayCore:
         s.newest_run_epoch, hop.log = s.epoch, s.length
         if s.lost_hops:
             self._recovery.close_lost_hops(s)
-        since = s.record_progress()
-        if since is not None:
-            self._effects.append(Resumed(s.name, now - since))
+        self._record_progress(s, now)
         self._registry.on_token((hop.peer for hop in s.hops), now)
-        if token.finish is not Finish.NONE:
+        if s.discards_token:
+            self._recovery.park(s)  # its hops have logged the token
+        elif token.finish is not Finish.NONE:
             s.state = SessionState.PARKED
         self._effects += emitted_group(s.name, token)
         self.migrations.on_token(s, now)
+
+    def _record_progress(self, s: Session, now: float) -> None:
+        if (since := s.record_progress()) is not None:
+            self._effects.append(Resumed(s.name, now - since))
 
     def _on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
         found = self._recovery.hops.by_handle.get(answer.handle)
@@ -462,7 +465,7 @@ class GatewayCore:
         return [server_view(server, self._registry, self._now) for server in self._registry]
 
     def session_views(self) -> list[SessionView]:
-        return [self._view(session) for session in self._sessions.values()]
+        return [session_view(session, self._registry) for session in self._sessions.values()]
 
     def explain_routes(self, model: str, now: float) -> RouteExplanations:
         """Explain the cost of each server of `model` and the route of each session; "" means all models."""
@@ -470,12 +473,7 @@ class GatewayCore:
 
     def find_view(self, name: str) -> SessionView | None:
         found = self._sessions.get(name)
-        return None if found is None else self._view(found)
-
-    def _view(self, session: Session) -> SessionView:
-        held = session.state is SessionState.HELD
-        reason = explain_refusal(self._registry, session, session.refusal) if held else ""
-        return session_view(session, self._registry, reason)
+        return None if found is None else session_view(found, self._registry)
 
     def uncovered_blocks(self, model: str) -> list[int]:
         """Return the blocks of `model` that no connected server holds; `/ready` reports them."""
@@ -485,11 +483,9 @@ class GatewayCore:
         """Return the most positions a session of `model` may have; 0 if none of its servers is connected."""
         return self._registry.max_length(model)
 
-    def grammar_versions(self, model: str) -> frozenset[str]:
-        """Return what the servers of the model's last block announce for grammars; "": they have none."""
-        variant = self._registry.active_variant(model)
-        servers = self._registry.servers_of(model, variant)
-        return frozenset(s.hello.grammar for s in servers if s.hello.last == s.hello.n_blocks)
+    def tails_of(self, model: str) -> list[Hello]:
+        """Return the Hellos of the servers with the model's last block, as they are on one variant."""
+        return self._registry.tails_of(model)
 
     def hold_limit_seconds(self, model: str) -> float:
         """Return the hold limit of its sessions in seconds; 0: they are not held."""

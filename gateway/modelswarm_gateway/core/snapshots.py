@@ -1,14 +1,31 @@
-"""Builds the read-only views of servers and sessions.
+"""Builds the read-only views of servers and sessions, and the list of hops for a server.
 
 Used by `gateway.py`. Pure; knows neither API nor metrics.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from modelswarm.protocol.identity import NO_HANDLE, PeerId
+from modelswarm.protocol.messages import OwnedSession, OwnedSessions
 from modelswarm_gateway.core.interface.views import HopView, ServerView, SessionView
+from modelswarm_gateway.core.recovery.refusals import explain_refusal
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.server import Server
-from modelswarm_gateway.core.sessions.session import Session
+from modelswarm_gateway.core.sessions.session import Session, SessionState
+
+
+def owned_sessions(sessions: Iterable[Session], peer: PeerId) -> OwnedSessions:
+    """Return all hops of these sessions at a server."""
+    hops = ((session, hop) for session in sessions for hop in session.owned_hops)
+    return OwnedSessions(
+        tuple(
+            OwnedSession(session.name, hop.server_handle, session.epoch)
+            for session, hop in hops
+            if hop.peer == peer and hop.server_handle != NO_HANDLE
+        )
+    )
 
 
 def server_view(server: Server, registry: ServerRegistry, now: float) -> ServerView:
@@ -32,8 +49,9 @@ def server_view(server: Server, registry: ServerRegistry, now: float) -> ServerV
     )
 
 
-def session_view(s: Session, registry: ServerRegistry, hold_reason: str) -> SessionView:
-    """Return the view of a session; `hold_reason` is empty if it is not held."""
+def session_view(s: Session, registry: ServerRegistry) -> SessionView:
+    """Return the view of a session."""
+    held = s.state is SessionState.HELD
     return SessionView(
         session=s.name,
         model=s.model,
@@ -44,7 +62,7 @@ def session_view(s: Session, registry: ServerRegistry, hold_reason: str) -> Sess
         reused=s.reused,
         replayed=s.replayed,
         reroutes=s.reroutes,
-        hold_reason=hold_reason,
+        hold_reason=explain_refusal(registry, s, s.refusal) if held else "",
         is_reachable=any(registry.is_connected(hop.peer) for hop in s.hops)
         and not (s.query and s.query.is_cut_off),
         newest_run_epoch=s.newest_run_epoch,

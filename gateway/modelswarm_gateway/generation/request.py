@@ -14,6 +14,7 @@ from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
 from modelswarm_gateway.generation.grammar.source import GrammarSource
+from modelswarm_gateway.generation.returned_rows import RowOptions
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, check_answer
 from modelswarm_gateway.generation.tool_calls.families import ChatFormat
 from modelswarm_gateway.generation.tool_calls.template_input import template_messages
@@ -100,6 +101,7 @@ class GenerationRequest:
     answer: AnswerOptions | None = None  # None: plain text
     text: TextOptions = TextOptions()
     truncation: Truncation | None = None
+    rows: RowOptions | None = None  # logits and hidden states to return
 
 
 def fit_to_format(request: GenerationRequest, form: ChatFormat) -> GenerationRequest:

@@ -82,11 +82,12 @@ def resume_turn(
     after: int,
     mark: str,
     needs_logprobs: bool = False,
+    needs_rows: bool = False,
 ) -> ResumedTurn:
     """Return the turn to resume; None for `kept` means that the session has no log.
 
     `needs_logprobs`: tokens that the client lacks are generated again if their log probabilities were lost with
-    another gateway.
+    another gateway. `needs_rows`: they are generated again in any case, because no gateway keeps returned rows.
 
     Raise ApiError unless the client knows the log up to `after` (its mark) and the whole prompt of the turn. The mark
     is checked first, so that a client without it learns nothing about the log.
@@ -110,4 +111,6 @@ def resume_turn(
     end = len(kept.tokens)
     if needs_logprobs:
         end = next((at for at in range(after + 1, end) if at not in kept.logprobs), end)
+    if needs_rows:
+        end = after + 1
     return ResumedTurn(tuple(prompt), after, kept.tokens[first:end], kept.turn, kept.logprobs)

@@ -43,6 +43,7 @@ from modelswarm_gateway.generation.request import (
     token_limit,
 )
 from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
+from modelswarm_gateway.generation.returned_rows import RowsBuffer, check_rows, with_rows
 from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.generation.tool_calls.answer import PROMPT_END_TOKENS
 from modelswarm_gateway.generation.tool_calls.families import ChatFormat, find_format
@@ -156,6 +157,7 @@ class GenerationService:
         card, tokenizer = self.find_model(request.model)
         form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)
         request = fit_to_format(request, form)
+        check_rows(request.rows, card.rows)
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         sampling = await add_bad_words(sampling, request.options, tokenizer)
@@ -199,7 +201,8 @@ class GenerationService:
                 turn = replace(turn, tokens=append_to_log(kept, tokens, request.position))
                 position = len(kept.tokens) if kept else 0
                 position = position if request.position is None else request.position
-        begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form)
+        turn, rows = _add_rows(turn, request, card, position)
+        begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form, rows)
         return Generation(self._context, request, begin)
 
     async def locate_session(self, key: SessionKey) -> None:
@@ -330,9 +333,23 @@ def _answer_grammar(
 
 
 def _with_forced_tokens(grammar: Grammar, request: GenerationRequest) -> Grammar:
-    """Let forced tokens go without steps of their own, unless the request asks for log probabilities."""
-    most = MAX_FORCED_TOKENS if request.options.logprobs is None else 0
+    """Let forced tokens go without steps of their own, unless the request asks for log probabilities or rows."""
+    is_plain = request.options.logprobs is None and request.rows is None
+    most = MAX_FORCED_TOKENS if is_plain else 0
     return replace(grammar, max_forced=most)
+
+
+def _add_rows(
+    turn: TurnRequest, request: GenerationRequest, card: ModelCard, position: int | None
+) -> tuple[TurnRequest, RowsBuffer | None]:
+    """Return the turn with the rows that the request asks for. `position`: where appended input begins."""
+    wanted = request.rows
+    if wanted is None:
+        return turn, None
+    start = (position or 0) if wanted.all_positions else len(turn.tokens) - 1
+    if request.resume_after is not None:
+        start = request.resume_after  # the row that leads to the next token
+    return with_rows(turn, wanted, card.rows, start if wanted.after is None else wanted.after)
 
 
 def _resume(
@@ -345,4 +362,5 @@ def _resume(
     if request.append:
         prompt = appended_prompt(kept, prompt)
     needs_logprobs = request.options.logprobs is not None
-    return resume_turn(prompt, kept, request.resume_after, request.resume_mark, needs_logprobs)
+    after, mark, needs_rows = request.resume_after, request.resume_mark, request.rows is not None
+    return resume_turn(prompt, kept, after, mark, needs_logprobs, needs_rows)

@@ -28,7 +28,7 @@ from modelswarm.protocol.messages import (
 )
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.recovery_events import RecoveryEvents
-from modelswarm_gateway.backend.token_stream import TokenEvent, TokenStream
+from modelswarm_gateway.backend.token_stream import RowsEvent, TokenEvent, TokenStream
 from modelswarm_gateway.core.explain import RouteExplanations
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import (
@@ -43,9 +43,11 @@ from modelswarm_gateway.core.interface.effects import (
     Refused,
     Rerouted,
     Resumed,
+    RowsReturned,
     SessionLost,
 )
 from modelswarm_gateway.core.interface.errors import CoreError
+from modelswarm_gateway.core.interface.row_sizes import NO_ROWS, RowSizes
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
@@ -311,7 +313,7 @@ class Node:
             match effect:
                 case Send():
                     sends.append(effect)
-                case Emitted() | PromptScored():
+                case Emitted() | PromptScored() | RowsReturned():
                     self._deliver_token(effect)
                 case Refused(session=session):
                     self._fail_stream(session, from_refusal(effect))
@@ -357,12 +359,15 @@ class Node:
             case Resumed(session=session, seconds=seconds):
                 self.recovery_events.record_resumption(session, self._streams.get(session), seconds)
 
-    def _deliver_token(self, effect: Emitted | PromptScored) -> None:
+    def _deliver_token(self, effect: Emitted | PromptScored | RowsReturned) -> None:
         stream = self._streams.get(effect.session)
         if stream is None:
             return
         if isinstance(effect, PromptScored):
             stream.prompt_logprobs += effect.entries
+            return
+        if isinstance(effect, RowsReturned):
+            stream.add_rows(RowsEvent(effect.start, effect.payload))
             return
         event = TokenEvent(effect.position, effect.token, effect.finish, effect.logprob, effect.top)
         stream.add_event(event)
@@ -394,6 +399,7 @@ class Node:
         missing = (
             self._core.uncovered_blocks(entry.name) if entry.servers else range(entry.n_blocks)
         )
+        tails = self._core.tails_of(entry.name)
         return ModelCard(
             name=entry.name,
             revision=entry.revision,
@@ -406,5 +412,6 @@ class Node:
             files_phase=entry.phase,
             files_problem=entry.files_problem,
             files_wait=entry.describe_fetch(),
-            grammar_versions=self._core.grammar_versions(entry.name),
+            grammar_versions=frozenset(tail.grammar for tail in tails),
+            rows=min(map(RowSizes.of, tails), default=NO_ROWS),
         )

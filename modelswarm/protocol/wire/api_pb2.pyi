@@ -55,6 +55,10 @@ class GenerateRequest(_message.Message):
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
+    RETURN_LOGITS_FIELD_NUMBER: _builtins.int
+    RETURN_HIDDEN_STATES_FIELD_NUMBER: _builtins.int
+    ALL_POSITIONS_FIELD_NUMBER: _builtins.int
+    ROWS_AFTER_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
     """tokenised with the model's special tokens"""
@@ -97,6 +101,16 @@ class GenerateRequest(_message.Message):
     """keeps this many tokens of the prompt; -1: as many as fit"""
     truncation_side: _builtins.str
     """"left" or "right", where tokens are cut off; empty: left"""
+    return_logits: _builtins.bool
+    """Rows of log entries, in parts that come before the entries that they lead to. Only GenerateStream and Session.
+    `logits` of the parts
+    """
+    return_hidden_states: _builtins.bool
+    """`hidden_states` of the parts: after the last block and the final norm"""
+    all_positions: _builtins.bool
+    """The rows of all entries of the input, too. Else the first row is that of the input's last entry."""
+    rows_after: _builtins.int
+    """The first row that is still wanted, with resume_after: the position behind the last row received."""
     @_builtins.property
     def chat(self) -> Global___Messages:
         """rendered with the model's chat template"""
@@ -140,10 +154,14 @@ class GenerateRequest(_message.Message):
         include_stop_str_in_output: _builtins.bool = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
         truncation_side: _builtins.str = ...,
+        return_logits: _builtins.bool = ...,
+        return_hidden_states: _builtins.bool = ...,
+        all_positions: _builtins.bool = ...,
+        rows_after: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "sampling", b"sampling", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "rows_after", b"rows_after", "sampling", b"sampling", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "append", b"append", "chat", b"chat", "echo", b"echo", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "all_positions", b"all_positions", "append", b"append", "chat", b"chat", "echo", b"echo", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "return_prompt_token_ids", b"return_prompt_token_ids", "rows_after", b"rows_after", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -157,6 +175,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__resume_after: _TypeAlias = _typing.Literal["resume_after"]  # noqa: Y015
     _WhichOneofArgType__resume_after: _TypeAlias = _typing.Literal["_resume_after", b"_resume_after"]  # noqa: Y015
+    _WhichOneofReturnType__rows_after: _TypeAlias = _typing.Literal["rows_after"]  # noqa: Y015
+    _WhichOneofArgType__rows_after: _TypeAlias = _typing.Literal["_rows_after", b"_rows_after"]  # noqa: Y015
     _WhichOneofReturnType__session_position: _TypeAlias = _typing.Literal["session_position"]  # noqa: Y015
     _WhichOneofArgType__session_position: _TypeAlias = _typing.Literal["_session_position", b"_session_position"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
@@ -177,6 +197,8 @@ class GenerateRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__resume_after) -> _WhichOneofReturnType__resume_after | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows_after) -> _WhichOneofReturnType__rows_after | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__session_position) -> _WhichOneofReturnType__session_position | None: ...
     @_typing.overload
@@ -548,6 +570,9 @@ class GenerateResponse(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ROWS_POSITION_FIELD_NUMBER: _builtins.int
+    LOGITS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     text: _builtins.str
     position: _builtins.int
@@ -557,6 +582,10 @@ class GenerateResponse(_message.Message):
     mark: _builtins.str
     """of a named session: a hash of its log up to the last of `token_ids`"""
     index: _builtins.int
+    rows_position: _builtins.int
+    """Log entry of the first row of `logits` and `hidden_states`. Row i is that of entry rows_position + i; its logits
+    are those of the entry after it. Each row comes once, in order. Unset: this part has no rows.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -577,6 +606,14 @@ class GenerateResponse(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """only in the first part"""
 
+    @_builtins.property
+    def logits(self) -> Global___Tensor:
+        """[rows, vocabulary]"""
+
+    @_builtins.property
+    def hidden_states(self) -> Global___Tensor:
+        """[rows, hidden size]"""
+
     def __init__(
         self,
         *,
@@ -592,14 +629,48 @@ class GenerateResponse(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         choices: _abc.Iterable[Global___Choice] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        rows_position: _builtins.int | None = ...,
+        logits: Global___Tensor | None = ...,
+        hidden_states: Global___Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_rows_position", b"_rows_position", "hidden_states", b"hidden_states", "logits", b"logits", "rows_position", b"rows_position", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "finish_reason", b"finish_reason", "id", b"id", "index", b"index", "logprobs", b"logprobs", "mark", b"mark", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_rows_position", b"_rows_position", "choices", b"choices", "finish_reason", b"finish_reason", "hidden_states", b"hidden_states", "id", b"id", "index", b"index", "logits", b"logits", "logprobs", b"logprobs", "mark", b"mark", "position", b"position", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "rows_position", b"rows_position", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__rows_position: _TypeAlias = _typing.Literal["rows_position"]  # noqa: Y015
+    _WhichOneofArgType__rows_position: _TypeAlias = _typing.Literal["_rows_position", b"_rows_position"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__rows_position) -> _WhichOneofReturnType__rows_position | None: ...
+
+Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+
+@_typing.final
+class Tensor(_message.Message):
+    """Numbers in the servers' dtype, row by row, little endian."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: _builtins.int
+    SHAPE_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    dtype: _builtins.str
+    """"float32", "bfloat16" or "float16"; "uint8" for raw bytes of a model that has no dtype"""
+    data: _builtins.bytes
+    @_builtins.property
+    def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        dtype: _builtins.str = ...,
+        shape: _abc.Iterable[_builtins.int] | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GenerateResponse: _TypeAlias = GenerateResponse  # noqa: Y015
+Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
 class Choice(_message.Message):
@@ -839,6 +910,7 @@ class SessionStep(_message.Message):
     RETURN_HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
+    ALL_POSITIONS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     hidden_states: _builtins.bytes
     """refused: not built"""
@@ -847,11 +919,10 @@ class SessionStep(_message.Message):
     ignore_eos: _builtins.bool
     logprobs: _builtins.int
     return_logits: _builtins.bool
-    """refused: not built"""
     return_hidden_states: _builtins.bool
-    """refused: not built"""
     skip_special_tokens: _builtins.bool
     include_stop_str_in_output: _builtins.bool
+    all_positions: _builtins.bool
     @_builtins.property
     def chat(self) -> Global___Messages: ...
     @_builtins.property
@@ -879,10 +950,11 @@ class SessionStep(_message.Message):
         return_hidden_states: _builtins.bool = ...,
         skip_special_tokens: _builtins.bool | None = ...,
         include_stop_str_in_output: _builtins.bool = ...,
+        all_positions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "hidden_states", b"hidden_states", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_skip_special_tokens", b"_skip_special_tokens", "all_positions", b"all_positions", "chat", b"chat", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015

@@ -317,6 +317,8 @@ class Hello(_message.Message):
     HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
     REPLACES_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    LOGIT_BYTES_FIELD_NUMBER: _builtins.int
+    HIDDEN_BYTES_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     role: Global___Role.ValueType
     link: _builtins.str
@@ -338,6 +340,8 @@ class Hello(_message.Message):
     heartbeat_ms: _builtins.int
     grammar: _builtins.str
     """library and version of a tail's grammars; empty: it has none"""
+    logit_bytes: _builtins.int
+    hidden_bytes: _builtins.int
     @_builtins.property
     def version(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """major, minor"""
@@ -369,10 +373,12 @@ class Hello(_message.Message):
         heartbeat_ms: _builtins.int = ...,
         replaces: _abc.Iterable[_builtins.str] | None = ...,
         grammar: _builtins.str = ...,
+        logit_bytes: _builtins.int = ...,
+        hidden_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first", b"first", "grammar", b"grammar", "heartbeat_ms", b"heartbeat_ms", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "page_size", b"page_size", "peer", b"peer", "replaces", b"replaces", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first", b"first", "grammar", b"grammar", "heartbeat_ms", b"heartbeat_ms", "hidden_bytes", b"hidden_bytes", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "logit_bytes", b"logit_bytes", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "page_size", b"page_size", "peer", b"peer", "replaces", b"replaces", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -401,6 +407,7 @@ class Sampling(_message.Message):
     ALLOWED_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     top_k: _builtins.int
     top_p: _builtins.float
@@ -426,6 +433,8 @@ class Sampling(_message.Message):
     def allowed_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def grammar(self) -> Global___Grammar: ...
+    @_builtins.property
+    def returned(self) -> Global___ReturnedRows: ...
     def __init__(
         self,
         *,
@@ -448,14 +457,40 @@ class Sampling(_message.Message):
         allowed_tokens: _abc.Iterable[_builtins.int] | None = ...,
         prompt_logprobs: _builtins.int = ...,
         grammar: Global___Grammar | None = ...,
+        returned: Global___ReturnedRows | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["grammar", b"grammar", "returned", b"returned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_tokens", b"allowed_tokens", "bad_words", b"bad_words", "choice", b"choice", "eos", b"eos", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_tokens", b"allowed_tokens", "bad_words", b"bad_words", "choice", b"choice", "eos", b"eos", "frequency_penalty", b"frequency_penalty", "grammar", b"grammar", "logit_bias", b"logit_bias", "logprobs", b"logprobs", "min_p", b"min_p", "min_tokens", b"min_tokens", "no_repeat_ngram_size", b"no_repeat_ngram_size", "presence_penalty", b"presence_penalty", "prompt_logprobs", b"prompt_logprobs", "repetition_penalty", b"repetition_penalty", "returned", b"returned", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Sampling: _TypeAlias = Sampling  # noqa: Y015
+
+@_typing.final
+class ReturnedRows(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    LOGITS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    logits: _builtins.bool
+    hidden_states: _builtins.bool
+    def __init__(
+        self,
+        *,
+        start: _builtins.int = ...,
+        logits: _builtins.bool = ...,
+        hidden_states: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hidden_states", b"hidden_states", "logits", b"logits", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReturnedRows: _TypeAlias = ReturnedRows  # noqa: Y015
 
 @_typing.final
 class TokenBias(_message.Message):

@@ -17,7 +17,14 @@ from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
 from modelswarm_serving.core.kv.transfer import KvTransfers
 from modelswarm_serving.core.parts import CoreParts
 from modelswarm_serving.core.stall_estimator import StallEstimator
-from modelswarm_serving.model.base import BatchItem, Result, SampleRequest, ScoreRequest, Task
+from modelswarm_serving.model.base import (
+    BatchItem,
+    Result,
+    ReturnRequest,
+    SampleRequest,
+    ScoreRequest,
+    Task,
+)
 
 MEAN_WEIGHT = 0.1
 """Weight of the newest step in the running mean of step times."""
@@ -114,6 +121,7 @@ class Steps:
             emit_from=self._first_emitted(hop, first, end),
             sample=sample,
             score=self._score_request(hop, first, end),
+            returned=self._return_request(hop, first, end),
         )
 
     def _max_forced(self, turn: Turn, position: int) -> int:
@@ -127,6 +135,13 @@ class Steps:
             return None
         targets = hop.log[first + 1 : min(end + 1, hop.turn.begin)]
         return ScoreRequest(targets, hop.turn.sampling.prompt_logprobs) if targets else None
+
+    def _return_request(self, hop: Hop, first: int, end: int) -> ReturnRequest | None:
+        """Request what the turn wants to have of rows [first, end)."""
+        wanted = hop.returned_rows
+        if wanted is None or end <= wanted.start:
+            return None
+        return ReturnRequest(max(first, wanted.start), wanted.logits, wanted.hidden_states)
 
     def _first_emitted(self, hop: Hop, first: int, end: int) -> int:
         """Return the first position whose output row is needed. The replay log takes all rows, also those that the
@@ -233,6 +248,10 @@ class Steps:
             return "the model forced too many tokens"
         if len(result.scores) != (0 if work.score is None else len(work.score.targets)):
             return "the model scored a wrong number of tokens"
+        asked, end = work.returned, work.first + work.count
+        returned = 0 if asked is None else (end - asked.first) * asked.row_bytes(self._shape)
+        if len(result.returned) != returned:
+            return "the model returned a wrong number of logits or hidden states"
         return None
 
     def _send_outputs(self, hop: Hop, work: BatchItem, result: Result) -> None:
@@ -246,6 +265,9 @@ class Steps:
             send.send_rows(self._outbox, hop, first, rows, self._shape.row_bytes)
         if result.scores:
             send.send_prompt_logprobs(self._outbox, hop, work.first + 1, result.scores)
+        if work.returned is not None:
+            row_bytes = work.returned.row_bytes(self._shape)
+            send.return_rows(self._outbox, hop, work.returned.first, result.returned, row_bytes)
         if work.sample is not None and result.sampled is not None:
             send.send_token(self._outbox, hop, result.sampled)
         if not hop.is_head:

@@ -31,6 +31,8 @@ class ModelShape:
     max_length: int  # most positions of one session (the model's context)
     vocab_size: int
     kv_bytes: int = 8  # keys and values of one position in one block; the hash model's by default
+    logit_bytes: int = 0  # a returned row of logits; 0: this model returns none
+    hidden_bytes: int = 0  # a returned row of last hidden states; 0: this model returns none
 
     @property
     def is_head(self) -> bool:
@@ -65,6 +67,19 @@ class ScoreRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnRequest:
+    """Request to the tail for the logits and last hidden states of an item's rows from position `first` on."""
+
+    first: int  # within the item
+    logits: bool
+    hidden_states: bool
+
+    def row_bytes(self, shape: ModelShape) -> int:
+        """Return the bytes of one row: its logits, then its hidden state."""
+        return self.logits * shape.logit_bytes + self.hidden_states * shape.hidden_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class BatchItem:
     """Contiguous positions [first, first + count) of one session in one step.
 
@@ -83,6 +98,7 @@ class BatchItem:
     emit_from: int  # output rows are wanted for positions [emit, first + count); none when emit == first + count
     sample: SampleRequest | None  # tail only
     score: ScoreRequest | None = None  # tail only
+    returned: ReturnRequest | None = None  # tail only
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +159,7 @@ class Result:
     rows: bytes | memoryview | None = None
     sampled: SampledToken | None = None
     scores: tuple[PromptLogprob, ...] = ()  # one for each target of a score request
+    returned: bytes | memoryview = b""  # the rows of a return request
     error: str | None = None  # of this session only; a failure of the whole step is an exception
     fault: FaultKind = FaultKind.FAILED  # kind of the error
 

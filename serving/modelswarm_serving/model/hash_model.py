@@ -26,6 +26,7 @@ from modelswarm_serving.model.base import (
     KvWrite,
     ModelShape,
     Result,
+    ReturnRequest,
     SampledToken,
     SampleRequest,
     ScoreRequest,
@@ -276,7 +277,14 @@ class HashModel:
             picked = self._sample(item.sample, rows[-1])
         scores = () if item.score is None else self._score(item.score, rows)
         packed = self._pack_rows(emitted) if emitted else None
-        return Result(rows=packed, sampled=picked, scores=scores)
+        returned = b"" if item.returned is None else self._return_rows(item.returned, item, rows)
+        return Result(rows=packed, sampled=picked, scores=scores, returned=returned)
+
+    def _return_rows(self, wanted: ReturnRequest, item: BatchItem, rows: list[int]) -> bytes:
+        """Return the rows themselves as hidden states. Their hash is no distribution, so there are no logits."""
+        if wanted.logits or not item.first <= wanted.first < item.first + item.count:
+            raise ValueError(f"{wanted} of rows {item.first} to {item.first + item.count}")
+        return self._pack_rows(rows[wanted.first - item.first :])
 
     def _score(self, score: ScoreRequest, rows: Sequence[int]) -> tuple[PromptLogprob, ...]:
         vocabulary = self._shape.vocab_size

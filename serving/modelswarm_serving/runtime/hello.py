@@ -49,6 +49,8 @@ class ServerIdentity:
             lease_ms=round(1000 * settings.lease_seconds),
             heartbeat_ms=round(1000 * settings.heartbeat_seconds),
             grammar=grammar,
+            logit_bytes=shape.logit_bytes if shape.is_tail else 0,
+            hidden_bytes=shape.hidden_bytes if shape.is_tail else 0,
         )
 
     def member_file(self, target: str, metrics: str) -> MemberFile:

@@ -246,10 +246,7 @@ OPEN = {"open": {"model": MODEL, "max_length": 50}}
         ([OPEN, {"step": {"prompt": "x", "logprobs": 21}}], "step.logprobs"),
         ([OPEN, {"step": {"hidden_states": b"x"}}], "step.hidden_states"),
         ([OPEN, {"step": {"prompt": "x", "return_logits": True}}], "step.return_logits"),
-        (
-            [OPEN, {"step": {"prompt": "x", "return_hidden_states": True}}],
-            "step.return_hidden_states",
-        ),
+        ([OPEN, {"step": {"prompt": "x", "all_positions": True}}], "step.all_positions"),
         (
             [OPEN, {"step": {"prompt": "x", "structured_outputs": {"regex": "("}}}],
             "step.structured_outputs.regex",

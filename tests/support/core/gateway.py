@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar, Unpack
@@ -24,7 +25,13 @@ from modelswarm.protocol.messages import (
     Send,
 )
 from modelswarm_gateway.core.gateway import GatewayCore
-from modelswarm_gateway.core.interface.effects import Effect, Emitted, Refused, SessionLost
+from modelswarm_gateway.core.interface.effects import (
+    Effect,
+    Emitted,
+    Refused,
+    RowsReturned,
+    SessionLost,
+)
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
@@ -32,6 +39,7 @@ from modelswarm_gateway.core.interface.views import SessionView
 
 FOREVER = 1 << 40
 LEASE = 10.0  # seconds
+ROW_BYTES = 8  # of the hash model
 TWICE = ((0, 2), (0, 2), (2, 4), (2, 4))  # two servers for each of two spans
 E = TypeVar("E", bound=Effect)
 
@@ -89,7 +97,9 @@ class Gateway(Actor):
         if session not in self.opened and self.core.find_view(session) is None:
             self.core.open_session(session, MODEL, self.network.now, above)
         self.opened.add(session)
-        request = TurnRequest(tuple(log), new, self.sampling, credit_ahead=ahead, parent=parent)
+        request = TurnRequest(
+            tuple(log), new, self.sampling, credit_ahead=ahead, parent=parent, row_bytes=ROW_BYTES
+        )
         self.core.start_turn(session, request, self.network.now)
 
     def start(
@@ -135,6 +145,15 @@ class Gateway(Actor):
 
     def all(self, kind: type[E]) -> list[E]:
         return [effect for effect in self.effects if isinstance(effect, kind)]
+
+    def rows(self, session: str) -> list[tuple[int, int]]:
+        """Return the positions and the values of the returned rows."""
+        return [
+            (each.start + at, row)
+            for each in self.all(RowsReturned)
+            if each.session == session
+            for at, (row,) in enumerate(struct.iter_unpack("<Q", each.payload))
+        ]
 
     def last(self, kind: type[E]) -> E:
         return self.all(kind)[-1]

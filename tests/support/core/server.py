@@ -24,7 +24,14 @@ from modelswarm.protocol.messages import (
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import BatchItem, ModelShape, Result, Task
-from modelswarm_serving.model.hash_model import HashModel, reference_tokens
+from modelswarm_serving.model.hash_model import (
+    MASK,
+    HashModel,
+    embed,
+    key_value,
+    output,
+    reference_tokens,
+)
 
 MODEL = "m"
 VOCABULARY = 97
@@ -139,6 +146,7 @@ def make_server(
         total_pages=options.get("total_pages", 256),
         max_length=options.get("max_length", 4096),
         vocab_size=VOCABULARY,
+        hidden_bytes=options.get("row_bytes", 8),
     )
     peer = f"{name}/1/b"
     address = Address(peer, f"{name}:1")
@@ -171,8 +179,22 @@ def make_server(
         max_length=core.max_session_length,
         total_pages=shape.total_pages,
         page_size=shape.page_size,
+        hidden_bytes=shape.hidden_bytes if shape.is_tail else 0,
     )
     return Server(replace(own, **(hello or {})), core, HashModel(shape))  # type: ignore[arg-type]
+
+
+def expected_rows(log: Sequence[int], first: int, n_blocks: int = 4) -> list[tuple[int, int]]:
+    """Return the positions and the last hidden states of the log's entries from `first` on."""
+    sums = [0] * n_blocks
+    found = []
+    for position, token in enumerate(log):
+        row = embed(token)
+        for block in range(n_blocks):
+            stored = key_value(block, position, row)
+            row, sums[block] = output(stored, sums[block]), (sums[block] + stored) & MASK
+        found.append((position, row))
+    return found[first:]
 
 
 def expected(

@@ -37,6 +37,7 @@ from modelswarm.protocol.messages import (
     OwnedSessions,
     Refusal,
     RetainedRows,
+    ReturnedRows,
     Role,
     Sampling,
     SessionInfo,
@@ -68,6 +69,7 @@ HASHES = (b"", bytes(range(32)))
 
 MESSAGES: list[Message] = [
     HELLO,
+    LogChunk("s", EPOCH, 0, 1, (5,), Turn(9, 10, Sampling(returned=ReturnedRows(4, True)))),
     Hello((0, 3), "g", Role.GATEWAY, "", Lane.BULK, max_length=7, total_pages=8, page_size=9),
     Hello((1, 0), "g", Role.GATEWAY, "", Lane.LIVE, replaces=("g/1/ab", "g/2/cd")),
     Fence(NO_HANDLE, 4, EPOCH, 0, 0, Create("s", 0, 4, True, HASHES), Turn(99, 100, SAMPLING), 3),
@@ -173,6 +175,8 @@ def make_envelope(**body: object) -> bytes:
 
 
 INVALID_SAMPLINGS = (
+    Sampling(returned=ReturnedRows(3)),
+    Sampling(grammar=Grammar("g", "v", 1), returned=ReturnedRows(3, logits=True)),
     Sampling(temperature=math.nan),
     Sampling(temperature=math.inf),
     Sampling(temperature=-1.0),

@@ -16,7 +16,7 @@ from modelswarm_gateway.api.failover import StreamFailover
 from modelswarm_gateway.api.forwarding import PeerGone
 from modelswarm_gateway.api.grpc.forwarding import forward_stream, is_alive_at
 from modelswarm_gateway.api.grpc.requests import count_answers, parse_generate_request
-from modelswarm_gateway.api.grpc.responses import add_prompt, response_part, usage_of
+from modelswarm_gateway.api.grpc.responses import add_prompt, response_part, rows_end, usage_of
 from modelswarm_gateway.api.merged_chunks import merge_chunks
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.continuation import append_unknown
@@ -50,6 +50,8 @@ async def stream_answer(
                 async for part in parts:
                     yield part
                     last = part if part.token_ids else last
+                    if part.HasField("rows_position"):
+                        request.rows_after = rows_end(part)
                     failover.on_delivered()
             return
         except (PeerGone, ApiError) as error:

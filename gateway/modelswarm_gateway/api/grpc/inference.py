@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 
 from grpc import aio
@@ -18,7 +18,7 @@ from modelswarm_gateway.api.forwarding import FORWARDED_HEADER
 from modelswarm_gateway.api.grpc.answers import Caller, stream_answer
 from modelswarm_gateway.api.grpc.field_names import rename_field
 from modelswarm_gateway.api.grpc.model_calls import ModelCalls, answer_or_abort
-from modelswarm_gateway.api.grpc.requests import count_answers
+from modelswarm_gateway.api.grpc.requests import check_unary, count_answers
 from modelswarm_gateway.api.grpc.responses import join_parts
 from modelswarm_gateway.api.grpc.sessions.control import SessionControl
 from modelswarm_gateway.api.grpc.sessions.stream import SessionStream
@@ -37,7 +37,7 @@ class Inference(ModelCalls):
     async def Generate(
         self, request: api_pb2.GenerateRequest, context: Context
     ) -> api_pb2.GenerateResponse:
-        parts = [part async for part in self._answer(request, context)]
+        parts = [part async for part in self._answer(request, context, check_unary)]
         if not parts:
             return api_pb2.GenerateResponse()  # the call was aborted
         return join_parts(parts, count_answers(request))
@@ -95,13 +95,17 @@ class Inference(ModelCalls):
         return await answer_or_abort(close, context, api_pb2.CloseSessionResponse)
 
     async def _answer(
-        self, request: api_pb2.GenerateRequest, context: Context
+        self,
+        request: api_pb2.GenerateRequest,
+        context: Context,
+        check: Callable[[api_pb2.GenerateRequest], None] = lambda _: None,
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         async def accept() -> None:
             await context.send_initial_metadata(())  # the call was accepted, and waits
 
         failure: ApiError | None = None
         try:
+            check(request)
             answer = stream_answer(self._service, request, Caller(_is_forwarded(context), accept))
             async with aclosing(answer) as parts:
                 async for part in parts:

@@ -22,6 +22,7 @@ from modelswarm_gateway.api.http.openai_requests import (
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import ApiError, invalid_request
 from modelswarm_gateway.generation.request import GenerationRequest, Prompt, TokenPrompt
+from modelswarm_gateway.generation.returned_rows import RowOptions
 
 _MARK = re.compile("[0-9a-f]{8}")
 # Fields of GenerateRequest with the names and the meaning of `POST /v1/completions`.
@@ -52,6 +53,37 @@ def parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReques
         raise rename_field(error) from error
 
 
+def _row_options(request: api_pb2.GenerateRequest) -> RowOptions | None:
+    """Return the rows to return; None if there are none. Raise ApiError."""
+    if not (request.return_logits or request.return_hidden_states):
+        for field in ("all_positions", "rows_after"):
+            if field in {each.name for each, _ in request.ListFields()}:
+                detail = "it is about rows; set return_logits or return_hidden_states"
+                raise invalid_request(field, f"{field}: {detail}")
+        return None
+    after = request.rows_after if request.HasField("rows_after") else None
+    options = RowOptions(
+        request.return_logits, request.return_hidden_states, request.all_positions, after
+    )
+    for field, is_used in (
+        ("n", count_answers(request) > 1),
+        ("echo", request.echo),
+        ("prompt_logprobs", request.HasField("prompt_logprobs")),
+    ):
+        if is_used:
+            detail = f"an answer with {options.param} cannot have it; leave one of them out"
+            raise invalid_request(field, f"{field}: {detail}")
+    return options
+
+
+def check_unary(request: api_pb2.GenerateRequest) -> None:
+    """Raise ApiError for what only a stream can answer."""
+    options = _row_options(request)
+    if options is not None:
+        detail = "rows come in many messages; call GenerateStream or Session"
+        raise invalid_request(options.param, f"{options.param}: {detail}")
+
+
 def count_answers(request: api_pb2.GenerateRequest) -> int:
     """Return the number of answers to the prompt of a request that was parsed."""
     return request.n if request.HasField("n") else 1
@@ -75,6 +107,7 @@ def _parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReque
         default_max_tokens=None,
         resume_after=after,
         resume_mark=request.resume_mark,
+        rows=_row_options(request),
     )
 
 

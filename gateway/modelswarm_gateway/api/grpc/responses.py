@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
 from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.returned_rows import RowBlock
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 
@@ -17,7 +18,7 @@ def response_part(
     name: str, chunk: OutputChunk, generation: Generation, index: int
 ) -> api_pb2.GenerateResponse:
     """Return the next part of the answer `index`."""
-    return api_pb2.GenerateResponse(
+    part = api_pb2.GenerateResponse(
         id=name,
         text=chunk.text,
         token_ids=chunk.tokens,
@@ -27,6 +28,24 @@ def response_part(
         finish_reason=chunk.finish or "",
         logprobs=[_logprob(entry, generation.tokenizer) for entry in chunk.logprobs],
     )
+    if chunk.rows is not None:
+        _add_rows(part, chunk.rows)
+    return part
+
+
+def _add_rows(part: api_pb2.GenerateResponse, rows: RowBlock) -> None:
+    part.rows_position = rows.start
+    for tensor, data in ((part.logits, rows.logits), (part.hidden_states, rows.hidden_states)):
+        if data:
+            tensor.dtype, tensor.data = rows.sizes.dtype, data
+            size = len(data) // rows.count // rows.sizes.number_bytes
+            tensor.shape.extend((rows.count, size))
+
+
+def rows_end(part: api_pb2.GenerateResponse) -> int:
+    """Return the position behind the last row of a part with rows."""
+    shape = part.logits.shape or part.hidden_states.shape
+    return part.rows_position + shape[0]
 
 
 def add_prompt(

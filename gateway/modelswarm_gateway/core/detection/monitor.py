@@ -198,7 +198,7 @@ class HealthMonitor:
         before, self._progress = self._progress, {}
         pending_rows: Counter[PeerId] = Counter()
         for session in sessions:
-            progress = before.get(session.name) or Progress(session.epoch, session.groups, time)
+            progress = before.get(session.name) or Progress(session.epoch, session.progress, time)
             progress.observe(session, time)
             self._progress[session.name] = progress
             if session.pending_prefill_rows:

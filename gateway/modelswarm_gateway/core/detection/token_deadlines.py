@@ -28,22 +28,22 @@ class Progress:
     """The last progress of a session."""
 
     epoch: Epoch
-    groups: int  # Tokens logged
+    items: int  # Tokens logged, and items with returned rows
     progress_at: float
     seconds_per_token: float = 0.0  # the longest of the last ones; forced tokens take none
 
     def observe(self, session: Session, time: float) -> None:
-        if (session.epoch, session.groups) == (self.epoch, self.groups):
+        if (session.epoch, session.progress) == (self.epoch, self.items):
             return
         if session.epoch == self.epoch:
-            gap = (time - self.progress_at) / (session.groups - self.groups)
+            gap = (time - self.progress_at) / (session.progress - self.items)
             self.seconds_per_token = max(gap, GAP_DECAY * self.seconds_per_token)
-        self.epoch, self.groups, self.progress_at = session.epoch, session.groups, time
+        self.epoch, self.items, self.progress_at = session.epoch, session.progress, time
 
 
 def is_token_due(session: Session) -> bool:
-    """True if the swarm may produce a token now: the client has read enough (R7, credit)."""
-    return session.state is SessionState.RUNNING and session.length <= session.credit
+    """True if the swarm may produce a token, or rows, now: the client has read enough (R7, credit)."""
+    return session.state is SessionState.RUNNING and session.has_credit
 
 
 def token_timeout(expected: float, overdues: int) -> float:

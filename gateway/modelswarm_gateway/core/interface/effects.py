@@ -48,6 +48,15 @@ class PromptScored:
 
 
 @dataclass(frozen=True, slots=True)
+class RowsReturned:
+    """Returned rows of the log entries from `start` on: each once, in order, before the entry after it is emitted."""
+
+    session: str
+    start: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A turn that did not start; its session is parked and still open."""
 
@@ -131,6 +140,7 @@ Effect: TypeAlias = (
     Send
     | Emitted
     | PromptScored
+    | RowsReturned
     | Refused
     | SessionLost
     | OwnershipLost

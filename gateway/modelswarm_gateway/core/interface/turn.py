@@ -43,6 +43,17 @@ class TurnRequest:
     keeps_logprobs: bool = False  # with the log, for a stream that is resumed
     reservation: Reservation | None = None  # None: that of the session's turns before
     parent: str = ""  # session whose KV a first turn copies, as far as the logs agree (R15, forks)
+    row_bytes: int = 0  # bytes of one returned row (`sampling.returned`)
+
+    @property
+    def discards_token(self) -> bool:
+        """True if a token is sampled only so that the row of the last entry is returned."""
+        return self.max_tokens == 0 and self.sampling.returned is not None
+
+    @property
+    def new_tokens(self) -> int | None:
+        """Most tokens that the servers sample; None: up to the end of the context."""
+        return 1 if self.discards_token else self.max_tokens
 
     def session_length(self, before: Turn) -> int:
         """Return the positions that are reserved for the whole session; 0: only those of its turns."""

@@ -37,6 +37,7 @@ from modelswarm_gateway.core.sessions.hop_messages import HopMessages
 from modelswarm_gateway.core.sessions.hop_table import HopTable
 from modelswarm_gateway.core.sessions.prompt_scores import truncate_unscored
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
+from modelswarm_gateway.core.sessions.returned_rows import truncate_missing
 from modelswarm_gateway.core.sessions.session import (
     NO_TRUNCATION,
     Hop,
@@ -90,6 +91,7 @@ class Recovery:
         session.attempts += 1
         session.truncate_hops(session.length)
         truncate_unscored(session)
+        truncate_missing(session)
         for hop in session.owned_hops:
             hop.is_fenced, hop.is_round_trip_timed = False, True
         if session.attempts % self._settings.attempts_without_token == 0:

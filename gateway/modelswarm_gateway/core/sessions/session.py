@@ -123,6 +123,10 @@ class Session:
 
     turn: Turn = field(default_factory=lambda: Turn(reserved_positions=1, end=1))
     scored: int = 1  # entries of the prompt below this have their log probabilities
+    next_row: int = 0  # the first row to be returned that is missing
+    row_bytes: int = 0  # of a returned row
+    returned_groups: int = 0  # items with returned rows that were taken
+    discards_token: bool = False  # the token of this turn is not logged
     turn_number: int = 0
     read_only: bool = False  # max_tokens 0
     has_run: bool = False  # an epoch was started: hops created from now on are for recovery
@@ -157,6 +161,11 @@ class Session:
     @property
     def length(self) -> int:
         return len(self.log)
+
+    @property
+    def progress(self) -> int:
+        """Number of items that have brought the turns on: Tokens and returned rows."""
+        return self.groups + self.returned_groups
 
     @property
     def is_in_turn(self) -> bool:
@@ -255,15 +264,28 @@ class Session:
         return min(self.credit_ahead, self.credit_cap)
 
     @property
+    def returns_rows(self) -> bool:
+        """True if the turn wants rows of logits or hidden states."""
+        return self.turn.sampling.returned is not None
+
+    @property
+    def has_credit(self) -> bool:
+        """True if the tail may sample, or return a row, because the client has read enough (R7, credit)."""
+        return (self.next_row if self.returns_rows else self.length - 1) < self.credit
+
+    @property
     def is_quiescent(self) -> bool:
         """True if the tail may not sample after the newest token: no row of the session is in flight."""
+        if self.returns_rows and self.next_row < self.length - 1:
+            return False  # rows of the prompt may be on their way
         return not self.read_only and self.length > self.credit
 
     @property
     def waits_for_reader(self) -> bool:
-        """True if the tail may not sample because the client has not read enough. False during a cutover, which also
+        """True if the tail may not go on because the client has not read enough. False during a cutover, which also
         takes the credit away."""
-        return self.state is SessionState.RUNNING and self.credit_cap is None and self.is_quiescent
+        is_running = self.state is SessionState.RUNNING and self.credit_cap is None
+        return is_running and not self.has_credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +308,11 @@ class Fork:
 def find_fork(session: Session, parent: Session | None) -> Fork | None:
     """Return what the first turn of a session can copy from its parent.
 
-    Nothing if the log probabilities of its prompt are wanted, because only rows that run can be scored.
+    Nothing if log probabilities of its prompt or rows are wanted: only rows that run can be scored or returned.
     """
     if parent is None or session.has_run or session.turn.sampling.prompt_logprobs >= 0:
+        return None
+    if session.returns_rows:
         return None
     if (parent.model, parent.variant) != (session.model, session.variant):
         return None

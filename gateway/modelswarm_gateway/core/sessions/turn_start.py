@@ -5,9 +5,22 @@ Used by `gateway.py`. Knows neither servers nor routes.
 
 from __future__ import annotations
 
+from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.turn import RefusalReason, TurnRequest
 from modelswarm_gateway.core.sessions.prompt_scores import begin_scores
+from modelswarm_gateway.core.sessions.returned_rows import begin_rows
 from modelswarm_gateway.core.sessions.session import Session, find_fork
+
+
+def fit_turn(s: Session, request: TurnRequest, context: int) -> int:
+    """Return the most entries that the log may have. Raise PromptTooLong."""
+    length, limit, holder = len(request.tokens), context, "this model's context"
+    reserved = request.session_length(s.turn)
+    if 0 < reserved < limit:
+        limit, holder = reserved, "this session, by its max_length,"
+    if length > limit or (length == limit and request.new_tokens != 0):
+        raise PromptTooLong(length, limit, holder)
+    return limit
 
 
 def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | None = None) -> None:
@@ -20,8 +33,8 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     s.keeps_logprobs = request.keeps_logprobs
     if not request.is_resumed:
         s.logprobs = {}
-    s.read_only = request.max_tokens == 0
-    end = limit if request.max_tokens is None else min(limit, length + request.max_tokens)
+    s.read_only = request.new_tokens == 0
+    end = limit if request.new_tokens is None else min(limit, length + request.new_tokens)
     begin = length if request.begin is None else request.begin
     s.turn = request.turn_after(s.turn, begin, end)
     s.fork = find_fork(s, parent)
@@ -29,6 +42,7 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     s.turn_number += 1
     s.reused = s.replayed = 0
     s.credit_ahead, s.read_position = max(1, request.credit_ahead), length
+    begin_rows(s, request)
     s.record_progress()
     s.is_resumed = request.is_resumed
     s.excluded.clear()

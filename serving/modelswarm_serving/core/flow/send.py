@@ -112,10 +112,25 @@ def send_prompt_logprobs(
         out.send_to_gateway(hop.gateway, item)
 
 
+def return_rows(
+    out: Outbox, hop: Hop, first: int, rows: bytes | memoryview, row_bytes: int
+) -> None:
+    """Send logits and hidden states of rows [first, ...) to the gateway, on bulk."""
+    started = hop.started
+    assert started is not None
+    count, view = len(rows) // row_bytes, memoryview(rows)
+    step = max(1, BULK_GROUP_BYTES // row_bytes)
+    for at in range(0, count, step):
+        part = view[at * row_bytes : (at + step) * row_bytes]
+        item = Rows(hop.gateway_handle, started.epoch, first + at, len(part) // row_bytes, part)
+        out.send_to_gateway(hop.gateway, item, Lane.BULK)
+
+
 def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
     """Append the sampled token and those forced after it to the log, and send them as one group.
 
-    To the gateway always, to the ring up to the credit (R7, credit).
+    To the gateway always, to the ring up to the credit (R7, credit). It must not overtake the rows that the gateway
+    wants to have of earlier entries, so it goes on their lane.
     """
     started = hop.started
     assert started is not None
@@ -144,7 +159,8 @@ def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
             token, handle=started.ring.handle, store_only=hop.finished, top=()
         )
         release_token(out, hop)  # before the gateway's copy: the head waits for it
-    out.send_to_gateway(hop.gateway, token)
+    lane = Lane.LIVE if hop.returned_rows is None else Lane.BULK
+    out.send_to_gateway(hop.gateway, token, lane)
 
 
 def release_token(out: Outbox, hop: Hop) -> None:

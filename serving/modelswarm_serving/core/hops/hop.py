@@ -20,6 +20,7 @@ from modelswarm.protocol.messages import (
     FenceAck,
     Input,
     Neighbour,
+    ReturnedRows,
     Rows,
     Sampling,
     StartEpoch,
@@ -297,12 +298,19 @@ class Hop:
             end = min(end, started.length - 1)
         if self.scores_prompt and len(self.log) < started.length:
             end = min(end, self.kv)  # a row is scored with the log entry after it
+        if (returned := self.returned_rows) is not None:  # R7 (credit)
+            end = min(end, max(self.credit, returned.start))
         return min(end, self.turn.reserved_positions)
 
     @property
     def scores_prompt(self) -> bool:
         """True for a tail that reports the log probabilities of the prompt."""
         return self.is_tail and self.turn.sampling.prompt_logprobs >= 0
+
+    @property
+    def returned_rows(self) -> ReturnedRows | None:
+        """The rows that a tail returns to the gateway; None for other hops, and if the turn asks for none."""
+        return self.turn.sampling.returned if self.is_tail else None
 
     def is_neighbour(self, peer: PeerId) -> bool:
         started = self.started

@@ -30,6 +30,7 @@ from modelswarm_serving.model.base import (
     ModelShape,
     OutOfDeviceMemory,
     Result,
+    ReturnRequest,
     SampledToken,
     SampleRequest,
     ScoreRequest,
@@ -239,7 +240,25 @@ class TransformerSpan:
             else:
                 found = scores.get(id(work), ())
                 results[id(work)] = Result(sampled=self._add_forced(pick, picked), scores=found)
+        for row, work in zip(layout.starts, layout.items, strict=True):
+            if work.returned is not None and results[id(work)].error is None:
+                part = rows[row + work.returned.first - work.first : row + work.count]
+                returned = self._return_rows(part, work.returned)
+                results[id(work)] = replace(results[id(work)], returned=returned)
         return results
+
+    def _return_rows(self, rows: Tensor, wanted: ReturnRequest) -> bytes:
+        """Return logits and normed hidden states of rows [n, hidden] of the last block as bytes, row by row."""
+        assert self._loaded.norm is not None
+        made = bytearray()
+        for start in range(0, len(rows), LOGIT_ROWS):
+            part = rows[start : start + LOGIT_ROWS]
+            columns = [self.logits(part)] if wanted.logits else []
+            if wanted.hidden_states:
+                columns.append(self._loaded.norm(part))
+            joined = torch.cat([each.to(self._dtype) for each in columns], dim=1).contiguous()
+            made += to_host(joined.view(torch.uint8)).numpy().tobytes()
+        return bytes(made)
 
     def _score_rows(self, rows: Tensor, score: ScoreRequest) -> tuple[PromptLogprob, ...]:
         """Return the log probabilities of the targets, some rows at a time, as the memory plan counts them."""

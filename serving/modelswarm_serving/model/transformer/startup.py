@@ -207,6 +207,8 @@ def plan_shape(
         max_length=length,
         vocab_size=config.vocab,
         kv_bytes=facts.kv_bytes(options.dtype),
+        logit_bytes=config.vocab * DTYPES[options.dtype],
+        hidden_bytes=facts.row_bytes(options.dtype),
     )
     return shape, facts
 

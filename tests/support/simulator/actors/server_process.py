@@ -101,6 +101,7 @@ class ServerProcess:
             total_pages=layout.total_pages,
             max_length=layout.max_length,
             vocab_size=tools.scenario.vocab,
+            hidden_bytes=ROW_BYTES,
         )
         settings = ServerSettings(
             address=self.address,

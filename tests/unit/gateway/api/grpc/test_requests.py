@@ -46,6 +46,10 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "include_stop_str_in_output": (BASE, True),
     "truncate_prompt_tokens": (BASE, 5),
     "truncation_side": ({**BASE, "truncate_prompt_tokens": 5}, "right"),
+    "return_logits": (BASE, True),
+    "return_hidden_states": (BASE, True),
+    "all_positions": ({**BASE, "return_logits": True}, True),
+    "rows_after": ({**BASE, "return_logits": True}, 4),
 }
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,

@@ -1,0 +1,31 @@
+"""Sizes of the rows of logits and hidden states that servers return, by their Hello. Knows no servers."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from modelswarm.protocol.messages import Hello
+
+# Bytes of one number. Rows of another dtype, or of none, are returned as raw bytes.
+_NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+RAW = "uint8"
+
+
+class RowSizes(NamedTuple):
+    """Bytes of one returned row; 0: the servers return none."""
+
+    logit_bytes: int = 0
+    hidden_bytes: int = 0
+    dtype: str = RAW
+
+    @staticmethod
+    def of(hello: Hello) -> RowSizes:
+        dtype = hello.dtype if hello.dtype in _NUMBER_BYTES else RAW
+        return RowSizes(hello.logit_bytes, hello.hidden_bytes, dtype)
+
+    @property
+    def number_bytes(self) -> int:
+        return _NUMBER_BYTES.get(self.dtype, 1)
+
+
+NO_ROWS = RowSizes()
