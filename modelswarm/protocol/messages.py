@@ -194,6 +194,7 @@ class Input:
     epoch: Epoch
     start: int
     tokens: tuple[int, ...]
+    rows: bytes = b""  # of the opaque ones among them (R14, opaque rows)
 
 
 class Finish(enum.Enum):
@@ -328,6 +329,7 @@ class LogChunk:
     total: int
     tokens: tuple[int, ...]
     turn: Turn | None = None
+    rows: bytes = b""  # of the opaque entries among `tokens`
 
 
 class DrainState(enum.Enum):

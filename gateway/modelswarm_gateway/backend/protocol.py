@@ -54,6 +54,10 @@ class SessionBackend(Protocol):
         """Return the log and the last turn of an open session; None if it had no turn."""
         ...
 
+    def opaque_bytes(self) -> int:
+        """Return the bytes of the rows that the logs of all sessions keep in place of tokens."""
+        ...
+
     def truncate_log(self, session: str, length: int) -> None:
         """Truncate the log of a session whose turn is over to `length` entries."""
         ...

@@ -53,7 +53,7 @@ from modelswarm_gateway.core.sessions.epoch_counters import EpochCounters, witho
 from modelswarm_gateway.core.sessions.prompt_scores import needs_scores, take_scores
 from modelswarm_gateway.core.sessions.returned_rows import take_rows
 from modelswarm_gateway.core.sessions.session import Session, SessionState
-from modelswarm_gateway.core.sessions.turn_start import begin_turn, fit_turn
+from modelswarm_gateway.core.sessions.turn_start import begin_turn, check_replaceable, fit_turn
 from modelswarm_gateway.core.snapshots import owned_sessions, server_view, session_view
 from modelswarm_gateway.core.takeover.session_search import SessionSearch
 
@@ -243,6 +243,7 @@ class GatewayCore:
         variant = self._registry.active_variant(s.model)
         if variant is not None and s.variant != variant:
             # The model was replaced: the KV on the servers belongs to the old one.
+            check_replaceable(s)
             self._recovery.close_hops(s)
             s.variant = variant
         begin_turn(s, request, limit, self._sessions.get(request.parent))
@@ -417,7 +418,8 @@ class GatewayCore:
             return
         if report.kind in (FaultKind.FAILED, FaultKind.NOT_FINITE):
             session.model_failures += 1
-            if session.model_failures > 1:
+            by_rows = session.opaque and report.kind is FaultKind.NOT_FINITE  # the client's
+            if session.model_failures > 1 or by_rows:
                 self._recovery.fail(session, f"the model failed at {peer}: {report.detail}")
                 return
             self._registry.on_step_failed(peer, now)

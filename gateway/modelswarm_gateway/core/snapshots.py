@@ -67,4 +67,5 @@ def session_view(s: Session, registry: ServerRegistry) -> SessionView:
         and not (s.query and s.query.is_cut_off),
         newest_run_epoch=s.newest_run_epoch,
         waits_for_reader=s.waits_for_reader,
+        opaque_bytes=sum(map(len, s.opaque.values())),
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from modelswarm.protocol.messages import Finish, PromptLogprob
+from modelswarm.protocol.opaque import without_opaque
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.backend.token_stream import RowsEvent, StreamEvent, TokenEvent, TokenStream
 from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
@@ -18,7 +19,7 @@ from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn
-from modelswarm_gateway.generation.returned_rows import RowBlock, RowsBuffer
+from modelswarm_gateway.generation.rows.returned_rows import RowBlock, RowsBuffer
 from modelswarm_gateway.generation.stop_strings import StopMatcher
 from modelswarm_gateway.generation.tool_calls.answer import (
     PROMPT_END_TOKENS,
@@ -109,12 +110,11 @@ class Generation:
         self._turn, self._epoch_floor = turn, start.epoch_floor
         self._form = start.form
         self.sampling = (start.resumed.turn if start.resumed else turn).sampling
-        self._answer = self._parser(start)
+        last = without_opaque(turn.tokens[-PROMPT_END_TOKENS:])
+        self._answer = self._parser(start, last)
         markers = start.form.markers if self._answer else ()
         text = request.text
-        self._detokenizer = start.tokenizer.detokenizer(
-            turn.tokens, markers, all_special=text.all_special
-        )
+        self._detokenizer = start.tokenizer.detokenizer(last, markers, all_special=text.all_special)
         self._events: list[OutputEvent] = []  # of the next chunk
         self._stops = StopMatcher(request.stop, keeps_match=text.keeps_stop)
         self._logprobs = LogprobsBuffer() if turn.keeps_logprobs else None
@@ -160,13 +160,13 @@ class Generation:
         start = TurnStart(turn, self.tokenizer, self._context.clock(), form=self._form)
         return Generation(self._context, self._request, start)
 
-    def _parser(self, start: TurnStart) -> AnswerParser | None:
+    def _parser(self, start: TurnStart, last: Sequence[int]) -> AnswerParser | None:
         """Return the parser of the answer; None if it is plain text."""
         options, turn = self._request.answer, start.turn
         if options is None or not has_events(options, start.form):
             return None
         seed = self.sampling.seed + self.sampling.choice
-        end = start.tokenizer.decode(turn.tokens[-PROMPT_END_TOKENS:], start.form.markers)
+        end = start.tokenizer.decode(last, start.form.markers)
         return AnswerParser(options, start.form, turn.tokens, end, seed)
 
     @property

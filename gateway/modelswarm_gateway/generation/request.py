@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from modelswarm.protocol.opaque import opaque_entries
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
 from modelswarm_gateway.generation.grammar.source import GrammarSource
-from modelswarm_gateway.generation.returned_rows import RowOptions
+from modelswarm_gateway.generation.rows.returned_rows import RowOptions
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, check_answer
 from modelswarm_gateway.generation.tool_calls.families import ChatFormat
 from modelswarm_gateway.generation.tool_calls.template_input import template_messages
@@ -52,7 +53,16 @@ class ChatPrompt:
     continues: bool = False  # the answer goes on with the last message's text
 
 
-Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt
+@dataclass(frozen=True, slots=True)
+class RowsPrompt:
+    """Rows that stand in place of tokens' embeddings."""
+
+    dtype: str
+    shape: tuple[int, ...]  # as the client gave it
+    data: bytes
+
+
+Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt | RowsPrompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +183,8 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
                         request.prompt_field, f"{request.prompt_field}[{place}]: {detail}"
                     )
             return ids
+        case RowsPrompt(shape=shape, data=data):
+            return opaque_entries(data, len(data) // shape[0])
         case TextPrompt(words, special):
             special = special and not request.append
             return tuple(await text.encode(words, special=special, limit=limit))

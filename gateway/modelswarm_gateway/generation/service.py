@@ -43,7 +43,8 @@ from modelswarm_gateway.generation.request import (
     token_limit,
 )
 from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
-from modelswarm_gateway.generation.returned_rows import RowsBuffer, check_rows, with_rows
+from modelswarm_gateway.generation.rows.opaque_rows import add_opaque, check_input_rows
+from modelswarm_gateway.generation.rows.returned_rows import RowsBuffer, check_rows, with_rows
 from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.generation.tool_calls.answer import PROMPT_END_TOKENS
 from modelswarm_gateway.generation.tool_calls.families import ChatFormat, find_format
@@ -158,6 +159,7 @@ class GenerationService:
         form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)
         request = fit_to_format(request, form)
         check_rows(request.rows, card.rows)
+        check_input_rows(request, card.rows, self.backend.opaque_bytes)
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         sampling = await add_bad_words(sampling, request.options, tokenizer)
@@ -201,6 +203,8 @@ class GenerationService:
                 turn = replace(turn, tokens=append_to_log(kept, tokens, request.position))
                 position = len(kept.tokens) if kept else 0
                 position = position if request.position is None else request.position
+        if resumed is None:
+            turn = add_opaque(turn, request, card.rows.hidden_bytes, position or 0)
         turn, rows = _add_rows(turn, request, card, position)
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form, rows)
         return Generation(self._context, request, begin)

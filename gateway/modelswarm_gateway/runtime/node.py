@@ -235,6 +235,9 @@ class Node:
     def kept_turn(self, session: str) -> ParkedTurn | None:
         return self._core.parked_turn(session)
 
+    def opaque_bytes(self) -> int:
+        return sum(view.opaque_bytes for view in self._core.session_views())
+
     def truncate_log(self, session: str, length: int) -> None:
         self._driver.call(self._core.truncate_turn, session, length)
 

@@ -35,6 +35,7 @@ class GenerateRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
@@ -120,6 +121,12 @@ class GenerateRequest(_message.Message):
         """used unchanged"""
 
     @_builtins.property
+    def hidden_states(self) -> Global___Tensor:
+        """[rows, hidden size] in the servers' dtype: each stands in place of a token's embedding, as `inputs_embeds` of
+        transformers does. RESOURCE_EXHAUSTED: the gateway keeps too many rows.
+        """
+
+    @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -134,6 +141,7 @@ class GenerateRequest(_message.Message):
         prompt: _builtins.str = ...,
         chat: Global___Messages | None = ...,
         tokens: Global___TokenIds | None = ...,
+        hidden_states: Global___Tensor | None = ...,
         max_tokens: _builtins.int | None = ...,
         sampling: Global___Sampling | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
@@ -159,9 +167,9 @@ class GenerateRequest(_message.Message):
         all_positions: _builtins.bool = ...,
         rows_after: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "rows_after", b"rows_after", "sampling", b"sampling", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "hidden_states", b"hidden_states", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "rows_after", b"rows_after", "sampling", b"sampling", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "all_positions", b"all_positions", "append", b"append", "chat", b"chat", "echo", b"echo", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "return_prompt_token_ids", b"return_prompt_token_ids", "rows_after", b"rows_after", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "all_positions", b"all_positions", "append", b"append", "chat", b"chat", "echo", b"echo", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "return_prompt_token_ids", b"return_prompt_token_ids", "rows_after", b"rows_after", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -183,7 +191,7 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "tokens"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["prompt", "chat", "tokens", "hidden_states"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
@@ -912,8 +920,6 @@ class SessionStep(_message.Message):
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     ALL_POSITIONS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    hidden_states: _builtins.bytes
-    """refused: not built"""
     max_tokens: _builtins.int
     """unset: up to max_length"""
     ignore_eos: _builtins.bool
@@ -928,6 +934,8 @@ class SessionStep(_message.Message):
     @_builtins.property
     def tokens(self) -> Global___TokenIds: ...
     @_builtins.property
+    def hidden_states(self) -> Global___Tensor: ...
+    @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
@@ -939,7 +947,7 @@ class SessionStep(_message.Message):
         prompt: _builtins.str = ...,
         chat: Global___Messages | None = ...,
         tokens: Global___TokenIds | None = ...,
-        hidden_states: _builtins.bytes = ...,
+        hidden_states: Global___Tensor | None = ...,
         max_tokens: _builtins.int | None = ...,
         sampling: Global___Sampling | None = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,

@@ -890,8 +890,10 @@ class Input(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     start: _builtins.int
+    rows: _builtins.bytes
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -903,10 +905,11 @@ class Input(_message.Message):
         epoch: Global___Epoch | None = ...,
         start: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
+        rows: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "handle", b"handle", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "handle", b"handle", "rows", b"rows", "start", b"start", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1337,9 +1340,11 @@ class LogChunk(_message.Message):
     TOTAL_FIELD_NUMBER: _builtins.int
     TOKENS_FIELD_NUMBER: _builtins.int
     TURN_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     start: _builtins.int
     total: _builtins.int
+    rows: _builtins.bytes
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -1355,10 +1360,11 @@ class LogChunk(_message.Message):
         total: _builtins.int = ...,
         tokens: _abc.Iterable[_builtins.int] | None = ...,
         turn: Global___Turn | None = ...,
+        rows: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "session", b"session", "start", b"start", "tokens", b"tokens", "total", b"total", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "rows", b"rows", "session", b"session", "start", b"start", "tokens", b"tokens", "total", b"total", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

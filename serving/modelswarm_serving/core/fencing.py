@@ -145,7 +145,7 @@ class Fencing:
             EarlyMessages(hop.early.rows, hop.early.row_count, hop.early.windows),
         )
         for entries in early.inputs:
-            receive_input(hop, entries, self._shape.vocab_size)
+            receive_input(hop, entries, self._shape.vocab_size, self._shape.row_bytes)
         self._renew_grant(hop, now)
         self._acknowledge(hop, refusal)
 

@@ -282,7 +282,7 @@ class ServerCore:
         if hop.pending_fence is not None:
             receive.buffer_early_input(hop.early, entries)
             return
-        fault = receive.receive_input(hop, entries, self._shape.vocab_size)
+        fault = receive.receive_input(hop, entries, self._shape.vocab_size, self._shape.row_bytes)
         if self._stop_on_fault(hop, peer, fault):
             self._steps.schedule_ready(hop, now)
 

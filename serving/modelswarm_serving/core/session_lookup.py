@@ -18,6 +18,7 @@ from modelswarm.protocol.messages import (
     LogRequest,
     SessionInfo,
 )
+from modelswarm.protocol.opaque import join_rows
 from modelswarm_serving.core.hops.hop import Hop
 from modelswarm_serving.core.hops.hop_table import HopTable
 from modelswarm_serving.core.hops.outbox import Outbox
@@ -25,6 +26,8 @@ from modelswarm_serving.core.hops.peers import Peers
 
 CHUNK_TOKENS = 8192
 """Log entries of one LogChunk: at most 40 KiB on the wire, so that they delay nothing for long."""
+CHUNK_ROW_BYTES = 128 << 10
+"""Rows of opaque entries in one LogChunk."""
 CLAIM_SECONDS = 2.0
 """A claim ends this long after the claimant's last FindSession: its Fences follow after one or two round trips."""
 
@@ -107,14 +110,17 @@ class SessionLookup:
             return
         hop = max(hops, key=lambda hop: hop.durable_log)
         log, hop.kept_since = hop.log[: hop.durable_log], self._peers.elapsed(now)
-        for start in range(0, max(1, len(log)), CHUNK_TOKENS):
+        row_bytes = max(map(len, hop.opaque.values()), default=1)
+        most = max(1, min(CHUNK_TOKENS, CHUNK_ROW_BYTES // row_bytes))
+        for start in range(0, max(1, len(log)), most):
             chunk = LogChunk(
                 session=hop.session,
                 epoch=hop.epoch,
                 start=start,
                 total=len(log),
-                tokens=tuple(log[start : start + CHUNK_TOKENS]),
+                tokens=tuple(log[start : start + most]),
                 turn=None if start else hop.turn,
+                rows=join_rows(hop.opaque, start, min(len(log), start + most)),
             )
             self._outbox.send_to_gateway(peer, chunk, Lane.BULK)
 

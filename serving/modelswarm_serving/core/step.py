@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from modelswarm.protocol.messages import Turn
+from modelswarm.protocol.opaque import is_opaque
 from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.flow import send
 from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
@@ -116,12 +117,13 @@ class Steps:
             first=first,
             count=end - first,
             blocks=(hop.first, hop.last),
-            tokens=hop.log[first:end] if hop.is_head else None,
+            tokens=_tokens_of(hop, first, end) if hop.is_head else None,
             rows=None if hop.is_head else hop.row_buffer.take(end - first),
             emit_from=self._first_emitted(hop, first, end),
             sample=sample,
             score=self._score_request(hop, first, end),
             returned=self._return_request(hop, first, end),
+            opaque=_opaque_rows(hop, first, end) if hop.is_head else {},
         )
 
     def _max_forced(self, turn: Turn, position: int) -> int:
@@ -293,3 +295,16 @@ class Steps:
             self._scheduler.remove_hop(hop)
             self._flow_control.remove_hop(hop)
             self._outbox.report_fault(hop, peer, fault)
+
+
+def _tokens_of(hop: Hop, first: int, end: int) -> list[int]:
+    """Return log entries [first, end); opaque ones are 0."""
+    entries = hop.log[first:end]
+    return [0 if is_opaque(entry) else entry for entry in entries] if hop.opaque else entries
+
+
+def _opaque_rows(hop: Hop, first: int, end: int) -> dict[int, bytes]:
+    """Return the rows of the opaque ones of log entries [first, end)."""
+    return (
+        {at: hop.opaque[at] for at in range(first, end) if at in hop.opaque} if hop.opaque else {}
+    )

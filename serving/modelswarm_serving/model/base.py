@@ -8,8 +8,8 @@ A model keeps KV by page number only and knows no sessions: the core decides whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from modelswarm.protocol.messages import FaultKind, Grammar, PromptLogprob, Sampling, TopLogprob
@@ -99,6 +99,8 @@ class BatchItem:
     sample: SampleRequest | None  # tail only
     score: ScoreRequest | None = None  # tail only
     returned: ReturnRequest | None = None  # tail only
+    # Rows that stand in place of embeddings, by position (R14, opaque rows); the tokens there are 0.
+    opaque: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -315,7 +315,10 @@ class HashModel:
         if item.tokens is not None:
             if item.rows is not None or len(item.tokens) != item.count:
                 raise ValueError(f"{len(item.tokens)} tokens for {item.count} rows")
-            return [embed(token) for token in item.tokens]
+            rows = [embed(token) for token in item.tokens]
+            for position, row in item.opaque.items():
+                rows[position - item.first] = self._opaque_row(row)
+            return rows
         if item.rows is None or len(item.rows) != item.count * self._shape.row_bytes:
             raise ValueError(f"no {item.count} rows of {self._shape.row_bytes} bytes")
         words = struct.unpack(f"<{item.count * self._words}Q", item.rows)
@@ -325,6 +328,9 @@ class HashModel:
             self._fold_words(words[at : at + self._words])
             for at in range(0, len(words), self._words)
         ]
+
+    def _opaque_row(self, row: bytes) -> int:
+        return self._fold_words(struct.unpack(f"<{self._words}Q", row))
 
     def _fold_words(self, words: Sequence[int]) -> int:
         """Return the repeated hash; another value if any word of the row was damaged."""

@@ -121,6 +121,46 @@ def test_last_position_has_no_row(call: SessionCall) -> None:
     assert "max_length, holds 400" in call.failure().details()
 
 
+def as_tensor(rows: torch.Tensor) -> dict[str, Any]:
+    return {"dtype": "float32", "shape": list(rows.shape), "data": rows.numpy().tobytes()}
+
+
+@torch.no_grad()
+def test_rows_stand_in_place_of_embeddings(call: SessionCall, toy_model: PreTrainedModel) -> None:
+    """A soft prompt before tokens gives what `inputs_embeds` of transformers gives."""
+    model: Any = toy_model
+    embed = model.get_input_embeddings()
+    soft = torch.randn(6, embed.weight.shape[1], generator=torch.manual_seed(1)) * 0.1
+    fields = {"max_tokens": 0, "return_logits": True, "all_positions": True}
+    first = [each.part for each in call.step(hidden_states=as_tensor(soft), **fields)]
+    given = torch.cat([soft, embed(torch.tensor(PROMPT))])
+    second = step(call, PROMPT, max_tokens=5, all_positions=True)
+    tokens = generated(second)
+    given = torch.cat([given, embed(torch.tensor(tokens[:-1]))])
+    right = model(inputs_embeds=given[None]).logits[0]
+    check(joined(first, 0), right[:6])
+    check(joined(second, 6), right[6:])
+    assert call.ask(state={}).state.position == 6 + len(PROMPT) + 5
+    penalty = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}
+    third = step(call, [9], max_tokens=3, sampling=penalty)
+    assert len(generated(third)) == 3, "penalties leave rows out"
+
+
+@torch.no_grad()
+def test_killed_server_gets_the_rows_again(
+    toys: Running, call: SessionCall, toy_model: PreTrainedModel
+) -> None:
+    model: Any = toy_model
+    soft = model.get_input_embeddings()(torch.tensor(PROMPT)) + 0.01
+    parts = [call.step(hidden_states=as_tensor(soft), max_tokens=0)[-1].part]
+    toys.kill(toys.only_session().route[0].peer)
+    parts = step(call, [5, 6], max_tokens=4)
+    tokens = generated(parts)
+    given = torch.cat([soft, model.get_input_embeddings()(torch.tensor([5, 6, *tokens[:-1]]))])
+    right = model(inputs_embeds=given[None]).logits[0]
+    check(joined(parts, len(PROMPT) + 1), right[len(PROMPT) + 1 :])
+
+
 def test_killed_server_repeats_and_loses_no_row(
     toys: Running, call: SessionCall, toy_model: PreTrainedModel
 ) -> None:

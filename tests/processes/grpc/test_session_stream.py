@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -134,6 +136,21 @@ def test_rewind_discards_what_is_behind_it(call: SessionCall) -> None:
     assert "the session has 15 entries" in error.details()
 
 
+def test_rows_join_the_log_and_later_steps_append_to_it(call: SessionCall) -> None:
+    """Each row counts: without one of them, or in another order, the tokens are others."""
+    call.open(MODEL, max_length=LENGTH)
+    data = [struct.pack("<2f", at, 1.0) for at in range(3)]
+    made = []
+    for rows in (data, data[:2], data[::-1], data):
+        call.ask(rewind={"position": 0})
+        call.step(prompt="once", max_tokens=0)
+        given = ROW | {"shape": [len(rows), 2], "data": b"".join(rows)}
+        first = call.tokens(hidden_states=given, max_tokens=9, ignore_eos=True)
+        made.append((first, call.tokens(prompt="more", max_tokens=9, ignore_eos=True)))
+    assert made[0] == made[3]
+    assert made[0] not in made[1:3] and made[1] != made[2]
+
+
 def test_max_length_ends_an_answer(call: SessionCall) -> None:
     call.open(MODEL, max_length=12)
     parts = call.step(prompt="12345678", ignore_eos=True)
@@ -218,6 +235,8 @@ def test_stream_without_requests_ends_with_its_ttl(call: SessionCall, endpoints:
     eventually("it is gone", lambda: state(endpoints, session).status_code == 404)
 
 
+NAN = struct.pack("<2f", math.nan, 0.0)
+ROW = {"dtype": "float32", "shape": [1, 2], "data": struct.pack("<2f", 0.5, 1.0)}
 OPEN = {"open": {"model": MODEL, "max_length": 50}}
 
 
@@ -244,7 +263,12 @@ OPEN = {"open": {"model": MODEL, "max_length": 50}}
         ([OPEN, {"step": {"tokens": {"ids": [99999]}}}], "step.tokens"),
         ([OPEN, {"step": {"prompt": "x", "sampling": {"top_p": 2}}}], "step.sampling.top_p"),
         ([OPEN, {"step": {"prompt": "x", "logprobs": 21}}], "step.logprobs"),
-        ([OPEN, {"step": {"hidden_states": b"x"}}], "step.hidden_states"),
+        ([OPEN, {"step": {"hidden_states": {}}}], "step.hidden_states"),
+        ([OPEN, {"step": {"hidden_states": ROW | {"dtype": "float16"}}}], "step.hidden_states"),
+        ([OPEN, {"step": {"hidden_states": ROW | {"shape": [1, 3]}}}], "step.hidden_states"),
+        ([OPEN, {"step": {"hidden_states": ROW | {"shape": [2, 2]}}}], "step.hidden_states"),
+        ([OPEN, {"step": {"hidden_states": ROW | {"data": b"\0" * 7}}}], "step.hidden_states"),
+        ([OPEN, {"step": {"hidden_states": ROW | {"data": NAN}}}], "step.hidden_states"),
         ([OPEN, {"step": {"prompt": "x", "return_logits": True}}], "step.return_logits"),
         ([OPEN, {"step": {"prompt": "x", "all_positions": True}}], "step.all_positions"),
         (

@@ -124,6 +124,8 @@ MESSAGES: list[Message] = [
     LogRequest("s", EPOCH),
     LogChunk("s", EPOCH, 0, 300, tuple(range(300)), Turn(99, 100, SAMPLING)),
     LogChunk("s", EPOCH, 8, 9, (4,)),
+    LogChunk("s", EPOCH, 8, 9, (1 << 31,), rows=bytes(range(8))),
+    Input(5, EPOCH, 8, (1, (1 << 32) - 1), bytes(range(8))),
 ]
 
 

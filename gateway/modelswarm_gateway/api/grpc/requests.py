@@ -21,8 +21,8 @@ from modelswarm_gateway.api.http.openai_requests import (
 )
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import ApiError, invalid_request
-from modelswarm_gateway.generation.request import GenerationRequest, Prompt, TokenPrompt
-from modelswarm_gateway.generation.returned_rows import RowOptions
+from modelswarm_gateway.generation.request import GenerationRequest, Prompt, RowsPrompt, TokenPrompt
+from modelswarm_gateway.generation.rows.returned_rows import RowOptions
 
 _MARK = re.compile("[0-9a-f]{8}")
 # Fields of GenerateRequest with the names and the meaning of `POST /v1/completions`.
@@ -152,11 +152,19 @@ def _prompt(request: api_pb2.GenerateRequest, parsed: CompletionRequest) -> tupl
             return parsed.given_prompt()
         case "tokens":
             return "tokens", TokenPrompt(tuple(request.tokens.ids))
+        case "hidden_states":
+            for name in ("truncate_prompt_tokens", "truncation_side"):
+                if getattr(request, name):
+                    raise invalid_request(name, f"{name}: rows are not truncated; leave it out")
+            rows = request.hidden_states
+            return "hidden_states", RowsPrompt(rows.dtype, tuple(rows.shape), rows.data)
         case "chat":
             body = {"model": parsed.model, "append": parsed.append, **_chat_body(request.chat)}
             return parse_chat(body).given_prompt()
         case _:
-            raise invalid_request("input", "input: one of prompt, chat and tokens is required")
+            raise invalid_request(
+                "input", "input: one of prompt, chat, tokens and hidden_states is required"
+            )
 
 
 def _chat_body(chat: api_pb2.Messages) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
 from modelswarm_gateway.generation.logprobs import TokenLogprob
-from modelswarm_gateway.generation.returned_rows import RowBlock
+from modelswarm_gateway.generation.rows.returned_rows import RowBlock
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 

@@ -5,7 +5,8 @@ Emitted by the core as effects; read by `runtime/session_queries.py` and `genera
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import NO_EPOCH, Epoch, PeerId
 from modelswarm.protocol.messages import HopInfo, Turn
@@ -44,3 +45,4 @@ class FetchedLog:
     epoch: Epoch  # of the hop that held it
     tokens: tuple[int, ...]
     turn: Turn | None
+    opaque: Mapping[int, bytes] = field(default_factory=dict)  # rows of opaque entries, by position

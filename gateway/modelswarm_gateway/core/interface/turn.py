@@ -44,6 +44,7 @@ class TurnRequest:
     reservation: Reservation | None = None  # None: that of the session's turns before
     parent: str = ""  # session whose KV a first turn copies, as far as the logs agree (R15, forks)
     row_bytes: int = 0  # bytes of one returned row (`sampling.returned`)
+    opaque: Mapping[int, bytes] = field(default_factory=dict)  # rows of new opaque entries (R14)
 
     @property
     def discards_token(self) -> bool:

@@ -409,6 +409,7 @@ class Recovery:
         assert log.turn is not None
         session.variant = self._registry.active_variant(session.model)
         session.log, session.turn, session.turn_number = list(log.tokens), log.turn, 1
+        session.opaque = dict(log.opaque)
         session.has_run, session.newest_run_epoch = True, where.last_started
         servers = self._registry.servers_of(session.model, session.variant)
         compatible = {server.hello.peer for server in servers}

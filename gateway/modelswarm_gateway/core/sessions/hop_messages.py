@@ -22,12 +22,14 @@ from modelswarm.protocol.messages import (
     Turn,
     Window,
 )
+from modelswarm.protocol.opaque import join_rows
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.sessions.replay_plan import RestartPoint
 from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
 
 NO_TURN = Turn(reserved_positions=0, end=0)  # a hop keeps only the pages of its KV (R8, parked)
+MAX_INPUT_ROW_BYTES = 128 << 10  # rows of opaque entries in one Input
 MAX_TOKENS_TO_QUIESCE = 8  # tokens: most credit a session gets to quiesce together with others
 
 
@@ -144,11 +146,14 @@ class HopMessages:
         A standby gets more of them later: all go on one lane, or the short ones would overtake the first.
         """
         short = session.length - start <= self._settings.max_live_input_tokens and not standby
-        lane = Lane.LIVE if short else Lane.BULK
+        lane = Lane.LIVE if short and not session.opaque else Lane.BULK
         most = self._settings.max_input_tokens
+        for row in list(session.opaque.values())[:1]:  # all are of one size
+            most = max(1, min(most, MAX_INPUT_ROW_BYTES // len(row)))
         for first in range(start, session.length, most):
             tokens = tuple(session.log[first : first + most])
-            self._send(hop, Input(hop.server_handle, session.epoch, first, tokens), lane)
+            rows = join_rows(session.opaque, first, first + len(tokens))
+            self._send(hop, Input(hop.server_handle, session.epoch, first, tokens, rows), lane)
 
     def grant_credit(self, session: Session) -> None:
         """Grant the tail credit for what the client has read, if the increase is worth a message (R7, credit)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.protocol.identity import (
@@ -108,6 +108,7 @@ class Session:
     is_named: bool = False  # a client chose the name and may use it again after the session ended
     query: OwnershipQuery | None = None  # another gateway may own it
     log: list[int] = field(default_factory=list)
+    opaque: dict[int, bytes] = field(default_factory=dict)  # rows of the log's opaque entries (R14)
     groups: int = 0  # Tokens that were logged, each with the tokens forced after it
     # Positions whose KV all hops have when it is quiescent: those before the newest group.
     quiescent_kv: int = 0
@@ -209,11 +210,14 @@ class Session:
         for hop in self.owned_hops:
             hop.truncate(min(kept, self.length - 1), min(kept, self.length))
 
-    def replace_log(self, tokens: Sequence[int]) -> None:
-        """Continue from the longest common prefix of the log and `tokens`."""
+    def replace_log(self, tokens: Sequence[int], opaque: Mapping[int, bytes]) -> None:
+        """Continue from the longest common prefix of the log and `tokens`. `opaque`: rows, at least of new entries."""
         common = common_prefix(self.log, tokens)
+        changed = (at for at, row in opaque.items() if at < common and self.opaque[at] != row)
+        common = min(changed, default=common)  # rows with the same hash
         self.truncate_log(common)
         self.log += tokens[common:]
+        self.opaque |= {at: row for at, row in opaque.items() if at >= common}
         self.truncate_hops(common)
 
     def append_group(self, tokens: Sequence[int]) -> None:
@@ -225,6 +229,8 @@ class Session:
     def truncate_log(self, length: int) -> None:
         """Keep the first `length` entries, without a message to the hops."""
         del self.log[length:]
+        if self.opaque:
+            self.opaque = {at: row for at, row in self.opaque.items() if at < length}
         if self.logprobs:
             self.logprobs = {at: each for at, each in self.logprobs.items() if at < length}
 

@@ -5,7 +5,10 @@ Used by `gateway.py`. Knows neither servers nor routes.
 
 from __future__ import annotations
 
-from modelswarm_gateway.core.interface.errors import PromptTooLong
+from collections.abc import Mapping
+
+from modelswarm.protocol.opaque import OPAQUE, is_opaque
+from modelswarm_gateway.core.interface.errors import CoreError, PromptTooLong
 from modelswarm_gateway.core.interface.turn import RefusalReason, TurnRequest
 from modelswarm_gateway.core.sessions.prompt_scores import begin_scores
 from modelswarm_gateway.core.sessions.returned_rows import begin_rows
@@ -23,13 +26,19 @@ def fit_turn(s: Session, request: TurnRequest, context: int) -> int:
     return limit
 
 
+def check_replaceable(s: Session) -> None:
+    """Raise CoreError if the session cannot go on with another revision of its model."""
+    if s.variant is not None and s.opaque:
+        raise CoreError("the model was replaced, and this session has rows of the old one")
+
+
 def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | None = None) -> None:
     """Set the session's log and limits for a turn.
 
     `limit`: entries that the log may have. `parent`: the session that a first turn forks from (R15, forks).
     """
     length = len(request.tokens)
-    s.replace_log(request.tokens)
+    s.replace_log(request.tokens, _opaque_rows(s, request, parent))
     s.keeps_logprobs = request.keeps_logprobs
     if not request.is_resumed:
         s.logprobs = {}
@@ -47,3 +56,24 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     s.is_resumed = request.is_resumed
     s.excluded.clear()
     s.refusal, s.last_fault = RefusalReason.FAULTS, ""
+
+
+def _opaque_rows(s: Session, request: TurnRequest, parent: Session | None) -> Mapping[int, bytes]:
+    """Return the rows of the request's opaque entries (R14): its own, and those of the logs that it continues.
+
+    Raise CoreError if one is missing.
+    """
+    rows: dict[int, bytes] = {}
+    if max(request.tokens) < OPAQUE:
+        return rows
+    for at, entry in enumerate(request.tokens):
+        if not is_opaque(entry):
+            continue
+        row = request.opaque.get(at)
+        for known in (s, parent):
+            if row is None and known is not None and known.log[at : at + 1] == [entry]:
+                row = known.opaque.get(at)
+        if row is None:
+            raise CoreError(f"entry {at} of the input is a row that this session does not have")
+        rows[at] = row
+    return rows

@@ -20,6 +20,7 @@ from modelswarm.protocol.messages import (
     Turn,
     reply_address,
 )
+from modelswarm.protocol.opaque import split_rows
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.interface.session_search import FetchedLog, LogHolder, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
@@ -41,6 +42,7 @@ class _Fetch:
     total: int = 0
     turn: Turn | None = None
     tokens: list[int] = field(default_factory=list)
+    opaque: dict[int, bytes] = field(default_factory=dict)
 
 
 class SessionSearch:
@@ -94,14 +96,17 @@ class SessionSearch:
         if fetch.turn is None:
             fetch.total, fetch.turn = chunk.total, chunk.turn
         other = chunk.epoch != fetch.holder.epoch  # a third gateway has fenced it since
-        if other or chunk.start != len(fetch.tokens) or fetch.turn is None:
+        opaque = split_rows(chunk.start, chunk.tokens, chunk.rows)
+        wrong = opaque is None or chunk.start != len(fetch.tokens)
+        if other or wrong or fetch.turn is None:
             self._fail_fetch(chunk.session)
             return
         fetch.tokens += chunk.tokens
+        fetch.opaque |= opaque or {}
         if len(fetch.tokens) >= fetch.total:
             del self._fetches[chunk.session]
             tokens = tuple(fetch.tokens[: fetch.total])
-            self._emit(FetchedLog(chunk.session, chunk.epoch, tokens, fetch.turn))
+            self._emit(FetchedLog(chunk.session, chunk.epoch, tokens, fetch.turn, fetch.opaque))
 
     def forget_peer(self, peer: PeerId, now: float) -> None:
         for session, search in list(self._searches.items()):

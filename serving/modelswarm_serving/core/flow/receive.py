@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import FaultKind, Input, Rows, Token, Window
+from modelswarm.protocol.opaque import split_rows, without_opaque
 from modelswarm_serving.core.hops.hop import EarlyMessages, Fault, Hop
 from modelswarm_serving.core.settings import TRANSFER_WINDOW_BYTES
 
@@ -34,9 +35,16 @@ def receive_rows(hop: Hop, rows: Rows, row_bytes: int) -> Fault | None:
     return None
 
 
-def receive_input(hop: Hop, entries: Input, vocabulary: int) -> Fault | None:
-    """Append log entries from the gateway; the head runs them, the tail stores them."""
-    return _append_log(hop, entries.start, entries.tokens, vocabulary)
+def receive_input(hop: Hop, entries: Input, vocabulary: int, row_bytes: int) -> Fault | None:
+    """Append log entries from the gateway, with the rows of opaque ones; the head runs them, the tail stores them."""
+    rows = split_rows(entries.start, entries.tokens, entries.rows)
+    if rows is None or any(len(row) != row_bytes for row in rows.values()):
+        return Fault(FaultKind.FAILED, f"opaque entries without rows of {row_bytes} bytes")
+    have = len(hop.log)
+    fault = _append_log(hop, entries.start, entries.tokens, vocabulary, may_be_opaque=True)
+    if fault is None:
+        hop.opaque.update({at: row for at, row in rows.items() if at >= have})
+    return fault
 
 
 def receive_token(hop: Hop, token: Token, vocabulary: int) -> Fault | None:
@@ -50,7 +58,9 @@ def receive_token(hop: Hop, token: Token, vocabulary: int) -> Fault | None:
     return fault
 
 
-def _append_log(hop: Hop, start: int, tokens: Sequence[int], vocabulary: int) -> Fault | None:
+def _append_log(
+    hop: Hop, start: int, tokens: Sequence[int], vocabulary: int, *, may_be_opaque: bool = False
+) -> Fault | None:
     have = len(hop.log)
     end = start + len(tokens)
     if start < 0 or end > hop.turn.end:
@@ -60,7 +70,8 @@ def _append_log(hop: Hop, start: int, tokens: Sequence[int], vocabulary: int) ->
     fresh = tokens[have - start :]
     if not fresh:
         return None
-    if min(fresh) < 0 or max(fresh) >= vocabulary:
+    known = without_opaque(fresh) if may_be_opaque else fresh
+    if known and not 0 <= min(known) <= max(known) < vocabulary:
         return Fault(FaultKind.FAILED, f"a token outside the vocabulary of {vocabulary}")
     if hop.in_step and hop.is_tail:  # the model may have borrowed the list
         hop.log = [*hop.log, *fresh]

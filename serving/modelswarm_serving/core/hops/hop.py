@@ -118,6 +118,7 @@ class Hop:
     phase: Phase = Phase.FENCED
     kv: int = 0
     log: list[int] = field(default_factory=list)  # head and tail only; for the head its input queue
+    opaque: dict[int, bytes] = field(default_factory=dict)  # rows of the log's opaque entries (R14)
     counters: Counters | None = None  # frozen at the first Fence after a StartEpoch
     fence_ack: FenceAck | None = None  # reply to this epoch's Fence; None after StartEpoch
     for_recovery: bool = False  # its turn had started before, here or elsewhere (R12, admission)
@@ -212,19 +213,24 @@ class Hop:
     def truncate(self, kv: int, log: int) -> None:
         """Truncate KV and log; the hop must not be in a step. Entries that have not run are dropped (R20)."""
         ran = max(self.ran_log, self.kv if self.is_head else 0)
-        del self.log[max(0, min(log, ran)) :]
+        self._truncate_log(max(0, min(log, ran)))
         self.ran_log = len(self.log)
         self.kv = max(0, min(self.kv, kv))
         if self.is_head:
             self.kv = min(self.kv, len(self.log))
         self.received = self.sent = self.kv
 
+    def _truncate_log(self, length: int) -> None:
+        del self.log[length:]
+        if self.opaque:
+            self.opaque = {at: row for at, row in self.opaque.items() if at < length}
+
     def start_epoch(self, message: StartEpoch) -> None:
         """Start an epoch. Windows and credit that came before StartEpoch stay (R10, early messages)."""
         self.started, self.fence_ack, self.phase = message, None, Phase.RUNNING
         self.was_started = self.started_by_owner = True
         if not message.standby:  # on the other lane, later messages may overtake its StartEpoch
-            del self.log[message.length :]
+            self._truncate_log(message.length)
             self.newest_run_epoch = max(self.newest_run_epoch, message.epoch)
         self.kv = self.received = message.start
         self.sent = message.send_from

@@ -42,6 +42,7 @@ class KvForks:
             return False
         if hop.is_head or hop.is_tail:
             hop.log = parent.log[:length]
+            hop.opaque = {at: row for at, row in parent.opaque.items() if at < length}
         self._forks[hop] = Fork(parent, length, now + FORK_SECONDS)
         return True
 

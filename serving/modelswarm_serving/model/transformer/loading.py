@@ -42,8 +42,13 @@ class Embedding:
     norm: nn.Module | None
     scale: float
 
-    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def __call__(
+        self, tokens: Tensor, positions: Tensor, given: tuple[Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Return a row for each token. `given`: places, and the rows there in place of the tokens' embeddings."""
         rows: Tensor = self.tokens(tokens)
+        if given is not None:
+            rows = rows.index_copy(0, *given)
         if self.scale != 1.0:
             rows = rows * self.scale
         if self.positions is not None:

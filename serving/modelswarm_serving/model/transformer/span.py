@@ -193,7 +193,20 @@ class TransformerSpan:
         tokens = [token for work in layout.items for token in work.tokens or ()]
         assert self._loaded.embed is not None
         ids = to_device(torch.tensor(tokens), self._device)
-        return self._loaded.embed(ids, layout.positions)
+        return self._loaded.embed(ids, layout.positions, self._opaque_rows(layout))
+
+    def _opaque_rows(self, layout: StepLayout) -> tuple[Tensor, Tensor] | None:
+        """Return the places and the rows that stand in place of embeddings (R14); None if there are none."""
+        found = {
+            start + position - work.first: row
+            for start, work in zip(layout.starts, layout.items, strict=True)
+            for position, row in work.opaque.items()
+        }
+        if not found:
+            return None
+        rows = torch.frombuffer(bytearray().join(found.values()), dtype=self._dtype)
+        rows = rows.view(-1, self._loaded.config.hidden_size)
+        return to_device(torch.tensor(list(found)), self._device), to_device(rows, self._device)
 
     def _unpack(self, items: Sequence[BatchItem]) -> Tensor:
         """Return the raw rows of all items as one tensor."""

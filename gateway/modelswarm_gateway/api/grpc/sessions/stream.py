@@ -27,7 +27,6 @@ Responses = AsyncGenerator[api_pb2.SessionResponse, None]
 
 NOT_BUILT = {
     "fork": "forks of a session are not built; open another session and send it the whole input",
-    "step.hidden_states": "rows of hidden states are not built; send prompt, chat or tokens",
 }
 
 

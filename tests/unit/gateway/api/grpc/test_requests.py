@@ -21,13 +21,14 @@ from modelswarm_gateway.generation.request import ChatPrompt
 BASE: dict[str, Any] = {"model": "m", "prompt": "x"}
 NAMED: dict[str, Any] = {**BASE, "session_id": "s"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
-CHOSEN = ("chat", "tokens")  # in place of the prompt
+CHOSEN = ("chat", "tokens", "hidden_states")  # in place of the prompt
 # Field of GenerateRequest -> a request without it, and a value that changes what is generated.
 FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "model": (BASE, "other"),
     "prompt": (BASE, "other"),
     "chat": (BASE, CHAT),
     "tokens": (BASE, {"ids": [5]}),
+    "hidden_states": (BASE, {"dtype": "float32", "shape": [1, 1], "data": bytes(4)}),
     "max_tokens": (BASE, 7),
     "sampling": (BASE, {"temperature": 0.5}),
     "stop": (BASE, ["end"]),
