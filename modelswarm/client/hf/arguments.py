@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from modelswarm.client.hf.errors import UnsupportedArgumentError
 
@@ -16,22 +16,8 @@ _MOVED = {
     "force_words_ids": "constrained beam search",
 }
 """Arguments of modes that transformers 5 moved to repositories of the hub."""
-_LOGITS = {
-    "num_beams": "beam search",
-    "assistant_model": "assisted generation",
-    "assistant_tokenizer": "assisted generation",
-    "assistant_early_exit": "assisted generation",
-    "prompt_lookup_num_tokens": "prompt lookup",
-    "use_mtp": "assisted generation",
-    "logits_processor": "a processor of the caller",
-    "prefix_allowed_tokens_fn": "a function of the caller",
-    "negative_prompt_ids": "classifier-free guidance",
-    "negative_prompt_attention_mask": "classifier-free guidance",
-    "output_scores": "the result",
-    "output_logits": "the result",
-    "custom_generate": "a loop of the caller",
-}
-"""Arguments whose effect needs logits -> what needs them."""
+LOGITS = ("logits_processor", "output_scores", "output_logits")
+"""Arguments of plain generation whose effect needs logits at the client, beside processors that servers lack."""
 _SERVERS = "servers compute all of it"
 _NO_EFFECT = {
     "cache_implementation": "servers keep the KV in pages",
@@ -50,10 +36,14 @@ _NO_EFFECT = {
     "output_attentions": "attentions do not come to the client",
     "output_hidden_states": "hidden states do not come to the client",
     "is_assistant": "the model assists no other one",
+    "assistant_early_exit": "blocks are on the servers",
+    "use_mtp": "blocks are on the servers",
 }
 _SESSION = {
     "num_return_sequences": "a session goes on with one answer per row; repeat the rows of the input",
     "token_healing": "it changes the log of the session",
+    "num_beams": "beams are several contexts",
+    "custom_generate": "a loop of the caller has its own contexts",
 }
 
 
@@ -64,15 +54,13 @@ def check_arguments(
 
     `given`: arguments and fields that the caller set. `defaults`: the model's own configuration of `generate`.
     """
-    for name in (*_MOVED, *_LOGITS, *_NO_EFFECT, *_SESSION):
+    for name in (*_MOVED, *_NO_EFFECT, *_SESSION):
         value = given.get(name)
         if not _is_set(name, value) or (name in defaults and value == defaults[name]):
             continue
         if name in _MOVED:
             detail = f"transformers 5 moved {_MOVED[name]} to a repository of the hub; leave it out"
             raise UnsupportedArgumentError(name, detail)
-        if name in _LOGITS:
-            refuse_logits({name: f"{_LOGITS[name]} needs them"})
         if name in _NO_EFFECT:
             raise UnsupportedArgumentError(name, f"{_NO_EFFECT[name]}; leave it out")
         if in_session and name in _SESSION:
@@ -80,17 +68,14 @@ def check_arguments(
     if given.get("use_cache") is False:
         detail = "servers keep the KV, and the tokens are the same; leave it out"
         raise UnsupportedArgumentError("use_cache", detail)
+    if isinstance(given.get("custom_generate"), str):
+        detail = "code of a repository is not run; pass a function"
+        raise UnsupportedArgumentError("custom_generate", detail)
 
 
-def refuse_logits(reasons: Mapping[str, str]) -> None:
-    """Raise UnsupportedArgumentError for the first argument that needs logits at the client."""
-    for name, reason in reasons.items():
-        _refuse(name, reason)
-
-
-def _refuse(name: str, reason: str) -> NoReturn:
-    detail = "logits at the client are not built; leave it out"
-    raise UnsupportedArgumentError(name, f"{reason}, and {detail}")
+def needs_logits(given: Mapping[str, Any]) -> bool:
+    """Return whether plain generation with these arguments needs logits at the client."""
+    return any(_is_set(name, given.get(name)) for name in LOGITS)
 
 
 def _is_set(name: str, value: Any) -> bool:
@@ -100,3 +85,12 @@ def _is_set(name: str, value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return bool(len(value))
     return value is not None and value is not False
+
+
+def check_forward(options: Mapping[str, Any]) -> None:
+    """Raise UnsupportedArgumentError for an argument of `forward` without an effect."""
+    for name, value in options.items():
+        if name == "return_dict" or value is None or value is False:
+            continue
+        detail = _NO_EFFECT.get(name, "logits of input_ids are all that servers send")
+        raise UnsupportedArgumentError(name, f"{detail}; leave it out")

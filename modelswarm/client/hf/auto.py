@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from transformers import AutoConfig, GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.sources import resolve_config_files
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
-from modelswarm.client.hf.model import DistributedModelForCausalLM
+from modelswarm.client.hf.model import DistributedModelForCausalLM, Sampler
 from modelswarm.client.sessions.connection import Connection
 
 _CONFIG_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "token")
@@ -54,6 +54,7 @@ class AutoDistributedModelForCausalLM:
         *,
         gateway: str | None = None,
         served_name: str | None = None,
+        sampling: Sampler = "servers",
         **options: Any,
     ) -> DistributedModelForCausalLM:
         """Return the model of a swarm.
@@ -61,9 +62,11 @@ class AutoDistributedModelForCausalLM:
         `model`: a folder, a name on the hub, or an address of a swarm's document (`hf://`, `file://`, `demo://`).
         `gateway`: its gRPC port, `host:port` or a URL; default: MODELSWARM_GATEWAY, else 127.0.0.1:8001.
         `served_name`: the name under which it is served; default: that of `model`, or the only one.
+        `sampling`: "servers" draw tokens at full speed. "client" draws them here by torch's generator: `generate` gives
+        the tokens that transformers gives with the same seed, and each one costs a round trip.
         `options`: `revision`, `token`, `cache_dir` and `local_files_only` of transformers.
         """
-        return load_model(cls.model_types, model, gateway, served_name, options)
+        return load_model(cls.model_types, model, gateway, served_name, sampling, options)
 
 
 def find_class(name: str) -> Any:
@@ -95,9 +98,10 @@ def _family_class(name: str, types: frozenset[str]) -> Any:
         *,
         gateway: str | None = None,
         served_name: str | None = None,
+        sampling: Sampler = "servers",
         **options: Any,
     ) -> DistributedModelForCausalLM:
-        return load_model(types, model, gateway, served_name, options)
+        return load_model(types, model, gateway, served_name, sampling, options)
 
     from_pretrained.__doc__ = AutoDistributedModelForCausalLM.from_pretrained.__doc__
     members = {"from_pretrained": classmethod(from_pretrained), "__module__": __name__}
@@ -109,14 +113,18 @@ def load_model(
     model: str | Path,
     gateway: str | None,
     served_name: str | None,
+    sampling: Sampler,
     options: dict[str, Any],
 ) -> DistributedModelForCausalLM:
     """Read the model's two files, and return a model that asks the gateway."""
     for name in options:
         if name not in _CONFIG_ARGUMENTS:
-            allowed = ", ".join(("gateway", "served_name", *_CONFIG_ARGUMENTS))
+            allowed = ", ".join(("gateway", "served_name", "sampling", *_CONFIG_ARGUMENTS))
             reason = _REFUSED.get(name, "it has no effect here")
             raise UnsupportedArgumentError(name, f"{reason}; allowed: {allowed}")
+    if sampling not in get_args(Sampler):
+        allowed = ", ".join(map(repr, get_args(Sampler)))
+        raise ArgumentError("sampling", f"{sampling!r}; allowed: {allowed}")
     address = str(model)
     folder = str(resolve_config_files(address)) if "://" in address else address
     config = AutoConfig.from_pretrained(folder, **options)
@@ -128,7 +136,12 @@ def load_model(
     served = choose_served_name(models, address, served_name, connection.target)
     name = f"Distributed{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]}"
     made: Any = find_class(name)(
-        config, _generation_config(folder, config, options), connection, served, models[served]
+        config,
+        _generation_config(folder, config, options),
+        connection,
+        served,
+        models[served],
+        sampling,
     )
     loaded: DistributedModelForCausalLM = made.eval()
     return loaded

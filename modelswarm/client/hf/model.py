@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria
 
-from modelswarm.client.hf.arguments import check_arguments, refuse_logits
+from modelswarm.client.hf.arguments import check_arguments, check_forward, needs_logits
 from modelswarm.client.hf.decoding import decode_rows
 from modelswarm.client.hf.errors import ArgumentError
 from modelswarm.client.hf.inputs import (
@@ -28,6 +29,7 @@ from modelswarm.client.hf.inputs import (
     pad_rows,
     split_rows,
 )
+from modelswarm.client.hf.remote_cache import RemoteCache
 from modelswarm.client.hf.rows import AnswerRow, SessionRow, TokenRow, start_answers
 from modelswarm.client.hf.sampling import ModelFacts, ServerSampling, plan_sampling
 from modelswarm.client.hf.session import InputRule, ModelSession
@@ -44,9 +46,11 @@ class Turn:
     shown: Tensor | None  # the input as it was given; None: none was
     contexts: Rows | None  # whole context of each row of a session
     session: ModelSession | None
-    streamer: Any
+    needs_logits: bool = False
+    cache: RemoteCache | None = None
 
 
+Sampler: TypeAlias = Literal["servers", "client"]
 # Its methods are typed for models of its own, by a second `self`.
 _hf: Any = import_module("transformers")
 
@@ -68,10 +72,12 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
         connection: Connection,
         served_name: str,
         context: int,
+        sampling: Sampler = "servers",
     ) -> None:
-        """`context`: positions that the swarm has for a request; 0: not known."""
+        """`context`: positions that the swarm has for a request; 0: not known. `sampling`: see `from_pretrained`."""
         super().__init__(config)
         self.context = context
+        self.sampling = sampling
         self.generation_config = generation_config
         self.served_name = served_name
         self.connection = connection
@@ -154,10 +160,13 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
             self._check_mask(mask, ids, generation_config, kwargs)
         elif mask is not None:
             raise ArgumentError("attention_mask", "given without input_ids; leave it out")
+        turn = Turn(ids, None, session, needs_logits(own | kwargs))
+        if streamer is not None:
+            kwargs["streamer"] = streamer if session is None else _turn_streamer(streamer, turn)
         if session is None:
-            return self._run(Turn(ids, None, None, streamer), ids, mask, generation_config, kwargs)
+            return self._run(turn, ids, mask, generation_config, kwargs)
         with session.turn():
-            return self._continue(session, ids, mask, generation_config, kwargs, streamer)
+            return self._continue(turn, session, mask, generation_config, kwargs)
 
     def _check_mask(
         self,
@@ -170,45 +179,41 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
             check_mask(mask, ids)
             return
         merged, _ = self._prepare_generation_config(generation_config, **kwargs)
-        eos = merged.eos_token_id
-        ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
-        check_padding(ids, merged.pad_token_id, ends)
+        check_padding(ids, merged.pad_token_id, _end_tokens(merged))
 
     def _continue(
         self,
+        turn: Turn,
         session: ModelSession,
-        ids: Tensor | None,
         mask: Tensor | None,
         generation_config: GenerationConfig | None,
         kwargs: dict[str, Any],
-        streamer: Any,
     ) -> Any:
         """Run a turn of the session. transformers sees each row's whole context, as in Petals."""
-        if ids is None and not session.position:
-            return self._run(
-                Turn(None, None, session, streamer), None, None, generation_config, kwargs
-            )
-        contexts = session.contexts(None if ids is None else split_rows(ids, mask))
-        pad = self._pad_token(generation_config, kwargs)
+        merged, _ = self._prepare_generation_config(generation_config, **kwargs)
+        if turn.shown is None and not session.position:
+            if merged.bos_token_id is None:
+                detail = "the session is empty, and the model has no bos_token_id to begin with"
+                raise ArgumentError("input_ids", f"{detail}; pass input_ids")
+            turn.shown = torch.tensor([[merged.bos_token_id]])
+        ids = turn.shown
+        turn.contexts = session.contexts(None if ids is None else split_rows(ids, mask))
+        pad = 0 if merged.pad_token_id is None else merged.pad_token_id
         device = torch.device("cpu") if ids is None else ids.device
-        whole, whole_mask = pad_rows(contexts, pad, device)
+        whole, whole_mask = pad_rows(turn.contexts, pad, device)
         if whole_mask is None:
             whole_mask = torch.ones_like(whole)  # no token of the context is padding
-        turn = Turn(ids, contexts, session, streamer)
         result = self._run(turn, whole, whole_mask, generation_config, kwargs)
         is_plain = isinstance(result, Tensor)
         sequences = (result if is_plain else result.sequences)[:, whole.shape[1] :]
+        if turn.cache is not None and turn.cache.is_used:
+            self._finish_turn(turn, session, sequences, _end_tokens(merged))
         if ids is not None:
             sequences = torch.cat([ids, sequences], dim=1)
         if is_plain:
             return sequences
         result.sequences = sequences
         return result
-
-    def _pad_token(self, generation_config: GenerationConfig | None, kwargs: dict[str, Any]) -> int:
-        merged, _ = self._prepare_generation_config(generation_config, **kwargs)
-        pad: int | None = merged.pad_token_id
-        return 0 if pad is None else pad
 
     def _run(
         self,
@@ -220,9 +225,14 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
     ) -> Any:
         token = self._call.set(turn)
         try:
-            return super().generate(ids, generation_config, attention_mask=mask, **kwargs)
+            result = super().generate(ids, generation_config, attention_mask=mask, **kwargs)
         finally:
             self._call.reset(token)
+            if turn.cache is not None:
+                turn.cache.close()
+        if not isinstance(result, Tensor):
+            result.past_key_values = None  # its sessions are closed
+        return result
 
     def _sample(
         self,
@@ -234,7 +244,7 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
         streamer: Any = None,
         **model_kwargs: Any,
     ) -> Any:
-        """Let the servers sample. Called by transformers with everything prepared."""
+        """Let the servers sample, if they can. Called by transformers with everything prepared."""
         turn = self._call.get()
         assert turn is not None
         eos = [
@@ -250,14 +260,19 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
             length=input_ids.shape[1],
             eos=eos,
         )
-        refuse_logits(plan.reasons)
         contexts = turn.contexts or split_rows(input_ids, model_kwargs.get("attention_mask"))
+        draws_here = bool(generation_config.do_sample) and self.sampling == "client"
+        if plan.reasons or turn.needs_logits or draws_here:
+            return super()._sample(
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                synced_gpus,
+                streamer,
+                **model_kwargs,
+            )
         max_new = generation_config.max_length - input_ids.shape[1]
-        self._check_length(turn, contexts, max_new)
-        if turn.streamer is not None:
-            shown = input_ids if turn.shown is None and turn.session is None else turn.shown
-            if shown is not None:
-                turn.streamer.put(shown.cpu())
         if turn.session is None:
             rows: list[TokenRow] = [*self._start_answers(contexts, max_new, plan)]
         else:
@@ -273,22 +288,21 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
             stopping_criteria,
             generation_config.max_length,
             0 if pad is None else int(pad),
-            turn.streamer,
+            streamer,
         )
         if generation_config.return_dict_in_generate:
             return _hf.generation.GenerateDecoderOnlyOutput(sequences=ids)
         return ids
 
-    def _check_length(self, turn: Turn, contexts: Rows, max_new: int) -> None:
-        """Raise SessionLengthError if a row does not fit into the session, or into the swarm's context."""
-        limit, place = self.context, "the context of the swarm"
-        if turn.session is not None:
-            limit, place = turn.session.max_length, "the session"
-        longest = max(map(len, contexts))
-        if limit and longest + max_new > limit:
-            parts = f"{longest} positions and {max_new} to generate are {longest + max_new}"
-            detail = f"maximum length exceeded: {parts}, and {place} has {limit}"
-            raise SessionLengthError("max_length", detail)
+    def _finish_turn(
+        self, turn: Turn, session: ModelSession, generated: Tensor, eos: list[int]
+    ) -> None:
+        """Bring the session's rows to the result of a turn whose tokens were chosen here."""
+        assert turn.contexts is not None
+        has_input = turn.shown is not None
+        for place, (context, row) in enumerate(zip(turn.contexts, generated.tolist(), strict=True)):
+            end = next((i + 1 for i, token in enumerate(row) if token in eos), len(row))
+            session.finish_turn(place, len(context), context + row[:end], has_input=has_input)
 
     def _start_answers(self, contexts: Rows, max_new: int, plan: ServerSampling) -> list[AnswerRow]:
         requests = [
@@ -306,29 +320,84 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
     def _start_turn(
         self, turn: Turn, contexts: Rows, max_new: int, plan: ServerSampling, can_end: bool
     ) -> list[TokenRow]:
-        assert turn.session is not None
         session = turn.session
-        if (
-            turn.contexts is None
-        ):  # an empty session without input: transformers begins with the bos token
-            session.contexts(contexts)
-        has_input = turn.shown is not None or turn.contexts is None
-        samplings = _seeded(plan, len(contexts))
+        assert session is not None
         rows: list[TokenRow] = []
+        samplings = _seeded(plan, len(contexts))
         for place, (context, sampling) in enumerate(zip(contexts, samplings, strict=True)):
-            new = session.begin_turn(place, context, has_input=has_input)
+            new = session.begin_turn(place, context, has_input=turn.shown is not None)
             one = session.rows[place]
             rows.append(SessionRow(one, new, max_new, sampling, can_end=can_end))
         return rows
 
-    def _prepare_cache_for_generation(self, *args: Any, **kwargs: Any) -> None:
-        """Prepare nothing: the servers keep the KV."""
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *_: Any
+    ) -> None:
+        """Give the loops of transformers a cache of sessions, which are opened when logits are needed."""
+        turn = self._call.get()
+        assert turn is not None
+        length = generation_config.max_length
+        assert length is not None
+        limit, place = self.context, "the context of the swarm"
+        if turn.session is not None:
+            limit, place = turn.session.max_length, "the session"
+        if limit and length > limit:
+            detail = f"the input and what shall be generated are {length} positions, and {place} has {limit}"
+            raise SessionLengthError("max_length", f"maximum length exceeded: {detail}")
+        turn.cache = self._make_cache(length, turn.session)
+        model_kwargs["past_key_values"] = turn.cache
+
+    def _make_cache(self, max_length: int, session: ModelSession | None = None) -> RemoteCache:
+        def open_session() -> InferenceSession:
+            return InferenceSession(self.connection, self.served_name, max(2, max_length))
+
+        return RemoteCache(open_session, None if session is None else session.rows)
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **kwargs: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: RemoteCache | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int = 0,
+        **options: Any,
     ) -> Any:
-        """Refuse: logits do not come to the client."""
-        refuse_logits({"forward": "servers send tokens"})
+        """Return the logits [batch, length, vocabulary] in float32; those of padding are zeros.
+
+        `attention_mask` [batch, all positions so far]. `logits_to_keep`: only those of the last positions; 0: of all.
+        With `use_cache` the result has a cache for the next call; it holds sessions until its `close`.
+        """
+        check_forward(options)
+        ids = check_ids(input_ids, self._facts.vocabulary)
+        cache = past_key_values
+        if cache is None:
+            limit = self.context or self.config.max_position_embeddings
+            cache = self._make_cache(limit if use_cache else ids.shape[1] + 1)
+        mask = None if attention_mask is None else attention_mask[:, -ids.shape[1] :]
+        logits = cache.forward(ids, mask, logits_to_keep or ids.shape[1])
+        if past_key_values is None and not use_cache:
+            cache.close()
+            cache = None
+        return _hf.modeling_outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+
+
+def _turn_streamer(streamer: Any, turn: Turn) -> SimpleNamespace:
+    """Return a streamer that gets the input of this turn in place of the session's whole context."""
+    has_prompt = False
+
+    def put(value: Tensor) -> None:
+        nonlocal has_prompt
+        if not has_prompt:
+            has_prompt = True
+            value = value[:, :0] if turn.shown is None else turn.shown.cpu()
+        streamer.put(value)
+
+    return SimpleNamespace(put=put, end=streamer.end)
+
+
+def _end_tokens(config: GenerationConfig) -> list[int]:
+    eos: Any = config.eos_token_id
+    return eos if isinstance(eos, list) else [] if eos is None else [eos]
 
 
 def _seeded(plan: ServerSampling, count: int) -> list[api_pb2.Sampling]:

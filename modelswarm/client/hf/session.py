@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 from modelswarm.client.hf.errors import ArgumentError
 from modelswarm.client.sessions.errors import SessionBusyError, SessionClosedError
-from modelswarm.client.sessions.session import InferenceSession
+from modelswarm.client.sessions.session import InferenceSession, StepOptions
 
 InputRule: TypeAlias = Literal["auto", "append", "transcript"]
 
@@ -128,12 +128,18 @@ class ModelSession:
     def begin_turn(self, place: int, context: list[int], *, has_input: bool) -> list[int]:
         """Go back to what the context and the log of a row have in common, and return what is new."""
         row = self._rows[place]
-        common = _common_length(row.tokens, context)
+        common = common_length(row.tokens, context)
         if common < row.position:
             row.rewind(common)
         if has_input:
             self._prompt_ends[place] = len(context)
         return context[common:]
+
+    def finish_turn(self, place: int, prompt: int, final: list[int], *, has_input: bool) -> None:
+        """Bring a row to `final`, a turn whose tokens were chosen by the client behind `prompt` positions."""
+        new = self.begin_turn(place, final, has_input=False)
+        self._prompt_ends[place] = prompt if has_input else self._prompt_ends[place]
+        self._rows[place].run_step(new, StepOptions(max_tokens=0))
 
     def _open_rows(self, count: int) -> None:
         try:
@@ -147,10 +153,10 @@ class ModelSession:
     def _is_transcript(self, place: int, given: list[int]) -> bool:
         if self._inputs != "auto":
             return self._inputs == "transcript"
-        return _common_length(self._rows[place].tokens, given) >= self._prompt_ends[place]
+        return common_length(self._rows[place].tokens, given) >= self._prompt_ends[place]
 
 
-def _common_length(one: Sequence[int], other: Sequence[int]) -> int:
+def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Return the length of the longest common prefix."""
     pairs = zip(one, other, strict=False)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

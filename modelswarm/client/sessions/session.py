@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
 import grpc
@@ -48,6 +48,7 @@ class StepPart:
 
     tokens: tuple[int, ...]
     finish_reason: str  # "stop" or "length" in the last part, else empty
+    logits: api_pb2.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class StepOptions:
     max_tokens: int | None = None  # None: up to the session's max_length; 0: only read the input
     sampling: api_pb2.Sampling | None = None  # None: the model's defaults
     ignore_eos: bool = False  # the model's own end tokens do not end the answer
+    return_logits: bool = False
+    all_positions: bool = False  # logits of the whole input, not only of its last entry
 
 
 class _Stream:
@@ -100,7 +103,8 @@ class _Stream:
     def receive_part(self) -> StepPart:
         part = self.receive().part
         self.is_in_step = not part.finish_reason
-        return StepPart(tuple(part.token_ids), part.finish_reason)
+        logits = part.logits if part.HasField("logits") else None
+        return StepPart(tuple(part.token_ids), part.finish_reason, logits)
 
     def ask(self, **request: Any) -> api_pb2.SessionResponse:
         self.send(**request)
@@ -198,6 +202,30 @@ class InferenceSession:
         found = tuple(token for part in parts for token in part.tokens)
         return StepResult(found, parts[-1].finish_reason if parts else "length")
 
+    def read_logits(
+        self, tokens: Sequence[int], *, all_positions: bool = False
+    ) -> tuple[api_pb2.Tensor, ...]:
+        """Append `tokens` and return the logits behind the last one of them, or behind each.
+
+        The parts [rows, vocabulary] are in order. Raise as `step` does.
+        """
+        with self._used():
+            self._check(tokens, StepOptions(max_tokens=1))  # a row needs the position behind it
+            self._drain()
+            options = StepOptions(0, None, True, return_logits=True, all_positions=all_positions)
+            before, tries = list(self._log), MAX_TRIES
+            while True:
+                try:
+                    parts = list(self._attempt(before, list(tokens), options))
+                except (ConnectionLostError, SessionLostError) as error:
+                    tries -= 1
+                    if not tries:
+                        raise
+                    self._recover(error)
+                    continue
+                self._log = before + list(tokens)
+                return tuple(part.logits for part in parts if part.logits is not None)
+
     def close(self) -> None:
         """Free the session's room at once. A second call does nothing."""
         if self._is_closed:
@@ -286,7 +314,11 @@ class InferenceSession:
         stream = self._stream
         if start < stream.position:
             stream.ask(rewind=api_pb2.Rewind(position=start))
-        fields: dict[str, Any] = {"ignore_eos": options.ignore_eos}
+        fields: dict[str, Any] = {
+            "ignore_eos": options.ignore_eos,
+            "return_logits": options.return_logits,
+            "all_positions": options.all_positions,
+        }
         if options.max_tokens is not None:
             fields["max_tokens"] = options.max_tokens
         if options.sampling is not None:
@@ -339,4 +371,4 @@ def _with_seed(options: StepOptions) -> StepOptions:
         sampling.CopyFrom(options.sampling)
     if not sampling.HasField("seed"):
         sampling.seed = secrets.randbits(63)
-    return StepOptions(options.max_tokens, sampling, options.ignore_eos)
+    return replace(options, sampling=sampling)

@@ -8,7 +8,7 @@ from pathlib import Path
 from support.processes.programs.page_examples import python_examples, run_example
 from support.processes.swarm import Running
 
-from modelswarm.client.hf.arguments import _LOGITS, _MOVED
+from modelswarm.client.hf.arguments import LOGITS
 
 PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "from-petals.md").read_text(
     encoding="utf-8"
@@ -25,7 +25,7 @@ def test_example_of_the_page_runs(toy_swarm: Running, toy_folder: Path) -> None:
 
 def test_page_names_the_arguments_that_need_logits() -> None:
     section = PAGE.split("\n## Arguments of generate\n")[1].split("\n## ")[0]
-    row = next(line for line in section.splitlines() if "needs logits" in line)
-    named = set(re.findall(r"`(\w+)`", row)) - {"guidance_scale"}
-    assert named <= set(_LOGITS)
-    assert not named & set(_MOVED)
+    row = next(
+        line for line in section.splitlines() if line.startswith("| at the client, on the logits")
+    )
+    assert set(LOGITS) <= set(re.findall(r"`(\w+)`", row))

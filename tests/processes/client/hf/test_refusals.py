@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.processes.swarm import Running
-from transformers import GenerationConfig, LogitsProcessorList, TopKLogitsWarper
+from transformers import GenerationConfig
 
 from modelswarm.client.hf import AutoDistributedModelForCausalLM
 from modelswarm.client.sessions.errors import ConnectionLostError
@@ -62,24 +62,8 @@ def test_wrong_tensors_are_refused_here(deaf_model: Any, arguments: Any, field: 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("num_beams", 4),
-        ("assistant_model", object()),
-        ("prompt_lookup_num_tokens", 3),
-        ("logits_processor", LogitsProcessorList([TopKLogitsWarper(3)])),
-        ("prefix_allowed_tokens_fn", lambda batch, ids: [1]),
-        ("guidance_scale", 1.5),
-        ("output_scores", True),
-        ("output_logits", True),
-        ("custom_generate", lambda *arguments, **options: None),
-        ("forced_eos_token_id", 7),
-        ("begin_suppress_tokens", [7]),
-        ("exponential_decay_length_penalty", (5, 1.2)),
-        ("encoder_repetition_penalty", 1.5),
-        ("remove_invalid_values", True),
-        ("bad_words_ids", [[5, 6]]),
-        ("sequence_bias", [[[5, 6], 1.0]]),
-        ("sequence_bias", [[[5], 101.0]]),
-        ("repetition_penalty", 11.0),
+        ("custom_generate", "someone/some-loop"),
+        ("assistant_early_exit", 2),
         ("penalty_alpha", 0.6),
         ("dola_layers", "low"),
         ("num_beam_groups", 2),
@@ -101,28 +85,30 @@ def test_argument_without_effect_is_refused_by_name(deaf_model: Any, name: str, 
     assert str(refused.value).startswith(f"{name}: ")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("temperature", 2.5), ("top_h", 0.4), ("epsilon_cutoff", 0.1), ("eta_cutoff", 0.1)],
-)
-def test_sampling_that_servers_lack_is_refused(deaf_model: Any, name: str, value: Any) -> None:
-    with pytest.raises(UserError) as refused:
-        deaf_model.generate(IDS, max_new_tokens=3, do_sample=True, **{name: value})
-    assert refused.value.field == name
-
-
 def test_fields_of_a_configuration_object_are_refused_too(deaf_model: Any) -> None:
     made: Any = GenerationConfig
-    wanted = made(num_beams=2, max_new_tokens=3)
-    with pytest.raises(UserError, match="num_beams"):
+    wanted = made(penalty_alpha=0.5, max_new_tokens=3)
+    with pytest.raises(UserError, match="penalty_alpha"):
         deaf_model.generate(IDS, wanted)
     with pytest.raises(ValueError, match="not used by the model"):
         deaf_model.generate(IDS, max_new_tokens=3, max_tokens=9)
 
 
-def test_forward_is_refused(deaf_model: Any) -> None:
-    with pytest.raises(UserError, match="logits"):
-        deaf_model(IDS)
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"labels": IDS}, "labels"),
+        ({"inputs_embeds": torch.zeros(1, 3, 8)}, "inputs_embeds"),
+        ({"output_hidden_states": True}, "output_hidden_states"),
+        ({"position_ids": IDS}, "position_ids"),
+    ],
+)
+def test_wrong_option_of_forward_is_refused(deaf_model: Any, options: Any, field: str) -> None:
+    with pytest.raises(UserError) as refused:
+        deaf_model(IDS, **options)
+    assert refused.value.field == field
+    with pytest.raises(UserError, match="input_ids"):
+        deaf_model(torch.tensor([[320]]))
 
 
 def test_context_that_servers_do_not_have_is_refused(deaf_model: Any) -> None:
@@ -137,6 +123,7 @@ def test_context_that_servers_do_not_have_is_refused(deaf_model: Any) -> None:
         ({"served_name": "gpt-9"}, "served_name"),
         ({"initial_peers": ["/ip4/1.2.3.4"]}, "initial_peers"),
         ({"torch_dtype": torch.float32}, "torch_dtype"),
+        ({"sampling": "nowhere"}, "sampling"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )

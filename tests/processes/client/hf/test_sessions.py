@@ -272,8 +272,9 @@ def test_other_batch_is_refused(model: Any) -> None:
         generate(model, PROMPTS[:1])
         with pytest.raises(UserError, match="2 rows"):
             generate(model, PROMPTS)
-        with pytest.raises(UserError, match="num_return_sequences"):
-            generate(model, MORE, do_sample=True, num_return_sequences=2)
+        for wanted in ({"num_return_sequences": 2, "do_sample": True}, {"num_beams": 2}):
+            with pytest.raises(UserError, match=next(iter(wanted))):
+                generate(model, MORE, **wanted)
         assert session.position == 18
     with pytest.raises(UserError, match="session"):
         generate(model, MORE, session="mine")

@@ -1,0 +1,167 @@
+"""The KV of a batch as transformers' loops see it: a Cache whose rows are sessions on the servers.
+
+Beams, assistants and processors of the caller run by transformers' own code on logits. Each row has a log of tokens.
+Reordering or cropping rows changes logs only. The next forward finds for each log the session that has most of it,
+rewinds it, and sends the rest. Rows with equal logs are computed once. Knows no processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from modelswarm.client.hf.session import common_length
+from modelswarm.client.sessions.session import InferenceSession
+from modelswarm.protocol.wire import api_pb2
+
+_hf: Any = import_module("transformers")
+MAX_THREADS = 16
+"""Rows that are asked for side by side; each has a call of its own."""
+
+
+class RemoteCache(_hf.Cache):  # type: ignore[misc]
+    """Rows of a batch. Sessions are opened as they are needed, unless `fixed` has one for each row."""
+
+    def __init__(
+        self,
+        open_session: Callable[[], InferenceSession],
+        fixed: Sequence[InferenceSession] | None = None,
+    ) -> None:
+        super().__init__(layers=[])
+        self._open_session = open_session
+        self._fixed = fixed
+        self._sessions: list[InferenceSession] = list(fixed or ())
+        self._logs: list[list[int]] = []
+        self._length = 0  # positions of the batch, padding included
+
+    @property
+    def is_used(self) -> bool:
+        """True if logits were asked for."""
+        return bool(self._logs)
+
+    # ---- as transformers' loops use it
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return True
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Drop the last -`tokens_to_remove` positions; 0: none."""
+        count = -tokens_to_remove
+        if not 0 <= count <= self._length:
+            raise ValueError(f"crop({tokens_to_remove}): allowed: 0 to -{self._length}")
+        self._length -= count
+        self._logs = [log[: len(log) - count] for log in self._logs]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._logs = [list(self._logs[place]) for place in beam_idx.tolist()]
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._logs = [list(log) for log in self._logs for _ in range(repeats)]
+
+    def activate_past_recording(self) -> None:
+        """Record nothing: logs can always be cropped."""
+
+    def close(self) -> None:
+        """Close the sessions that this cache has opened."""
+        if self._fixed is None:
+            for session in self._sessions:
+                session.close()
+            self._sessions = []
+
+    # ---- as the model uses it
+
+    def forward(self, ids: Tensor, mask: Tensor | None, keep: int) -> Tensor:
+        """Append `ids` [batch, n] and return the logits [batch, keep, vocabulary] of the last `keep` of them.
+
+        `mask` [batch, n]: 0 for padding, whose logits are zeros.
+        """
+        if not self._logs:
+            self._logs = [[] for _ in ids]
+        new = [
+            row.tolist() if mask is None else row[mask[place].bool()].tolist()
+            for place, row in enumerate(ids)
+        ]
+        self._length += ids.shape[1]
+        for log, tokens in zip(self._logs, new, strict=True):
+            log += tokens
+        counts = [min(keep, len(tokens)) for tokens in new]
+        rows = self._read_rows(counts)
+        width = next(row.shape[1] for row in rows if row is not None)
+        found = torch.zeros(len(rows), keep, width)
+        for place, row in enumerate(rows):
+            if row is not None:
+                found[place, keep - len(row) :] = row
+        return found.to(ids.device)
+
+    def _read_rows(self, counts: list[int]) -> list[Tensor | None]:
+        """Return the logits of the last `counts` entries of each log."""
+        wanted: dict[tuple[int, ...], int] = {}
+        keys = [
+            (place, *log) if self._fixed is not None else (-1, *log)
+            for place, log in enumerate(self._logs)
+        ]
+        for key, count in zip(keys, counts, strict=True):
+            if count:
+                wanted[key] = max(count, wanted.get(key, 0))
+        sessions = self._assign(list(wanted))
+
+        def read(key: tuple[int, ...]) -> Tensor:
+            return read_logits(sessions[key], list(key[1:]), wanted[key])
+
+        if len(wanted) == 1:
+            by_key = {key: read(key) for key in wanted}
+        else:
+            with ThreadPoolExecutor(min(MAX_THREADS, max(1, len(wanted)))) as pool:
+                by_key = dict(zip(wanted, pool.map(read, wanted), strict=True))
+        return [
+            by_key[key][-count:] if count else None for key, count in zip(keys, counts, strict=True)
+        ]
+
+    def _assign(self, keys: list[tuple[int, ...]]) -> dict[tuple[int, ...], InferenceSession]:
+        """Return a session for each log: the one that has most of it, or a new one."""
+        if self._fixed is not None:
+            return {key: self._fixed[key[0]] for key in keys}
+        free = list(self._sessions)
+        chosen: dict[tuple[int, ...], InferenceSession] = {}
+        for key in keys:
+            log = key[1:]
+            if not free:
+                free.append(self._open_session())
+                self._sessions.append(free[-1])
+            best = max(free, key=lambda session: common_length(session.tokens, log))
+            free.remove(best)
+            chosen[key] = best
+        return chosen
+
+
+def read_logits(session: InferenceSession, log: list[int], count: int) -> Tensor:
+    """Bring the session to `log`, and return the logits [count, vocabulary] of its last entries, in float32."""
+    common = min(common_length(session.tokens, log), len(log) - count)
+    if common < session.position:
+        session.rewind(common)
+    parts = session.read_logits(log[common:], all_positions=count > 1)
+    rows = torch.cat([to_tensor(part) for part in parts])
+    return rows[-count:]
+
+
+def to_tensor(rows: api_pb2.Tensor) -> Tensor:
+    """Return rows of the wire in float32."""
+    dtype: torch.dtype = getattr(torch, rows.dtype)
+    flat = torch.frombuffer(bytearray(rows.data), dtype=dtype)
+    return flat.reshape(list(rows.shape)).float()
