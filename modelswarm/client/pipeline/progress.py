@@ -21,5 +21,6 @@ def progress_bar(total: int, done: int, use_tqdm: bool) -> Iterator[Callable[[],
         raise UserError(
             "use_tqdm", "tqdm is not installed; pip install tqdm, or leave it out"
         ) from None
-    with tqdm(total=total, initial=done, unit="prompt") as bar:
+    # mininterval 0: a count that comes within tqdm's 0.1 s would not be shown until the next prompt ends.
+    with tqdm(total=total, initial=done, unit="prompt", mininterval=0) as bar:
         yield bar.update

@@ -73,7 +73,7 @@ class Port:
 class Channel:
     """One direction of one lane of one link: first in, first out."""
 
-    __slots__ = ("bytes", "clear", "delivered", "limit", "receiver", "sender", "sent")
+    __slots__ = ("bytes", "clear", "delivered", "limit", "receiver", "sender", "sent", "settled")
 
     def __init__(self, sender: Port, receiver: Port, clear: float) -> None:
         self.sender = sender
@@ -81,6 +81,7 @@ class Channel:
         self.clear = clear  # nothing arrives before this
         self.sent = 0
         self.delivered = 0
+        self.settled = 0  # messages that were delivered or lost
         self.limit = _UNLIMITED  # messages beyond this number are lost
         self.bytes = 0  # of rows in flight
 
@@ -253,6 +254,10 @@ class Network:
         receiver = channel.receiver
         if self._postpone(receiver, self._deliver, link, channel, number, item):
             return
+        if number > channel.settled + 1:  # an earlier one was postponed more often
+            self.clock.at(self.clock.now, self._deliver, link, channel, number, item)
+            return
+        channel.settled = number
         channel.bytes -= _size(item)
         if number > channel.limit or receiver.peer not in link.open_at:
             self.lost += 1

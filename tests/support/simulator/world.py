@@ -176,6 +176,14 @@ class World:
         held = max(self.network.delayed_until, self.network.one_way_until)
         return max(held, servers, gateways)
 
+    def _has_left_hops(self) -> bool:
+        """True if a server keeps hops of a lost gateway for a client that is gone: until their lease ends (R19)."""
+        done = {client.name for client in self.clients.values() if client.done}
+        left = {
+            hop.session for server in self.servers.values() for hop in server.core._fencing.hops
+        }
+        return not left.isdisjoint(done)
+
     def _move_client(self, client: Client) -> None:
         """Let the client continue at another gateway, if the scenario has takeovers; else it ends."""
         others = [g for g in self.gateways.values() if g.alive and g is not client.gateway]
@@ -397,7 +405,7 @@ class World:
         calm_since = max(self.faults.ends_at, self._last_disturbance_end())
         if self.scenario.can_take_over:
             self._ownership.check(now, calm_since)
-        self._starvation.check(now, calm_since)
+        self._starvation.check(now, now if self._has_left_hops() else calm_since)
         for gateway in self.gateways.values():
             self._innocence.check_suspects(gateway, now)
 
