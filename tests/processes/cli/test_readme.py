@@ -107,7 +107,8 @@ def test_status_shows_servers(shown: Shown) -> None:
 
 def test_logs_shows_last_lines_of_every_process(shown: Shown) -> None:
     out = shown.run(*commands()["logs"])
-    assert "== gateway (" in out and "== counting-s0-r0 (" in out and " serves http at " in out
+    assert "== gateway (" in out and "== counting-s0-r0 (" in out
+    assert out.count(" INFO ") >= 2, "the last lines of both, whatever they say by now"
 
 
 def test_routes_shows_costs(shown: Shown) -> None:
