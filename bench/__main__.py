@@ -22,7 +22,6 @@ FOLDERS = {
         "forced_tokens",
         "cli_start",
     ),
-    "clients": ("batch_10k",),
     "recovery": (
         "gap_after_kill",
         "gap_after_freeze",
@@ -33,7 +32,7 @@ FOLDERS = {
         "near_ties",
     ),
     "routing": ("route_choice", "load_gini"),
-    "client": ("pipeline_256",),
+    "client": ("pipeline_256", "batch_10k"),
     "cluster": (
         "operator_converge",
         "operator_idle",

@@ -1,1 +1,1 @@
-"""Benchmarks of the Python library."""
+"""Benchmarks of the Python library and of the command line's batches."""

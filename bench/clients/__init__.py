@@ -1,1 +1,0 @@
-"""Benchmarks of the clients and of the command line."""
