@@ -1,62 +1,68 @@
 """A swarm of one model for one process: nothing else on this machine finds it, and no document is needed.
 
-Used by `generate --checkpoint-path`. Starts nothing by itself: `LocalSwarm` does.
+Used by `generate --checkpoint-path` and by `pipeline()`. Starts nothing by itself: `LocalSwarm` does.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
-import re
+from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from modelswarm.errors import UserError
-from modelswarm.local.commands import LocalSettings
-from modelswarm.local.planning import plan_document
-from modelswarm.local.swarm import LocalSwarm
-from modelswarm.resources.spec import API_VERSION, KIND, ModelSwarm
+if TYPE_CHECKING:
+    from modelswarm.local.swarm import LocalSwarm
 
-SERVED_NAME = "private"
+_NEEDED = ("torch", "fastapi")  # packages of servers and gateways
 _SCHEMES = ("hf://", "file://", "demo://")
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")
+_NUMBERS = itertools.count(1)  # of this process's swarms; each has a folder of its own
+
+
+def missing_package() -> str | None:
+    """Return a package that servers or gateways need and that is not installed; None if all are there."""
+    return next((package for package in _NEEDED if find_spec(package) is None), None)
+
+
+def known_address(model: str) -> str | None:
+    """Return the address of a folder, or the address that is given; None: it may be a name on the hub."""
+    if model.startswith(_SCHEMES):
+        return model
+    path = Path(model).expanduser()
+    return f"file://{path.resolve()}" if path.is_dir() else None
 
 
 def private_swarm(
-    checkpoint: str, tokenizer: str | None = None, spans: int = 1, device: str = "cpu"
+    name: str,
+    model: Mapping[str, Any],
+    spec: Mapping[str, Any],
+    *,
+    memory: str | None = None,
+    device: str = "cpu",
+    threads: int | None = None,
 ) -> LocalSwarm:
-    """Return a swarm that is not started, with one server for each of the spans.
+    """Return a swarm that is not started; `name` is also the served name.
 
-    `checkpoint`, `tokenizer`: a folder in Hugging Face's format, a name on the hub, or an address as documents have
-    it. UserError names the option that cannot be used.
+    `model`, `spec`: fields of `spec.model` and of `spec`. `memory`: of one server, such as 8Gi. UserError names the
+    field of the document that cannot be used.
     """
-    model = {
-        "source": _address(checkpoint, "--checkpoint-path"),
-        "servedName": SERVED_NAME,
-    }
-    if tokenizer is not None:
-        model["tokenizer"] = _address(tokenizer, "--tokenizer-name")
+    from modelswarm.local.commands import LocalSettings
+    from modelswarm.local.planning import plan_document
+    from modelswarm.local.swarm import LocalSwarm
+    from modelswarm.resources.spec import API_VERSION, KIND, ModelSwarm
+
     document = {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": {"name": SERVED_NAME},
-        "spec": {"model": model, "spans": {"count": spans}},
+        "metadata": {"name": name},
+        "spec": {**spec, "model": {**model, "servedName": name}},
     }
-    plan = plan_document(ModelSwarm.parse(document), device=device)
+    plan = plan_document(ModelSwarm.parse(document), memory, device)
     settings = LocalSettings(
-        threads=None, device=device, publish=False, run_name=f"{SERVED_NAME}-{os.getpid()}"
+        threads=threads,
+        device=device,
+        publish=False,
+        run_name=f"{name}-{os.getpid()}-{next(_NUMBERS)}",
     )
     return LocalSwarm(plan, settings)
-
-
-def _address(given: str, option: str) -> str:
-    """Return an address for a folder, for a name on the hub, or the address that is given."""
-    if given.startswith(_SCHEMES):
-        return given
-    path = Path(given).expanduser()
-    if path.is_dir():
-        return f"file://{path.resolve()}"
-    allowed = "allowed: a folder in Hugging Face's format, or owner/name of a hub"
-    if path.exists():
-        raise UserError(option, f"{given} is a file; {allowed}")
-    if not _HUB_NAME.fullmatch(given) or given.startswith("."):
-        raise UserError(option, f"{given}: no such folder; {allowed}")
-    return f"hf://{given}"

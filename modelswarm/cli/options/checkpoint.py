@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
 
 from modelswarm.cli.options.target import HttpTarget
 from modelswarm.errors import UserError
+from modelswarm.local.private_swarm import known_address, missing_package, private_swarm
 from modelswarm.process.command_line import device as device_type
 
-_NEEDED = ("torch", "fastapi")  # packages of servers and gateways
+_SERVED_NAME = "private"
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?")
 _OPTIONS = (
     click.option(
         "--checkpoint-path",
@@ -78,20 +81,34 @@ class Checkpoint:
     @contextmanager
     def running(self) -> Iterator[HttpTarget]:
         """Yield the gateway of a private swarm, which is stopped at the end in any case. Main thread only."""
-        for package in _NEEDED:
-            if find_spec(package) is None:
-                sentence = f"needs {package}; pip install 'modelswarm[serving,gateway]'"
-                raise UserError("--checkpoint-path", sentence)
+        package = missing_package()
+        if package is not None:
+            sentence = f"needs {package}; pip install 'modelswarm[serving,gateway]'"
+            raise UserError("--checkpoint-path", sentence)
 
         from modelswarm.cli.terminal.signals import run_until_signal
-        from modelswarm.local.private_swarm import private_swarm
 
         assert self.checkpoint_path is not None
-        swarm = private_swarm(
-            self.checkpoint_path, self.tokenizer_name, self.spans or 1, self.device or "cpu"
-        )
+        model = {"source": _address(self.checkpoint_path, "--checkpoint-path")}
+        if self.tokenizer_name is not None:
+            model["tokenizer"] = _address(self.tokenizer_name, "--tokenizer-name")
+        spec = {"spans": {"count": self.spans or 1}}
+        swarm = private_swarm(_SERVED_NAME, model, spec, device=self.device or "cpu")
         if sys.stderr.isatty():
             click.echo(f"starting {swarm.plan.source} ...", err=True)
         with run_until_signal(swarm.stop):
             swarm.start()
             yield HttpTarget(f"http://{swarm.http}")
+
+
+def _address(given: str, option: str) -> str:
+    """Return an address for a folder, for a name on the hub, or the address that is given."""
+    address = known_address(given)
+    if address is not None:
+        return address
+    allowed = "allowed: a folder in Hugging Face's format, or owner/name of a hub"
+    if Path(given).expanduser().exists():
+        raise UserError(option, f"{given} is a file; {allowed}")
+    if not _HUB_NAME.fullmatch(given) or given.startswith("."):
+        raise UserError(option, f"{given}: no such folder; {allowed}")
+    return f"hf://{given}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from modelswarm.client.api.async_client import AsyncClient
@@ -12,6 +11,7 @@ from modelswarm.client.pipeline.engine import Engine
 from modelswarm.client.pipeline.private_swarm import SwarmOptions, start_private_swarm
 from modelswarm.client.pipeline.synchronous import Pipeline
 from modelswarm.errors import UnavailableError, UserError
+from modelswarm.local.private_swarm import missing_package
 
 if TYPE_CHECKING:
     from modelswarm.local.swarm import LocalSwarm
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 MAX_BATCH_SIZE = 32  # prompts at a time
 CONNECTIONS_PER_PROMPT = 2  # its answer, and the end of the one before
 TIMEOUT_SECONDS = 600.0
-_NEEDED = ("torch", "fastapi")  # packages of servers and gateways
 _OF_GATEWAYS = ("model", "api_key")  # arguments without an effect on a private swarm
 _OF_SWARMS = ("spans", "replicas", "session_len", "dtype", "memory", "device", "threads")
 _REFUSED = {  # arguments of LMDeploy's pipeline
@@ -97,10 +96,10 @@ def pipeline(
     for name, value in zip(_OF_GATEWAYS, (model, api_key), strict=True):
         if value is not None:
             raise UserError(name, "it has an effect only with a gateway's URL; leave it out")
-    for package in _NEEDED:
-        if find_spec(package) is None:
-            detail = f"{package} is not installed; pip install 'modelswarm[serving,gateway]'"
-            raise UserError("model_path", f"a private swarm needs servers, and {detail}")
+    package = missing_package()
+    if package is not None:
+        detail = f"{package} is not installed; pip install 'modelswarm[serving,gateway]'"
+        raise UserError("model_path", f"a private swarm needs servers, and {detail}")
     swarm = start_private_swarm(model_path, options)
     try:
         return _connect(f"http://{swarm.http}", None, None, most, timeout, swarm)

@@ -5,14 +5,13 @@ The children end with `LocalSwarm.stop`, and when this process ends in any other
 
 from __future__ import annotations
 
-import itertools
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from modelswarm.errors import UserError
+from modelswarm.local.private_swarm import known_address, private_swarm
 
 if TYPE_CHECKING:
     from modelswarm.local.swarm import LocalSwarm
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 SERVED_NAME = "pipeline"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w.-]+)?")
-_SCHEMES = ("hf://", "file://", "demo://")
-_NUMBERS = itertools.count(1)  # of this process's swarms; each has a folder of its own
 _ARGUMENTS = {  # fields of a document, and the arguments that they are given by
     "model": "model_path",
     "spec.model.source": "model_path",
@@ -63,12 +60,10 @@ class SwarmOptions:
 
 def model_address(model: str) -> str:
     """Return the address of a folder, or of a name on the hub, as documents have it. UserError for any other text."""
-    if model.startswith(_SCHEMES):
-        return model
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return f"file://{path.resolve()}"
-    if not path.exists() and _HUB_NAME.fullmatch(model):
+    address = known_address(model)
+    if address is not None:
+        return address
+    if not Path(model).expanduser().exists() and _HUB_NAME.fullmatch(model):
         return f"hf://{model}"
     raise UserError(
         "model_path",
@@ -79,40 +74,25 @@ def model_address(model: str) -> str:
 
 def start_private_swarm(model: str, options: SwarmOptions) -> LocalSwarm:
     """Start the processes and wait until they serve. No process is left if that fails."""
-    from modelswarm.local.commands import LocalSettings
-    from modelswarm.local.planning import plan_document
-    from modelswarm.local.swarm import LocalSwarm
-    from modelswarm.resources.spec import ModelSwarm
-
     sessions = {"maxLength": options.session_len, "concurrent": options.sessions}
-    document = {
-        "apiVersion": "modelswarm.io/v1alpha1",
-        "kind": "ModelSwarm",
-        "metadata": {"name": SERVED_NAME},
-        "spec": {
-            "model": {
-                "source": model_address(model),
-                "servedName": SERVED_NAME,
-                "dtype": options.dtype,
-            },
-            "spans": {} if options.spans is None else {"count": options.spans},
-            "replicas": options.replicas,
-            "sessions": {name: value for name, value in sessions.items() if value is not None},
-        },
+    spec = {
+        "spans": {} if options.spans is None else {"count": options.spans},
+        "replicas": options.replicas,
+        "sessions": {name: value for name, value in sessions.items() if value is not None},
     }
-    settings = LocalSettings(
-        device=options.device,
-        threads=options.threads,
-        publish=False,
-        run_name=f"pipeline-{os.getpid()}-{next(_NUMBERS)}",
-    )
     try:
-        plan = plan_document(ModelSwarm.parse(document), options.memory, options.device)
+        swarm = private_swarm(
+            SERVED_NAME,
+            {"source": model_address(model), "dtype": options.dtype},
+            spec,
+            memory=options.memory,
+            device=options.device,
+            threads=options.threads,
+        )
     except UserError as error:
         argument = _ARGUMENTS.get(error.field, error.field)
         if argument == "spans" and options.spans is None:
             argument = "memory"  # it decides the number of spans
         raise UserError(argument, error.message) from None
-    swarm = LocalSwarm(plan, settings)
     swarm.start()
     return swarm

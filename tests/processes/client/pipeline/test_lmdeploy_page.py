@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from support.processes.programs.page_examples import python_examples, run_example
-from support.processes.swarm import ENDLESS, Endpoints, two_spans
+from support.processes.swarm import Endpoints
 
 from modelswarm import GenerationConfig, Response
 
@@ -16,15 +15,9 @@ PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "from-lmdeploy.md").r
 ADDRESS = "127.0.0.1:8000"
 
 
-@pytest.fixture(scope="module")
-def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
-    with two_spans(tmp_path_factory.mktemp("page"), context=ENDLESS) as swarm:
-        yield swarm.gateway()
-
-
 @pytest.mark.parametrize("example", python_examples(PAGE), ids=range(len(python_examples(PAGE))))
-def test_example_of_the_lmdeploy_page_runs(endpoints: Endpoints, example: str) -> None:
-    run_example(example, ADDRESS, endpoints.http)
+def test_example_of_the_lmdeploy_page_runs(gateway: Endpoints, example: str) -> None:
+    run_example(example, ADDRESS, gateway.http)
 
 
 def test_page_names_every_field() -> None:
