@@ -14,14 +14,17 @@ from modelswarm.cli.options.model import choose_model
 from modelswarm.cli.terminal.endings import LENGTH, length_remark
 from modelswarm.cli.terminal.printing import print_piece
 from modelswarm.client.api import AsyncClient, Completion, Usage
-from modelswarm.errors import ModelSwarmError
+from modelswarm.errors import ModelSwarmError, UserError
 
 
 class PromptError(ModelSwarmError):
     """One of several prompts failed."""
 
     def __init__(self, number: int, count: int, error: ModelSwarmError) -> None:
-        super().__init__(f"prompt {number} of {count}: {error}")
+        sentence = str(error)
+        if isinstance(error, UserError) and error.field == "prompt":
+            sentence = error.message  # the number says which prompt
+        super().__init__(f"prompt {number} of {count}: {sentence}")
         self.is_user_error = error.is_user_error
 
 
