@@ -72,6 +72,11 @@ class ModelCard:
         return self.files_wait or "its tokenizer is not loaded yet"
 
     @property
+    def vocabulary(self) -> int:
+        """Return the number that all token ids are below; 0: not known yet."""
+        return 0 if self.tokenizer is None else self.tokenizer.vocabulary
+
+    @property
     def chat_problem(self) -> str:
         """Reason for which chats are refused; empty if they are not, or not yet known."""
         return "" if self.tokenizer is None else self.tokenizer.chat_fault

@@ -15,6 +15,7 @@ class ServedModel:
     max_length: int | None = None  # positions of its context; None: not known yet
     ready: bool | None = None  # all its blocks are held; None: the server does not say
     chat_problem: str | None = None  # the sentence that chats are refused with
+    vocab_size: int | None = None  # token ids are below it; None: not known yet
 
 
 @dataclass(frozen=True, slots=True)

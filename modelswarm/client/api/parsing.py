@@ -33,7 +33,11 @@ def parse_with(parse: Callable[[Any], Parsed], body: str | bytes) -> Parsed:
 def parse_models(body: Mapping[str, Any]) -> list[ServedModel]:
     return [
         ServedModel(
-            str(each["id"]), each.get("max_model_len"), each.get("ready"), each.get("chat_problem")
+            str(each["id"]),
+            each.get("max_model_len"),
+            each.get("ready"),
+            each.get("chat_problem"),
+            each.get("vocab_size"),
         )
         for each in body["data"]
     ]

@@ -1268,6 +1268,7 @@ class Model(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     CHAT_PROBLEM_FIELD_NUMBER: _builtins.int
+    VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """the served name"""
     created: _builtins.int
@@ -1280,6 +1281,8 @@ class Model(_message.Message):
     """whether chats are served; unset: not known yet"""
     chat_problem: _builtins.str
     """why chats are refused; empty: they are not"""
+    vocab_size: _builtins.int
+    """token ids are below it; 0: not known yet"""
     def __init__(
         self,
         *,
@@ -1289,10 +1292,11 @@ class Model(_message.Message):
         ready: _builtins.bool = ...,
         chat: _builtins.bool | None = ...,
         chat_problem: _builtins.str = ...,
+        vocab_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat", "chat_problem", b"chat_problem", "created", b"created", "id", b"id", "max_model_len", b"max_model_len", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat", "chat_problem", b"chat_problem", "created", b"created", "id", b"id", "max_model_len", b"max_model_len", "ready", b"ready", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chat: _TypeAlias = _typing.Literal["chat"]  # noqa: Y015
     _WhichOneofArgType__chat: _TypeAlias = _typing.Literal["_chat", b"_chat"]  # noqa: Y015

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 from support.models.tokenizers import encode_bytes
-from support.processes.swarm import ENDLESS, MODEL, Endpoints
+from support.processes.swarm import ENDLESS, MODEL, VOCABULARY, Endpoints
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -31,6 +31,7 @@ def test_models_are_listed_as_over_http(stub: Stub, endpoints: Endpoints) -> Non
     assert (model.id, model.created) == (entry["id"], entry["created"])
     assert (model.max_model_len, model.ready) == (entry["max_model_len"], True)
     assert (model.chat, model.chat_problem) == (True, "")
+    assert model.vocab_size == entry["vocab_size"] == VOCABULARY
 
 
 def test_prompt_is_tokenized_and_detokenized(stub: Stub) -> None:

@@ -79,4 +79,5 @@ def _model(card: ModelCard) -> api_pb2.Model:
         ready=card.ready,
         chat=None if card.tokenizer is None else not card.chat_problem,
         chat_problem=card.chat_problem,
+        vocab_size=card.vocabulary,
     )

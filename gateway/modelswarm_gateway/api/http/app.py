@@ -189,6 +189,7 @@ def _model_entry(card: ModelCard) -> dict[str, Any]:
         "created": card.known_since,
         "owned_by": "modelswarm",
         "max_model_len": card.max_length or None,
+        "vocab_size": card.vocabulary or None,
         "ready": card.ready,
         **_chat_state(card),
     }

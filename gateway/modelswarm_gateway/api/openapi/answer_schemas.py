@@ -215,6 +215,7 @@ ANSWERS: dict[str, Schema] = {
             "created": WHOLE,
             "owned_by": TEXT,
             "max_model_len": either_null(WHOLE),
+            "vocab_size": either_null(WHOLE),
             "ready": FLAG,
             "chat": {"type": ["boolean", "null"]},
             "chat_problem": either_null(TEXT),

@@ -288,7 +288,7 @@ async def test_unusable_tokenizer_files_are_named_to_clients() -> None:
     app = build_http_app(service)
     client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
     (entry,) = (await client.get("/v1/models")).json()["data"]
-    assert (entry["chat"], entry["chat_problem"]) == (None, None)
+    assert (entry["chat"], entry["chat_problem"], entry["vocab_size"]) == (None, None, None)
     refused = await client.post(CHAT, json=BODY | {"model": MODEL})
     assert refused.status_code == 503
     assert "its tokenizer files cannot be used: tokenizer.json: " in error_of(refused)["message"]
