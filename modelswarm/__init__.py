@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from modelswarm.client.api import AsyncClient, Client
+    from modelswarm.client.engine.engine import Engine
+    from modelswarm.client.engine.session import InferenceSession
     from modelswarm.client.pipeline import (
         GenerationConfig,
         Pipeline,
@@ -22,7 +24,9 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
     "Client",
+    "Engine",
     "GenerationConfig",
+    "InferenceSession",
     "Pipeline",
     "PipelineInterrupted",
     "Response",
@@ -33,7 +37,9 @@ __all__ = [
 _MODULES = {
     "AsyncClient": "modelswarm.client.api",
     "Client": "modelswarm.client.api",
+    "Engine": "modelswarm.client.engine.engine",
     "GenerationConfig": "modelswarm.client.pipeline",
+    "InferenceSession": "modelswarm.client.engine.session",
     "Pipeline": "modelswarm.client.pipeline",
     "PipelineInterrupted": "modelswarm.client.pipeline",
     "Response": "modelswarm.client.pipeline",

@@ -23,13 +23,26 @@ MAX_ANSWER_BYTES = 1 << 16
 
 def announced_admin_port(base: str, timeout: float = ANSWER_SECONDS) -> int:
     """Return the admin port of the gateway with the URL `base`. UnreachableError if no gateway answers there."""
+    found = _announced(base, "admin_port", timeout)
+    if found is None:
+        raise UnreachableError(f"{base} is not the address of a gateway", base, "HTTP")
+    return found
+
+
+def announced_grpc_port(base: str, timeout: float = ANSWER_SECONDS) -> int | None:
+    """Return the gRPC port of the gateway with the URL `base`; None: it has none. Raise UnreachableError likewise."""
+    return _announced(base, "grpc_port", timeout)
+
+
+def _announced(base: str, name: str, timeout: float) -> int | None:
     parts = urlsplit(base)
     host, port = parts.hostname or "", parts.port or 80
     connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         connection.request("GET", f"{parts.path}/version")
         body = connection.getresponse().read(MAX_ANSWER_BYTES)
-        return int(json.loads(body.decode(errors="replace"))["admin_port"])
+        found = json.loads(body.decode(errors="replace"))[name]
+        return None if found is None else int(found)
     except (OSError, UnicodeError, http.client.HTTPException) as error:
         raise UnreachableError(f"no gateway answers at {base}", base, "HTTP") from error
     except (ValueError, KeyError, TypeError):

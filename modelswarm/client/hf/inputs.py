@@ -14,24 +14,22 @@ Rows: TypeAlias = "list[list[int]]"
 _DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-def check_ids(ids: Tensor, vocabulary: int) -> Tensor:
+def check_ids(ids: Tensor, vocabulary: int, name: str = "input_ids") -> Tensor:
     """Return `ids` [batch, length] as int64. Raise ArgumentError for shapes, dtypes and ids that no model has."""
     if not isinstance(ids, Tensor):
-        raise ArgumentError("input_ids", f"a {type(ids).__name__}; allowed: a tensor of token ids")
+        raise ArgumentError(name, f"a {type(ids).__name__}; allowed: a tensor of token ids")
     if ids.dim() != 2:
         detail = "allowed: [batch, length]; a single prompt is ids[None]"
-        raise ArgumentError("input_ids", f"the shape is {list(ids.shape)}; {detail}")
+        raise ArgumentError(name, f"the shape is {list(ids.shape)}; {detail}")
     if ids.dtype not in _DTYPES:
-        raise ArgumentError("input_ids", f"the dtype is {ids.dtype}; allowed: integers")
+        raise ArgumentError(name, f"the dtype is {ids.dtype}; allowed: integers")
     if not ids.numel():
-        raise ArgumentError(
-            "input_ids", f"the shape is {list(ids.shape)}; allowed: at least 1 token"
-        )
+        raise ArgumentError(name, f"the shape is {list(ids.shape)}; allowed: at least 1 token")
     lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= vocabulary:
         wrong = lowest if lowest < 0 else highest
         detail = f"the vocabulary has the ids 0 to {vocabulary - 1}"
-        raise ArgumentError("input_ids", f"{wrong} is no token of the model; {detail}")
+        raise ArgumentError(name, f"{wrong} is no token of the model; {detail}")
     return ids.long()
 
 

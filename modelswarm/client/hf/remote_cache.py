@@ -15,13 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelswarm.client.hf.logits import MAX_THREADS, read_logits
 from modelswarm.client.hf.session import common_length
 from modelswarm.client.sessions.session import InferenceSession
-from modelswarm.protocol.wire import api_pb2
 
 _hf: Any = import_module("transformers")
-MAX_THREADS = 16
-"""Rows that are asked for side by side; each has a call of its own."""
 
 
 class RemoteCache(_hf.Cache):  # type: ignore[misc]
@@ -148,20 +146,3 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
             free.remove(best)
             chosen[key] = best
         return chosen
-
-
-def read_logits(session: InferenceSession, log: list[int], count: int) -> Tensor:
-    """Bring the session to `log`, and return the logits [count, vocabulary] of its last entries, in float32."""
-    common = min(common_length(session.tokens, log), len(log) - count)
-    if common < session.position:
-        session.rewind(common)
-    parts = session.read_logits(log[common:], all_positions=count > 1)
-    rows = torch.cat([to_tensor(part) for part in parts])
-    return rows[-count:]
-
-
-def to_tensor(rows: api_pb2.Tensor) -> Tensor:
-    """Return rows of the wire in float32."""
-    dtype: torch.dtype = getattr(torch, rows.dtype)
-    flat = torch.frombuffer(bytearray(rows.data), dtype=dtype)
-    return flat.reshape(list(rows.shape)).float()

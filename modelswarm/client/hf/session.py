@@ -98,7 +98,7 @@ class ModelSession:
         """Hold the session for one call. Raise SessionBusyError or SessionClosedError."""
         if not self._turn.acquire(blocking=False):
             raise SessionBusyError(
-                "the session runs a generate; one thread at a time may use it, or open another session"
+                "the session runs a call; one thread at a time may use it, or open another session"
             )
         try:
             if self._is_closed:

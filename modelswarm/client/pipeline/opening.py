@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from modelswarm.client.api.async_client import AsyncClient
 from modelswarm.client.api.loop_thread import LoopThread
@@ -32,6 +32,22 @@ _REFUSED = {  # arguments of LMDeploy's pipeline
     "download_dir": "set HF_HOME",
     "revision": "write it behind the name: owner/name@revision",
 }
+
+
+class PipelineOptions(TypedDict, total=False):
+    """The optional arguments of `pipeline`, which explains them."""
+
+    max_batch_size: int | None
+    timeout: float
+    model: str | None
+    api_key: str | None
+    spans: int | None
+    replicas: int | None
+    session_len: int | None
+    dtype: str | None
+    memory: str | None
+    device: str | None
+    threads: int | None
 
 
 def pipeline(

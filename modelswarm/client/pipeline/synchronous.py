@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
 
+from modelswarm.client.api.answers import ServedModel
 from modelswarm.client.api.loop_thread import LoopThread
 from modelswarm.client.pipeline.engine import Engine, Job
 from modelswarm.client.pipeline.errors import AnswerAbortedError, PipelineInterrupted
@@ -56,6 +57,11 @@ class Pipeline:
         self._pid = os.getpid()
         # Runs at `close`, when the pipeline is no longer used, or at the exit of the process.
         self._release = weakref.finalize(self, _release, loop, engine, swarm, self._pid)
+
+    @property
+    def model(self) -> ServedModel:
+        """The served model."""
+        return self._engine.model
 
     @overload
     def infer(

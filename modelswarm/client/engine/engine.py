@@ -1,0 +1,174 @@
+"""`Engine`: the verbs of small inference programs, on a running swarm or on a private one.
+
+Texts come from a `Pipeline`, contexts by hand from `InferenceSession`s over gRPC. Needs no torch itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
+from functools import cached_property
+from typing import Any, Self, Unpack
+from urllib.parse import urlsplit
+
+from modelswarm.client.announcement import announced_grpc_port
+from modelswarm.client.api import Client
+from modelswarm.client.engine.options import GenerateOptions, Prompt, check_prompts, parse_options
+from modelswarm.client.pipeline.opening import PipelineOptions, pipeline
+from modelswarm.client.pipeline.response import Response
+from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.sessions.session import InferenceSession as GatewaySession
+from modelswarm.errors import UserError
+
+
+class Engine:
+    """A model on a swarm. Use it by `with`, or call `close`. Threads may share it."""
+
+    def __init__(
+        self, model_path: str, *, gateway: str | None = None, **options: Unpack[PipelineOptions]
+    ) -> None:
+        """Connect to the gateway at a URL, or start a private swarm of a model, which ends with the engine.
+
+        `model_path`: a gateway's URL; or a folder of a model, owner/name of a hub, demo://counting.
+        `gateway`: the gRPC port of the gateway at the URL, for sessions; by default it is asked for its port.
+        `options`: those of `modelswarm.pipeline`.
+
+        UserError names a bad argument. UnreachableError: no gateway answers. UnavailableError: it serves no model.
+        """
+        is_url = model_path.startswith(("http://", "https://"))
+        if gateway is not None and not is_url:
+            raise UserError("gateway", "it has an effect only with a gateway's URL; leave it out")
+        self._pipe = pipeline(model_path, **options)
+        swarm = self._pipe.swarm
+        self._url = model_path if swarm is None else f"http://{swarm.http}"
+        self._gateway = gateway if swarm is None else swarm.grpc
+        self._client = Client(self._url, api_key=options.get("api_key"))
+        self._sessions: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._is_closed = False
+
+    @property
+    def model(self) -> str:
+        """The name under which the model is served."""
+        return self._pipe.model.name
+
+    @property
+    def max_length(self) -> int | None:
+        """Positions of the context, prompt and answer together; None: not known yet."""
+        return self._pipe.model.max_length
+
+    @property
+    def vocab_size(self) -> int | None:
+        """The number that all token ids are below; None: not known yet."""
+        return self._pipe.model.vocab_size
+
+    # ---- tokens
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text, as a prompt has them."""
+        return list(self._client.tokenize(text, model=self.model).token_ids)
+
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        return self._client.detokenize(token_ids, model=self.model)
+
+    # ---- texts
+
+    def generate(self, prompt: Prompt, **options: Unpack[GenerateOptions]) -> str:
+        """Return the continuation of a text, or of token ids, without the prompt.
+
+        `max_new_tokens`: at most so many (64).
+        `do_sample`: draw tokens; otherwise the most probable one is taken (False).
+        `temperature` (1.0), `top_k` (0: off), `top_p` (1.0), `seed`: only with `do_sample`.
+        `stop_on_eos`: end at the model's end token (True).
+        `truncate_prompt`: leave out the oldest tokens of a prompt that does not fit with its answer (False).
+
+        UserError names a bad argument. ContextLengthError: the prompt does not fit.
+        """
+        return self.generate_batch([prompt], **options)[0]
+
+    def generate_batch(
+        self, prompts: Sequence[Prompt], **options: Unpack[GenerateOptions]
+    ) -> list[str]:
+        """Return the continuation of each prompt, in their order. Options and errors: see `generate`."""
+        config, truncates = parse_options(**options)
+        given: Any = check_prompts(prompts, self.vocab_size)
+        answers: Any = self._pipe.infer(
+            given, config, do_preprocess=False, truncate_prompt=truncates
+        )
+        return [answer.text for answer in answers]
+
+    def stream_generate(
+        self, prompt: Prompt, **options: Unpack[GenerateOptions]
+    ) -> Generator[str, None, None]:
+        """Iterate over the pieces of the continuation as they come. Together they are the text of `generate`.
+
+        An iterator that is left early ends its answer.
+        """
+        return _first_texts(self.stream_generate_batch([prompt], **options))
+
+    def stream_generate_batch(
+        self, prompts: Sequence[Prompt], **options: Unpack[GenerateOptions]
+    ) -> Generator[list[str], None, None]:
+        """Iterate over lists with the new piece of each prompt's continuation; "" for a prompt without a new one."""
+        config, truncates = parse_options(**options)
+        given = check_prompts(prompts, self.vocab_size)
+        parts = self._pipe.stream_infer(
+            given, config, do_preprocess=False, truncate_prompt=truncates
+        )
+        return _pieces(parts, len(given))
+
+    # ---- contexts by hand
+
+    def open_row(self, max_length: int, ttl: int | None = None) -> GatewaySession:
+        """Open one context of `max_length` positions for an `InferenceSession`. Raise NoCapacityError without room."""
+        if self._is_closed:
+            raise UserError("engine", "it is closed; make a new one")
+        return GatewaySession(self._connection, self.model, max_length, ttl=ttl)
+
+    def adopt_session(self, session: AbstractContextManager[Any]) -> None:
+        """Close a session with the engine, if it is still open then."""
+        self._sessions.add(session)
+
+    @cached_property
+    def _connection(self) -> Connection:
+        if self._gateway is not None:
+            return Connection(self._gateway)
+        url = urlsplit(self._url)
+        port = announced_grpc_port(self._url)
+        if port is None:
+            detail = "start it with --grpc, or give the address as gateway="
+            raise UserError("gateway", f"the gateway at {self._url} has no gRPC port; {detail}")
+        host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
+        return Connection(f"{url.scheme}://{host}:{port}")
+
+    def close(self) -> None:
+        """Close the sessions and end what runs; stop a private swarm. May be called twice."""
+        self._is_closed = True
+        for session in list(self._sessions):
+            session.close()
+        if "_connection" in vars(self):
+            self._connection.close()
+        self._client.close()
+        self._pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _pieces(parts: Iterator[Response], count: int) -> Generator[list[str], None, None]:
+    """Yield the text of each part at its prompt's place. Leaving it ends the answers."""
+    stream: Any = parts
+    with closing(stream):
+        for part in parts:
+            if part.text:
+                yield [part.text if place == part.index else "" for place in range(count)]
+
+
+def _first_texts(stream: Generator[list[str], None, None]) -> Generator[str, None, None]:
+    with closing(stream):
+        for pieces in stream:
+            yield pieces[0]
