@@ -82,7 +82,8 @@ class ResumingClient:
         kept = gateway.core.find_view(name)
         if kept is None or not gateway.alive or self._client.gateway is gateway:
             return
-        is_held = kept.state == HELD  # it waits for links, and runs nothing
+        # It waits for links and runs nothing. After a close by the client there is nothing to wait for.
+        is_held = kept.state == HELD and not self._client.done
         if self._tools.clock.now < _returns_at(gateway) or is_held:
             self.watch_stalled(gateway)
         elif (
