@@ -11,6 +11,7 @@ import click
 from modelswarm.cli.commands.batch import batch
 from modelswarm.cli.commands.chat import chat
 from modelswarm.cli.commands.completion import completion
+from modelswarm.cli.commands.convert import convert
 from modelswarm.cli.commands.demo import demo
 from modelswarm.cli.commands.drain import drain
 from modelswarm.cli.commands.generate import generate
@@ -23,7 +24,8 @@ from modelswarm.cli.commands.ui import ui
 from modelswarm.cli.commands.up import up
 
 ALL = (
-    up, chat, generate, batch, status, sessions, logs, routes, drain, plan, demo, ui, completion,
+    up, chat, generate, batch, status, sessions, logs, routes, drain, plan, convert, demo, ui,
+    completion,
 )  # fmt: skip
 
 

@@ -89,9 +89,9 @@ class Checkpoint:
         from modelswarm.cli.terminal.signals import run_until_signal
 
         assert self.checkpoint_path is not None
-        model = {"source": _address(self.checkpoint_path, "--checkpoint-path")}
+        model = {"source": model_address(self.checkpoint_path, "--checkpoint-path")}
         if self.tokenizer_name is not None:
-            model["tokenizer"] = _address(self.tokenizer_name, "--tokenizer-name")
+            model["tokenizer"] = model_address(self.tokenizer_name, "--tokenizer-name")
         spec = {"spans": {"count": self.spans or 1}}
         swarm = private_swarm(_SERVED_NAME, model, spec, device=self.device or "cpu")
         if sys.stderr.isatty():
@@ -101,7 +101,7 @@ class Checkpoint:
             yield HttpTarget(f"http://{swarm.http}")
 
 
-def _address(given: str, option: str) -> str:
+def model_address(given: str, option: str) -> str:
     """Return an address for a folder, for a name on the hub, or the address that is given."""
     address = known_address(given)
     if address is not None:

@@ -36,7 +36,7 @@ class Engine:
 
         UserError names a bad argument. UnreachableError: no gateway answers. UnavailableError: it serves no model.
         """
-        is_url = model_path.startswith(("http://", "https://"))
+        is_url = str(model_path).startswith(("http://", "https://"))
         if gateway is not None and not is_url:
             raise UserError("gateway", "it has an effect only with a gateway's URL; leave it out")
         self._pipe = pipeline(model_path, **options)

@@ -213,6 +213,34 @@ def test_checkpoint_runs_without_a_swarm(toy_folder: Path, tmp_path: Path) -> No
     assert not [line for line in command_lines() if str(bare).encode() in line]
 
 
+def test_converted_state_dict_runs_without_a_swarm(tmp_path: Path) -> None:
+    import torch
+    from support.models.tiny_models import load_whole, make_model
+    from transformers import AutoTokenizer
+
+    folder = make_model(tmp_path / "gpt2", "gpt2", scale_attn_by_inverse_layer_idx=False)
+    model: Any = load_whole(folder)
+    torch.save(model.state_dict(), tmp_path / "state.pt")
+    words = AutoTokenizer.from_pretrained(folder)
+    ids = words("hello", return_tensors="pt").input_ids
+    wanted = words.decode(model.generate(ids, do_sample=False, max_new_tokens=8)[0, ids.shape[1] :])
+    convert = ("convert", "state.pt", "out/made", "--heads", "4", "--tokenizer-name", "gpt2")
+    generate = ("generate", "hello", "--max-tokens", "8", "--temperature", "0", "--spans", "2")
+
+    for arguments in (convert, (*generate, "--checkpoint-path", "out/made")):
+        done = subprocess.run(
+            (*COMMAND[:-1], *arguments),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    assert done.stdout == f"{wanted}\n"
+
+
 def test_examples_of_the_page_run(forms: str) -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
     section = page.partition("\n## Texts\n")[2].partition("\n## ")[0]

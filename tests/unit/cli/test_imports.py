@@ -17,6 +17,7 @@ COMMANDS = (
     "batch",
     "chat",
     "completion",
+    "convert",
     "demo",
     "drain",
     "generate",

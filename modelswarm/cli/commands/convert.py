@@ -1,0 +1,62 @@
+"""Options of `modelswarm convert STATE_DICT FOLDER`. The work is in `modelswarm.conversion`."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from modelswarm.cli.options.checkpoint import model_address
+from modelswarm.errors import UserError
+
+_NEEDED = ("torch", "safetensors", "tokenizers")
+
+
+@click.command()
+@click.argument("state_dict", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--heads", type=click.IntRange(1), metavar="N", help="Heads of a block, if the file has none."
+)
+@click.option(
+    "--activation",
+    type=click.Choice(("gelu_new", "gelu", "relu")),
+    help="Function of the blocks, if the file has none: gelu of nanoGPT, gelu_new of GPT-2 and minGPT.",
+)
+@click.option(
+    "--tokenizer-name",
+    metavar="NAME",
+    help="Copy the tokenizer of another folder, or of owner/name of a hub.",
+)
+def convert(
+    state_dict: Path,
+    folder: Path,
+    heads: int | None,
+    activation: str | None,
+    tokenizer_name: str | None,
+) -> None:
+    """Write a model FOLDER from a STATE_DICT of a GPT-2 shape, as torch.save writes it.
+
+    The state dict is transformers', nanoGPT's or minGPT's, alone or under the key model or state_dict. No code of
+    the file is run. FOLDER is for servers, and for generate --checkpoint-path.
+    """
+    package = next((each for each in _NEEDED if find_spec(each) is None), None)
+    if package is not None:
+        raise UserError("convert", f"needs {package}; pip install 'modelswarm[serving]'")
+
+    from modelswarm.checkpoint.sources import resolve_config_files
+    from modelswarm.conversion.gpt2 import convert_gpt2, write_model
+    from modelswarm.conversion.state_file import read_state_file
+
+    tokenizer = None
+    if tokenizer_name is not None:
+        tokenizer = resolve_config_files(model_address(tokenizer_name, "--tokenizer-name"))
+    model = convert_gpt2(read_state_file(state_dict), heads, activation)
+    write_model(model, folder, tokenizer)
+    config = model.config
+    click.echo(
+        f"{folder}: {config['n_layer']} blocks of width {config['n_embd']} with {config['n_head']} heads, "
+        f"{config['vocab_size']} tokens, {config['n_positions']} positions, {config['activation_function']}, "
+        f"{config['dtype']}"
+    )
