@@ -25,7 +25,7 @@ from modelswarm.protocol.sampling import (
 )
 from modelswarm.protocol.session_search import FindSession, HopInfo, SessionInfo
 
-PROTOCOL_VERSION = (2, 1)
+PROTOCOL_VERSION = (2, 2)
 """(major, minor). Peers one minor version apart work together; any other pair is refused, naming both versions."""
 
 
@@ -72,6 +72,14 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockRange:
+    """The blocks [first, last) that a session runs: rows enter at the first, and leave behind the last, unchanged."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
 class Turn:
     """Requirements of one turn of a session, equal for every hop."""
 
@@ -81,6 +89,7 @@ class Turn:
     begin: int = 0  # log length at which the turn began: the length of its prompt
     session_length: int = 0  # positions reserved for the whole session; 0: only those of its turns
     session_ttl: int = 0  # seconds that the session is kept without a turn; 0: the gateway's own
+    blocks: BlockRange | None = None  # of the whole session; None: tokens in and out of all blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +436,7 @@ __all__ = [
     "MAX_LOGPROBS",
     "NO_HANDLE",
     "PROTOCOL_VERSION",
+    "BlockRange",
     "Close",
     "CopyKv",
     "Counters",

@@ -123,7 +123,7 @@ def _session_explanation(
         best_hops = registry.costs.choose_hops(
             session.model,
             session.variant,
-            (0, session.variant.n_blocks),
+            session.blocks,
             now,
             between=(None, None),
             needs=hop_needs(session, frozenset()),

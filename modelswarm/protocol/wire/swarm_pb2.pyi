@@ -569,6 +569,7 @@ class Turn(_message.Message):
     BEGIN_FIELD_NUMBER: _builtins.int
     SESSION_LENGTH_FIELD_NUMBER: _builtins.int
     SESSION_TTL_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     reserved_positions: _builtins.int
     end: _builtins.int
     begin: _builtins.int
@@ -576,6 +577,8 @@ class Turn(_message.Message):
     session_ttl: _builtins.int
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def blocks(self) -> Global___BlockRange: ...
     def __init__(
         self,
         *,
@@ -585,14 +588,37 @@ class Turn(_message.Message):
         begin: _builtins.int = ...,
         session_length: _builtins.int = ...,
         session_ttl: _builtins.int = ...,
+        blocks: Global___BlockRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "end", b"end", "reserved_positions", b"reserved_positions", "sampling", b"sampling", "session_length", b"session_length", "session_ttl", b"session_ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "blocks", b"blocks", "end", b"end", "reserved_positions", b"reserved_positions", "sampling", b"sampling", "session_length", b"session_length", "session_ttl", b"session_ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Turn: _TypeAlias = Turn  # noqa: Y015
+
+@_typing.final
+class BlockRange(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockRange: _TypeAlias = BlockRange  # noqa: Y015
 
 @_typing.final
 class Create(_message.Message):

@@ -253,12 +253,14 @@ class Fencing:
         return fits
 
     def _new_hop(self, peer: PeerId, fence: Fence, create: Create) -> Hop:
+        blocks = None if fence.turn is None else fence.turn.blocks
         return Hop(
             session=create.session,
             first=create.first,
             last=create.last,
-            is_head=create.first == 0,
-            is_tail=create.last == self._shape.n_blocks,
+            is_head=create.first == (blocks.first if blocks else 0),
+            is_tail=create.last == (blocks.last if blocks else self._shape.n_blocks),
+            has_range=blocks is not None,
             handle=self.hops.new_handle(),
             gateway=peer,
             gateway_handle=fence.gateway_handle,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from modelswarm.protocol.messages import Turn
-from modelswarm.protocol.opaque import is_opaque
+from modelswarm.protocol.opaque import is_opaque, join_rows
 from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.flow import send
 from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
@@ -22,6 +22,7 @@ from modelswarm_serving.model.base import (
     BatchItem,
     Result,
     ReturnRequest,
+    SampledToken,
     SampleRequest,
     ScoreRequest,
     Task,
@@ -103,7 +104,7 @@ class Steps:
         end = min(hop.ready_end(), first + max_rows)
         hop.in_step = True
         sample = None
-        if hop.is_tail and end >= started.length and end == len(hop.log):
+        if hop.is_tail and not hop.has_range and self._is_at_log_end(hop, end):
             sample = SampleRequest(
                 hop.turn.sampling,
                 end,
@@ -117,14 +118,26 @@ class Steps:
             first=first,
             count=end - first,
             blocks=(hop.first, hop.last),
-            tokens=_tokens_of(hop, first, end) if hop.is_head else None,
-            rows=None if hop.is_head else hop.row_buffer.take(end - first),
+            tokens=_tokens_of(hop, first, end) if hop.is_head and not hop.has_range else None,
+            rows=self._input_rows(hop, first, end),
             emit_from=self._first_emitted(hop, first, end),
             sample=sample,
             score=self._score_request(hop, first, end),
             returned=self._return_request(hop, first, end),
-            opaque=_opaque_rows(hop, first, end) if hop.is_head else {},
+            opaque=_opaque_rows(hop, first, end) if hop.is_head and not hop.has_range else {},
+            is_range_end=hop.has_range and (hop.is_head or hop.is_tail),
         )
+
+    def _is_at_log_end(self, hop: Hop, end: int) -> bool:
+        """True for a tail whose rows below `end` lead to the entry behind the log."""
+        started = hop.started
+        return started is not None and started.length <= end == len(hop.log)
+
+    def _input_rows(self, hop: Hop, first: int, end: int) -> bytes | memoryview | None:
+        """Return rows [first, end) as a hop gets them from its predecessor; a range's head has them in its log."""
+        if not hop.is_head:
+            return hop.row_buffer.take(end - first)
+        return join_rows(hop.opaque, first, end) if hop.has_range else None
 
     def _max_forced(self, turn: Turn, position: int) -> int:
         """Return the number of forced tokens that may follow the entry at `position` in its step."""
@@ -141,7 +154,7 @@ class Steps:
     def _return_request(self, hop: Hop, first: int, end: int) -> ReturnRequest | None:
         """Request what the turn wants to have of rows [first, end)."""
         wanted = hop.returned_rows
-        if wanted is None or end <= wanted.start:
+        if wanted is None or end <= wanted.start or hop.has_range:
             return None
         return ReturnRequest(max(first, wanted.start), wanted.logits, wanted.hidden_states)
 
@@ -149,7 +162,8 @@ class Steps:
         """Return the first position whose output row is needed. The replay log takes all rows, also those that the
         successor has (R6, replay)."""
         if hop.is_tail:
-            return end
+            wanted = hop.returned_rows if hop.has_range else None
+            return end if wanted is None else min(max(first, wanted.start), end)
         assert hop.started is not None
         return first if self._replay_log.is_enabled else min(max(first, hop.started.send_from), end)
 
@@ -201,7 +215,7 @@ class Steps:
         for hop, work in running:
             if hop.phase is Phase.RUNNING and not hop.is_freed:
                 hop.in_step, hop.run_alone = False, True
-                if work.rows is not None:
+                if work.rows is not None and not hop.is_head:
                     hop.row_buffer.put_back(work.rows)
                 self.schedule_ready(hop, now)
             else:
@@ -215,7 +229,7 @@ class Steps:
             # Also after the end of the epoch: the rows are right, and a pending Fence truncates them if need be.
             hop.kv = work.first + work.count
             self.rows += work.count
-            if result.rows is not None:
+            if result.rows is not None and not hop.is_tail:
                 self._replay_log.append(hop.handle, work.emit_from, result.rows)
         if hop.phase is Phase.RUNNING and not hop.is_freed:
             if wrong is None:
@@ -270,10 +284,20 @@ class Steps:
         if work.returned is not None:
             row_bytes = work.returned.row_bytes(self._shape)
             send.return_rows(self._outbox, hop, work.returned.first, result.returned, row_bytes)
+        if hop.is_tail and hop.has_range:
+            self._send_range(hop, work, result)
         if work.sample is not None and result.sampled is not None:
             send.send_token(self._outbox, hop, result.sampled)
         if not hop.is_head:
             self._flow_control.grant_window(hop)
+
+    def _send_range(self, hop: Hop, work: BatchItem, result: Result) -> None:
+        """Return the rows behind the last block of a range; a token without a meaning follows the last one of the log."""
+        if result.rows:
+            row_bytes = self._shape.row_bytes
+            send.return_rows(self._outbox, hop, work.emit_from, result.rows, row_bytes)
+        if self._is_at_log_end(hop, work.first + work.count):
+            send.send_token(self._outbox, hop, SampledToken(0, 0.0))
 
     def schedule_ready(self, hop: Hop, now: float) -> None:
         """Queue the hop if it can run rows now; called after every change that its rows may have waited for."""

@@ -84,7 +84,7 @@ class BatchItem:
     """Contiguous positions [first, first + count) of one session in one step.
 
     KV of positions < first is in `pages` already; the step writes positions [first, first + count) there.
-    Exactly one of `tokens` (when blocks[0] == 0) and `rows` is set.
+    Exactly one of `tokens` (only when blocks[0] == 0) and `rows` is set.
     """
 
     pages: Sequence[
@@ -101,6 +101,8 @@ class BatchItem:
     returned: ReturnRequest | None = None  # tail only
     # Rows that stand in place of embeddings, by position (R14, opaque rows); the tokens there are 0.
     opaque: Mapping[int, bytes] = field(default_factory=dict)
+    # Head or tail of a session with a block range: rows enter and leave at any block, and no token.
+    is_range_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -303,7 +303,8 @@ class HashModel:
             raise ValueError(f"{len(item.pages)} pages do not hold {end} positions")
         if not shape.first <= item.blocks[0] < item.blocks[1] <= shape.last:
             raise ValueError(f"blocks {item.blocks} are not held here")
-        if (item.tokens is not None) != (item.blocks[0] == 0):
+        takes_tokens = item.blocks[0] == 0 and not item.is_range_end
+        if (item.tokens is not None) != takes_tokens:
             raise ValueError("tokens are for block 0 and only for it")
         if item.sample is not None and not item.sample.position == end == len(item.sample.log):
             raise ValueError(

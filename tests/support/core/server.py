@@ -189,13 +189,15 @@ def expected_rows(log: Sequence[int], first: int, n_blocks: int = 4) -> list[tup
     return list(enumerate(reference_rows(log, {}, n_blocks)))[first:]
 
 
-def reference_rows(log: Sequence[int], opaque: Mapping[int, int], n_blocks: int = 4) -> list[int]:
-    """Return the last hidden states of the log's entries. `opaque`: rows in place of embeddings, by position."""
+def reference_rows(
+    log: Sequence[int], opaque: Mapping[int, int], n_blocks: int = 4, first: int = 0
+) -> list[int]:
+    """Return the rows of the log's entries behind blocks [first, n_blocks). `opaque`: rows before them, by position."""
     sums = [0] * n_blocks
     found = []
     for position, token in enumerate(log):
         row = opaque[position] if position in opaque else embed(token)
-        for block in range(n_blocks):
+        for block in range(first, n_blocks):
             stored = key_value(block, position, row)
             row, sums[block] = output(stored, sums[block]), (sums[block] + stored) & MASK
         found.append(row)

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from modelswarm.protocol.messages import Sampling, TopLogprob, Turn
+from modelswarm.protocol.messages import BlockRange, Sampling, TopLogprob, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +22,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """A session that was opened before its first turn. Both numbers travel in each turn, so a takeover keeps them."""
+    """A session that was opened before its first turn. All of it travels in each turn, so a takeover keeps it."""
 
     max_length: int  # positions, all of them reserved
     ttl: int  # seconds that it is kept without a turn
+    blocks: BlockRange | None = None  # that it runs; None: all, on tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,11 @@ class TurnRequest:
 
     def turn_after(self, before: Turn, begin: int, end: int) -> Turn:
         """Return the turn that follows `before`, with the reservation of the session."""
-        whole = self.reservation or Reservation(before.session_length, before.session_ttl)
+        whole = self.reservation or Reservation(
+            before.session_length, before.session_ttl, before.blocks
+        )
         reserved = max(1, (whole.max_length or end) - 1)
-        return Turn(reserved, end, self.sampling, begin, whole.max_length, whole.ttl)
+        return Turn(reserved, end, self.sampling, begin, whole.max_length, whole.ttl, whole.blocks)
 
 
 class RefusalReason(enum.Enum):

@@ -298,10 +298,9 @@ class Migrations:
 
     def _send_log(self, migration: Migration) -> None:
         """Send the new entries of the input log to a new head and a new tail."""
-        variant = migration.session.variant
-        assert variant is not None, "a session that runs has a variant"
+        head, tail = migration.session.blocks
         for hop in migration.new_hops:
-            if hop.first == 0 or hop.last == variant.n_blocks:
+            if hop.first == head or hop.last == tail:
                 self._recovery.hop_messages.send_log(
                     migration.session, hop, migration.log_sent[hop.gateway_handle], standby=True
                 )

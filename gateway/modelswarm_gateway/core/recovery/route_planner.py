@@ -73,7 +73,7 @@ class RoutePlanner:
         spans = {hello.peer: (hello.first, hello.last) for _, hello in servers}
         for fewest in sorted({0, *bad_links.values()})[:-1]:
             avoided = [link for link, failures in bad_links.items() if failures > fewest]
-            ring = find_ring(spans, variant.n_blocks, avoided)
+            ring = find_ring(spans, session.blocks, avoided)
             if ring is not None:
                 return list(ring)
         return route
@@ -89,9 +89,9 @@ class RoutePlanner:
             if self._registry.is_connected(hop.peer) and hop.peer not in without
         )
         needs = hop_needs(session, without, lost=[h for h in session.hops if h not in kept])
-        edge = 0
+        edge, last = session.blocks
         for hop in [*kept, None]:
-            end = variant.n_blocks if hop is None else hop.first
+            end = last if hop is None else hop.first
             if edge < end:
                 new_hops = self._registry.costs.choose_hops(
                     session.model,
@@ -115,10 +115,10 @@ class RoutePlanner:
         self, session: Session, parent: Session, without: frozenset[PeerId], now: float
     ) -> Plan | None:
         """Return the route of the session that this one forks from (R15, forks), if all of it can take one more."""
-        assert session.variant is not None
-        edges = [0, *(hop.last for hop in parent.hops)]
+        first, last = session.blocks
+        edges = [first, *(hop.last for hop in parent.hops)]
         peers = [hop.peer for hop in parent.hops]
-        is_whole = edges == [*(hop.first for hop in parent.hops), session.variant.n_blocks]
+        is_whole = edges == [*(hop.first for hop in parent.hops), last]
         reserve = session.turn.reserved_positions
         if (
             not is_whole

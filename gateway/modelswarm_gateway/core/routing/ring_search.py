@@ -18,27 +18,31 @@ MAX_STEPS = 100_000
 
 def find_ring(
     spans: Mapping[PeerId, tuple[int, int]],
-    n_blocks: int,
+    blocks: tuple[int, int],
     bad_links: Collection[frozenset[PeerId]],
 ) -> list[RouteHop] | None:
     """Return the hops of a route with as few of them as its head allows; None if there is none.
 
-    `spans`: blocks [first, last) of each server, the preferred servers first. As in the path search, a hop uses a
-    server from where the route enters it to the server's end. The tail also has a link to the head.
+    `blocks` [begin, end) are those of the route. `spans`: blocks [first, last) of each server, the preferred servers
+    first. As in the path search, a hop uses a server from where the route enters it to the server's end, or to that of
+    the route. The tail also has a link to the head.
     """
-    at_block = [
-        [(peer, last) for peer, (first, last) in spans.items() if first <= block < last]
-        for block in range(n_blocks)
-    ]
+    begin, stop = blocks
+    at_block = {
+        block: [
+            (peer, min(last, stop)) for peer, (first, last) in spans.items() if first <= block < last
+        ]
+        for block in range(begin, stop)
+    }
     steps = 0
-    for head, head_end in at_block[0]:
-        hops = {(head, head_end): [RouteHop(head, 0, head_end)]}  # by last server and its end
+    for head, head_end in at_block[begin]:
+        hops = {(head, head_end): [RouteHop(head, begin, head_end)]}  # by last server and its end
         front = deque(hops)
         while front:
             before, edge = front.popleft()
-            if edge == n_blocks and frozenset((before, head)) not in bad_links:
+            if edge == stop and frozenset((before, head)) not in bad_links:
                 return hops[before, edge]
-            for peer, end in at_block[edge] if edge < n_blocks else ():
+            for peer, end in at_block.get(edge, ()):
                 steps += 1
                 if (peer, end) not in hops and frozenset((before, peer)) not in bad_links:
                     hops[peer, end] = [*hops[before, edge], RouteHop(peer, edge, end)]

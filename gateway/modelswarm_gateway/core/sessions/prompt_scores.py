@@ -32,7 +32,7 @@ def truncate_unscored(session: Session) -> None:
     if not needs_scores(session) or session.variant is None:
         return
     for hop in session.owned_hops:
-        if hop.last == session.variant.n_blocks:
+        if hop.last == session.blocks[1]:
             hop.truncate(session.scored - 1, NO_TRUNCATION)
 
 

@@ -33,7 +33,7 @@ def truncate_missing(session: Session) -> None:
     if returned is None or session.variant is None:
         return
     for hop in session.owned_hops:
-        if hop.last == session.variant.n_blocks:
+        if hop.last == session.blocks[1]:
             hop.truncate(session.next_row, NO_TRUNCATION)
     sampling = replace(session.turn.sampling, returned=replace(returned, start=session.next_row))
     session.turn = replace(session.turn, sampling=sampling)

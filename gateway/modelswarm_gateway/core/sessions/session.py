@@ -164,6 +164,14 @@ class Session:
         return len(self.log)
 
     @property
+    def blocks(self) -> tuple[int, int]:
+        """The blocks of its route; only for sessions that have a variant."""
+        if self.turn.blocks is not None:
+            return self.turn.blocks.first, self.turn.blocks.last
+        assert self.variant is not None, "a session that runs has a variant"
+        return 0, self.variant.n_blocks
+
+    @property
     def progress(self) -> int:
         """Number of items that have brought the turns on: Tokens and returned rows."""
         return self.groups + self.returned_groups

@@ -108,7 +108,7 @@ class TransformerSpan:
     def _run_tasks(self, batch: Sequence[Task]) -> list[Result]:
         """Run items with the same blocks as one packed batch; return results in the order of `batch`."""
         results: list[Result] = [Result(error=self._range_fault(task)) for task in batch]
-        groups: dict[tuple[int, int], list[tuple[int, BatchItem]]] = {}
+        groups: dict[tuple[int, int, bool], list[tuple[int, BatchItem]]] = {}
         for i, task in enumerate(batch):
             if results[i].error is not None:
                 continue
@@ -117,7 +117,7 @@ class TransformerSpan:
             elif (fault := self._input_fault(task)) is not None:
                 results[i] = Result(error=fault)
             else:
-                groups.setdefault(task.blocks, []).append((i, task))
+                groups.setdefault((*task.blocks, task.is_range_end), []).append((i, task))
         for blocks, members in groups.items():
             with current_device(self._device):
                 outcome = self._run_items([work for _, work in members], *blocks)
@@ -156,8 +156,9 @@ class TransformerSpan:
         return None
 
     def _input_fault(self, item: BatchItem) -> str | None:
-        shape, start = self._shape, item.blocks[0]
-        if (item.tokens is None) == (start == 0):
+        shape = self._shape
+        takes_tokens = item.blocks[0] == 0 and not item.is_range_end
+        if (item.tokens is not None) != takes_tokens:
             return "tokens enter at block 0, rows at every other"
         if item.tokens is not None:
             return self._token_fault(item.tokens, item.count)
@@ -173,11 +174,14 @@ class TransformerSpan:
             return f"tokens must be within 0:{vocab}"
         return None
 
-    def _run_items(self, items: Sequence[BatchItem], first: int, last: int) -> list[Result]:
+    def _run_items(
+        self, items: Sequence[BatchItem], first: int, last: int, is_range_end: bool
+    ) -> list[Result]:
         layout = StepLayout(items, self._cache)
-        rows = self._embed(layout) if first == 0 else self._unpack(layout.items)
+        has_tokens = first == 0 and not is_range_end
+        rows = self._embed(layout) if has_tokens else self._unpack(layout.items)
         rows = self._run_blocks(rows, layout, first, last)
-        is_tail = last == self._shape.n_blocks
+        is_tail = last == self._shape.n_blocks and not is_range_end
         results = self._sample(rows, layout) if is_tail else self._pack_rows(rows, layout)
         return [results[id(work)] for work in items]
 

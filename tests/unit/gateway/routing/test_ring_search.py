@@ -16,7 +16,7 @@ Spans = dict[str, tuple[int, int]]
 
 
 def route(spans: Spans, n_blocks: int, *bad: str) -> list[tuple[str, int, int]] | None:
-    found = find_ring(spans, n_blocks, pairs(bad))
+    found = find_ring(spans, (0, n_blocks), pairs(bad))
     return None if found is None else [(hop.peer, hop.first, hop.last) for hop in found]
 
 
@@ -47,7 +47,7 @@ def test_search_ends_after_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ring_search, "MAX_STEPS", 10)
     last = [name for name, (first, _) in spans.items() if first == 3]
     heads = [name for name, (first, _) in spans.items() if first == 0]
-    assert find_ring(spans, 4, {frozenset(p) for p in itertools.product(heads, last)}) is None
+    assert find_ring(spans, (0, 4), {frozenset(p) for p in itertools.product(heads, last)}) is None
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -60,7 +60,7 @@ def test_ring_is_found_if_and_only_if_there_is_one(seed: int) -> None:
         spans[name] = (first, rng.randint(first + 1, n_blocks))
     every = list(itertools.combinations(spans, 2))
     bad = {frozenset(pair) for pair in rng.sample(every, rng.randint(0, len(every)))}
-    found = find_ring(spans, n_blocks, bad)
+    found = find_ring(spans, (0, n_blocks), bad)
     assert (found is not None) == has_ring(spans, n_blocks, bad)
     if found is not None:
         assert [hop.first for hop in found] == [0, *(hop.last for hop in found[:-1])]
