@@ -32,6 +32,7 @@ class ModelCard:
     # Library and version of the grammars of each server that samples; empty: it has none.
     grammar_versions: frozenset[str] = frozenset()
     rows: RowSizes = NO_ROWS  # of logits and hidden states that its servers return
+    boundary_rows: RowSizes = NO_ROWS  # between blocks; none if a server runs no range of them
 
     @property
     def ready(self) -> bool:

@@ -485,9 +485,9 @@ class GatewayCore:
         """Return the most positions a session of `model` may have; 0 if none of its servers is connected."""
         return self._registry.max_length(model)
 
-    def tails_of(self, model: str) -> list[Hello]:
-        """Return the Hellos of the servers with the model's last block, as they are on one variant."""
-        return self._registry.tails_of(model)
+    def hellos_of(self, model: str) -> list[Hello]:
+        """Return the Hellos of the model's servers, as they are on one variant."""
+        return self._registry.hellos_of(model)
 
     def hold_limit_seconds(self, model: str) -> float:
         """Return the hold limit of its sessions in seconds; 0: they are not held."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from modelswarm.protocol.messages import BlockRange
 from modelswarm.protocol.opaque import opaque_entries
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
@@ -112,6 +113,7 @@ class GenerationRequest:
     text: TextOptions = TextOptions()
     truncation: Truncation | None = None
     rows: RowOptions | None = None  # logits and hidden states to return
+    blocks: BlockRange | None = None  # of the session; None: all, on tokens
 
 
 def fit_to_format(request: GenerationRequest, form: ChatFormat) -> GenerationRequest:

@@ -14,6 +14,7 @@ from functools import partial
 from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Grammar
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
+from modelswarm_gateway.core.interface.row_sizes import RowSizes
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation, TurnRequest
 from modelswarm_gateway.errors import (
     ApiError,
@@ -43,6 +44,7 @@ from modelswarm_gateway.generation.request import (
     token_limit,
 )
 from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
+from modelswarm_gateway.generation.rows.block_ranges import check_same_blocks, row_sizes
 from modelswarm_gateway.generation.rows.opaque_rows import add_opaque, check_input_rows
 from modelswarm_gateway.generation.rows.returned_rows import RowsBuffer, check_rows, with_rows
 from modelswarm_gateway.generation.session_locator import SessionLocator
@@ -158,8 +160,9 @@ class GenerationService:
         card, tokenizer = self.find_model(request.model)
         form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)
         request = fit_to_format(request, form)
-        check_rows(request.rows, card.rows)
-        check_input_rows(request, card.rows, self.backend.opaque_bytes)
+        sizes = row_sizes(request, card)
+        check_rows(request.rows, sizes)
+        check_input_rows(request, sizes, self.backend.opaque_bytes)
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         sampling = await add_bad_words(sampling, request.options, tokenizer)
@@ -188,6 +191,7 @@ class GenerationService:
             if request.resume_after is not None and self.named_sessions.is_busy(key):
                 raise self.named_sessions.busy_error(key)
             kept = self._kept_turn(key)
+            check_same_blocks(request, kept)
             resumed = check(kept)
             if resumed is not None:
                 turn = replace(turn, tokens=resumed.prompt)
@@ -204,8 +208,8 @@ class GenerationService:
                 position = len(kept.tokens) if kept else 0
                 position = position if request.position is None else request.position
         if resumed is None:
-            turn = add_opaque(turn, request, card.rows.hidden_bytes, position or 0)
-        turn, rows = _add_rows(turn, request, card, position)
+            turn = add_opaque(turn, request, sizes.hidden_bytes, position or 0)
+        turn, rows = _add_rows(turn, request, sizes, position)
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form, rows)
         return Generation(self._context, request, begin)
 
@@ -252,7 +256,7 @@ class GenerationService:
         kept = self._kept_turn(parent)
         if kept is None:
             raise session_expired()
-        whole = Reservation(kept.turn.session_length, kept.turn.session_ttl)
+        whole = Reservation(kept.turn.session_length, kept.turn.session_ttl, kept.turn.blocks)
         name = self.named_sessions.session_name(parent)
         return replace(turn, parent=name, reservation=whole if whole.max_length else None)
 
@@ -344,7 +348,7 @@ def _with_forced_tokens(grammar: Grammar, request: GenerationRequest) -> Grammar
 
 
 def _add_rows(
-    turn: TurnRequest, request: GenerationRequest, card: ModelCard, position: int | None
+    turn: TurnRequest, request: GenerationRequest, sizes: RowSizes, position: int | None
 ) -> tuple[TurnRequest, RowsBuffer | None]:
     """Return the turn with the rows that the request asks for. `position`: where appended input begins."""
     wanted = request.rows
@@ -353,7 +357,7 @@ def _add_rows(
     start = (position or 0) if wanted.all_positions else len(turn.tokens) - 1
     if request.resume_after is not None:
         start = request.resume_after  # the row that leads to the next token
-    return with_rows(turn, wanted, card.rows, start if wanted.after is None else wanted.after)
+    return with_rows(turn, wanted, sizes, start if wanted.after is None else wanted.after)
 
 
 def _resume(

@@ -12,7 +12,8 @@ from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found
 from modelswarm_gateway.generation.continuation import session_exists
 from modelswarm_gateway.generation.named_sessions import SessionKey, wire_name
-from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
+from modelswarm_gateway.generation.request import GenerationRequest, Prompt, TokenPrompt
+from modelswarm_gateway.generation.rows.block_ranges import placeholder
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
@@ -65,9 +66,12 @@ async def open_session(service: GenerationService, key: SessionKey, wanted: Rese
         raise invalid_request(
             "max_length", f"max_length: {wanted.max_length} is too many; {detail}"
         )
+    holder: Prompt = PLACE_HOLDER
+    if wanted.blocks is not None and card is not None:
+        holder = placeholder(card)
     request = GenerationRequest(
-        model, PLACE_HOLDER, "max_length", SamplingOptions(max_tokens=0), session_id=session_id,
-        reservation=wanted,
+        model, holder, "max_length", SamplingOptions(max_tokens=0), session_id=session_id,
+        reservation=wanted, blocks=wanted.blocks,
     )  # fmt: skip
     try:
         await _run_first_turn(service, request, key, wanted.ttl)

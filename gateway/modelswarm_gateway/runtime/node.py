@@ -402,7 +402,8 @@ class Node:
         missing = (
             self._core.uncovered_blocks(entry.name) if entry.servers else range(entry.n_blocks)
         )
-        tails = self._core.tails_of(entry.name)
+        hellos = self._core.hellos_of(entry.name)
+        tails = [hello for hello in hellos if hello.last == hello.n_blocks]
         return ModelCard(
             name=entry.name,
             revision=entry.revision,
@@ -417,4 +418,5 @@ class Node:
             files_wait=entry.describe_fetch(),
             grammar_versions=frozenset(tail.grammar for tail in tails),
             rows=min(map(RowSizes.of, tails), default=NO_ROWS),
+            boundary_rows=min(map(RowSizes.at_boundary, hellos), default=NO_ROWS),
         )

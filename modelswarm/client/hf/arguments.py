@@ -34,7 +34,7 @@ _NO_EFFECT = {
     "token_type_ids": "the served families have none",
     "inputs_embeds": "embeddings are on the servers; pass input_ids",
     "output_attentions": "attentions do not come to the client",
-    "output_hidden_states": "hidden states do not come to the client",
+    "output_hidden_states": "only model(ids, output_hidden_states=True) gives them",
     "is_assistant": "the model assists no other one",
     "assistant_early_exit": "blocks are on the servers",
     "use_mtp": "blocks are on the servers",

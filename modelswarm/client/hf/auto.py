@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.sources import resolve_config_files
+from modelswarm.client.hf.blocks import Blocks
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.model import DistributedModelForCausalLM, Sampler
 from modelswarm.client.sessions.connection import Connection
@@ -139,8 +140,8 @@ def load_model(
         config,
         _generation_config(folder, config, options),
         connection,
-        served,
         models[served],
+        Blocks(connection, models[served], address, config, options),
         sampling,
     )
     loaded: DistributedModelForCausalLM = made.eval()

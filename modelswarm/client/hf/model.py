@@ -19,8 +19,9 @@ from torch import Tensor
 from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria
 
 from modelswarm.client.hf.arguments import check_arguments, check_forward, needs_logits
+from modelswarm.client.hf.blocks import Blocks, ModelWithRemoteBlocks
 from modelswarm.client.hf.decoding import decode_rows
-from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.inputs import (
     Rows,
     check_ids,
@@ -33,7 +34,7 @@ from modelswarm.client.hf.remote_cache import RemoteCache
 from modelswarm.client.hf.rows import AnswerRow, SessionRow, TokenRow, start_answers
 from modelswarm.client.hf.sampling import ModelFacts, ServerSampling, plan_sampling
 from modelswarm.client.hf.session import InputRule, ModelSession
-from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import SessionLengthError
 from modelswarm.client.sessions.session import InferenceSession
 from modelswarm.protocol.wire import api_pb2
@@ -55,11 +56,10 @@ Sampler: TypeAlias = Literal["servers", "client"]
 _hf: Any = import_module("transformers")
 
 
-class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # type: ignore[misc]
+class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  # type: ignore[misc]
     """A causal language model whose blocks, embeddings and head are on the servers of a swarm."""
 
     main_input_name = "input_ids"
-    base_model_prefix = "model"
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -70,16 +70,16 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
         config: Any,
         generation_config: GenerationConfig,
         connection: Connection,
-        served_name: str,
-        context: int,
+        served: ServedModel,
+        blocks: Blocks,
         sampling: Sampler = "servers",
     ) -> None:
-        """`context`: positions that the swarm has for a request; 0: not known. `sampling`: see `from_pretrained`."""
-        super().__init__(config)
-        self.context = context
+        """`sampling`: see `from_pretrained`."""
+        super().__init__(config, blocks)
+        self.context = served.context  # positions that the swarm has for a request; 0: not known
         self.sampling = sampling
         self.generation_config = generation_config
-        self.served_name = served_name
+        self.served_name = served.name
         self.connection = connection
         # transformers asks the parameters for the model's device and dtype.
         self.placeholder = torch.nn.Parameter(torch.zeros(1), requires_grad=False)
@@ -360,15 +360,21 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
         past_key_values: RemoteCache | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
+        output_hidden_states: bool | None = None,
         **options: Any,
     ) -> Any:
         """Return the logits [batch, length, vocabulary] in float32; those of padding are zeros.
 
         `attention_mask` [batch, all positions so far]. `logits_to_keep`: only those of the last positions; 0: of all.
         With `use_cache` the result has a cache for the next call; it holds sessions until its `close`.
+        `output_hidden_states`: also those before each block and after the norm. Each block is a call, so it is slower.
         """
         check_forward(options)
         ids = check_ids(input_ids, self._facts.vocabulary)
+        if output_hidden_states:
+            return self._forward_blocks(
+                ids, attention_mask, past_key_values, use_cache, logits_to_keep
+            )
         cache = past_key_values
         if cache is None:
             limit = self.context or self.config.max_position_embeddings
@@ -379,6 +385,23 @@ class DistributedModelForCausalLM(_hf.PreTrainedModel, _hf.GenerationMixin):  # 
             cache.close()
             cache = None
         return _hf.modeling_outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+
+    def _forward_blocks(
+        self, ids: Tensor, mask: Tensor | None, cache: Any, use_cache: bool | None, keep: int
+    ) -> Any:
+        """Return logits and hidden states, block by block."""
+        for name, value in (("past_key_values", cache), ("use_cache", use_cache)):
+            if value:
+                detail = "with output_hidden_states the whole input is run; leave it out"
+                raise UnsupportedArgumentError(name, detail)
+        if mask is not None:
+            check_mask(mask, ids)
+        logits, states = self.blocks.forward(ids, mask)
+        if mask is not None:
+            logits = logits * mask[..., None]
+        return _hf.modeling_outputs.CausalLMOutputWithPast(
+            logits=logits[:, -keep:], hidden_states=states
+        )
 
 
 def _turn_streamer(streamer: Any, turn: Turn) -> SimpleNamespace:

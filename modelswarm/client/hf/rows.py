@@ -13,11 +13,10 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
+from modelswarm.client.sessions.base import RECONNECT_SECONDS, RETRY_SECONDS
 from modelswarm.client.sessions.connection import Connection
 from modelswarm.client.sessions.errors import ConnectionLostError, NoCapacityError, translate
 from modelswarm.client.sessions.session import (
-    RECONNECT_SECONDS,
-    RETRY_SECONDS,
     InferenceSession,
     StepOptions,
     StepPart,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -51,6 +52,21 @@ def parse_address(gateway: str) -> tuple[str, bool]:
     return address, split != "" and _SECURE[scheme]
 
 
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as its gateway lists it. 0 and "": not known yet."""
+
+    name: str
+    context: int = 0  # positions of a request
+    n_blocks: int = 0
+    hidden_size: int = 0  # numbers of a row of hidden states
+    dtype: str = ""  # of rows
+
+    @property
+    def row_bytes(self) -> int:
+        return self.hidden_size * (4 if self.dtype == "float32" else 2)
+
+
 class Connection:
     """The Inference service of one gateway. Threads may share it."""
 
@@ -69,13 +85,18 @@ class Connection:
     def close(self) -> None:
         self._end()
 
-    def list_models(self) -> dict[str, int]:
-        """Return the served models: name -> positions of the context (0: not known yet)."""
+    def list_models(self) -> dict[str, ServedModel]:
+        """Return the served models by their names."""
         try:
             answer = self.stub.ListModels(api_pb2.ListModelsRequest(), timeout=CALL_SECONDS)
         except grpc.RpcError as error:
             raise translate(error, self.target) from error
-        return {model.id: model.max_model_len for model in answer.models}
+        return {
+            model.id: ServedModel(
+                model.id, model.max_model_len, model.n_blocks, model.hidden_size, model.dtype
+            )
+            for model in answer.models
+        }
 
     def stream(self, request: api_pb2.GenerateRequest) -> Iterator[api_pb2.GenerateResponse]:
         """Start an answer, and return its call: an iterator of parts that can be cancelled."""

@@ -7,39 +7,23 @@ a time uses a session. Knows no tensors and no texts.
 
 from __future__ import annotations
 
-import queue
 import secrets
-import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypeAlias
+from typing import Any
 
-import grpc
-
+from modelswarm.client.sessions.base import MAX_TRIES, SessionBase
 from modelswarm.client.sessions.connection import Connection
 from modelswarm.client.sessions.errors import (
     ConnectionLostError,
-    SessionBusyError,
-    SessionClosedError,
     SessionLengthError,
     SessionLostError,
-    translate,
 )
-from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
+from modelswarm.errors import UserError
 from modelswarm.protocol.wire import api_pb2
 
-# Seconds from a lost connection until the session is given up.
-RECONNECT_SECONDS = 90.0
-# Seconds between two tries, unless the gateway names a longer time.
-RETRY_SECONDS = 0.5
-# Repairs of a step that bring no new token.
-MAX_TRIES = 5
 _MAX_TOKEN = (1 << 32) - 1
-
-Requests: TypeAlias = "queue.SimpleQueue[api_pb2.SessionRequest | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,53 +54,7 @@ class StepOptions:
     all_positions: bool = False  # logits of the whole input, not only of its last entry
 
 
-class _Stream:
-    """One call of `Inference.Session`. Its end frees the session."""
-
-    def __init__(self, connection: Connection, opened: api_pb2.OpenSession) -> None:
-        self.is_in_step = False  # it sends parts
-        self._requests: Requests = queue.SimpleQueue()
-        self._target = connection.target
-        self._answers: Any = connection.stub.Session(iter(self._requests.get, None))
-        # The call and its thread must end with the session, also if it is not closed.
-        self.end = weakref.finalize(self, _end_call, self._answers, self._requests)
-        state = self.ask(open=opened).state
-        self.session_id, self.position = state.session_id, state.position
-
-    def send(self, **request: Any) -> None:
-        self._requests.put(api_pb2.SessionRequest(**request))
-
-    def receive(self) -> api_pb2.SessionResponse:
-        """Return the next answer. Raise the typed error that ended the call."""
-        try:
-            answer: api_pb2.SessionResponse = next(self._answers)
-        except (grpc.RpcError, StopIteration) as error:
-            self.is_in_step = False
-            self.end()
-            if isinstance(error, grpc.RpcError):
-                raise translate(error, self._target) from error
-            message = f"the gateway at {self._target} ended the call"
-            raise ConnectionLostError(message, self._target, "gRPC") from error
-        self.position = answer.position
-        return answer
-
-    def receive_part(self) -> StepPart:
-        part = self.receive().part
-        self.is_in_step = not part.finish_reason
-        logits = part.logits if part.HasField("logits") else None
-        return StepPart(tuple(part.token_ids), part.finish_reason, logits)
-
-    def ask(self, **request: Any) -> api_pb2.SessionResponse:
-        self.send(**request)
-        return self.receive()
-
-
-def _end_call(answers: Any, requests: Requests) -> None:
-    answers.cancel()
-    requests.put(None)
-
-
-class InferenceSession:
+class InferenceSession(SessionBase):
     """A context of at most `max_length` positions, prompts and answers together.
 
     All positions are reserved on every server when the session is opened. They are freed when it is closed or collected
@@ -137,19 +75,8 @@ class InferenceSession:
         Raise NoCapacityError if the servers have no room, RefusedError for an impossible max_length,
         UnreachableError if no gateway answers.
         """
-        if not isinstance(max_length, int) or max_length < 2:
-            raise UserError("max_length", f"{max_length!r}; allowed: an integer of at least 2")
-        self._connection, self._model, self._clock = connection, model, clock
-        self._ttl = ttl
-        self.max_length = max_length
-        self._lock = threading.Lock()
+        super().__init__(connection, model, max_length, ttl=ttl, clock=clock)
         self._log: list[int] = []
-        self._is_closed = False
-        self._stream = self._open()
-
-    @property
-    def session_id(self) -> str:
-        return self._stream.session_id
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -172,13 +99,6 @@ class InferenceSession:
                 detail = f"allowed: 0 to {len(self._log)}, the session's position"
                 raise UserError("position", f"{position!r}; {detail}")
             del self._log[position:]
-
-    def state(self) -> api_pb2.SessionState:
-        """Return the session's state at the gateway: route, epoch, reroutes and more."""
-        with self._used():
-            self._drain()
-            state: api_pb2.SessionState = self._stream.ask(state=api_pb2.GetState()).state
-            return state
 
     def step(self, tokens: Sequence[int], options: StepOptions | None = None) -> Iterator[StepPart]:
         """Append `tokens` and yield the parts of the answer as they come.
@@ -226,43 +146,7 @@ class InferenceSession:
                 self._log = before + list(tokens)
                 return tuple(part.logits for part in parts if part.logits is not None)
 
-    def close(self) -> None:
-        """Free the session's room at once. A second call does nothing."""
-        if self._is_closed:
-            return
-        with self._used():
-            self._is_closed = True
-            if self._stream.is_in_step or not self._stream.end.alive:
-                self._stream.end()
-                return
-            try:
-                self._stream.ask(close=api_pb2.CloseSessionRequest())
-            except (UnavailableError, ConnectionLostError, SessionLostError):
-                pass  # its room is freed without us: by the end of the call, or of its ttl
-            finally:
-                self._stream.end()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     # ---- inside
-
-    @contextmanager
-    def _used(self) -> Iterator[None]:
-        """Hold the session for one thread's call."""
-        if not self._lock.acquire(blocking=False):
-            raise SessionBusyError(
-                "the session runs a step; one thread at a time may use it, or open another session"
-            )
-        try:
-            if self._is_closed:
-                raise SessionClosedError("the session was closed; open another one")
-            yield
-        finally:
-            self._lock.release()
 
     def _check(self, tokens: Sequence[int], options: StepOptions) -> None:
         for token in tokens:
@@ -326,42 +210,12 @@ class InferenceSession:
         stream.send(step=api_pb2.SessionStep(tokens=api_pb2.TokenIds(ids=log[start:]), **fields))
         stream.is_in_step = True
         while stream.is_in_step:
-            yield stream.receive_part()
+            yield _step_part(stream.receive_part())
 
-    def _drain(self) -> None:
-        """Read the rest of a step that was left early; the next step discards it."""
-        try:
-            while self._stream.is_in_step:
-                self._stream.receive_part()
-        except (ConnectionLostError, SessionLostError) as error:
-            self._recover(error)
 
-    def _open(self, attach: str = "") -> _Stream:
-        opened = api_pb2.OpenSession(model=self._model, session_id=attach, attach=bool(attach))
-        if not attach:
-            opened.session_id = f"sess_{secrets.token_hex(12)}"
-            opened.max_length = self.max_length
-            if self._ttl is not None:
-                opened.ttl = self._ttl
-        return _Stream(self._connection, opened)
-
-    def _recover(self, failure: ModelSwarmError) -> None:
-        """Attach the session again, or build it again where it is gone. Raise the last failure at the deadline."""
-        deadline = self._clock() + RECONNECT_SECONDS
-        attach, pause = self.session_id, 0.0
-        while self._clock() + pause < deadline:
-            time.sleep(pause)
-            pause = RETRY_SECONDS
-            try:
-                self._stream = self._open(attach)
-                return
-            except SessionLostError as error:
-                attach, failure, pause = "", error, 0.0  # its log is here: build it again
-            except (UnavailableError, ConnectionLostError) as error:
-                failure = error
-                if isinstance(error, UnavailableError):
-                    pause = max(pause, error.retry_after)
-        raise failure
+def _step_part(part: api_pb2.GenerateResponse) -> StepPart:
+    logits = part.logits if part.HasField("logits") else None
+    return StepPart(tuple(part.token_ids), part.finish_reason, logits)
 
 
 def _with_seed(options: StepOptions) -> StepOptions:

@@ -60,6 +60,7 @@ class GenerateRequest(_message.Message):
     RETURN_HIDDEN_STATES_FIELD_NUMBER: _builtins.int
     ALL_POSITIONS_FIELD_NUMBER: _builtins.int
     ROWS_AFTER_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
     """tokenised with the model's special tokens"""
@@ -134,6 +135,10 @@ class GenerateRequest(_message.Message):
     def structured_outputs(self) -> Global___StructuredOutputs:
         """what the answer must follow"""
 
+    @_builtins.property
+    def blocks(self) -> Global___BlockRange:
+        """of the session, which was opened with them; then only fields of rows are allowed"""
+
     def __init__(
         self,
         *,
@@ -166,10 +171,11 @@ class GenerateRequest(_message.Message):
         return_hidden_states: _builtins.bool = ...,
         all_positions: _builtins.bool = ...,
         rows_after: _builtins.int | None = ...,
+        blocks: Global___BlockRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "chat", b"chat", "hidden_states", b"hidden_states", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "rows_after", b"rows_after", "sampling", b"sampling", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "blocks", b"blocks", "chat", b"chat", "hidden_states", b"hidden_states", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "rows_after", b"rows_after", "sampling", b"sampling", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "all_positions", b"all_positions", "append", b"append", "chat", b"chat", "echo", b"echo", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "return_prompt_token_ids", b"return_prompt_token_ids", "rows_after", b"rows_after", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "all_positions", b"all_positions", "append", b"append", "blocks", b"blocks", "chat", b"chat", "echo", b"echo", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "return_prompt_token_ids", b"return_prompt_token_ids", "rows_after", b"rows_after", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -849,6 +855,32 @@ class SessionRequest(_message.Message):
 Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 
 @_typing.final
+class BlockRange(_message.Message):
+    """Blocks [first, last) of a model. A session of them takes and gives rows of hidden states and no tokens: its steps
+    have `hidden_states`, max_tokens 0 and return_hidden_states, and return the rows behind the last block of the range.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    last: _builtins.int
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockRange: _TypeAlias = BlockRange  # noqa: Y015
+
+@_typing.final
 class OpenSession(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -858,6 +890,7 @@ class OpenSession(_message.Message):
     TTL_FIELD_NUMBER: _builtins.int
     ATTACH_FIELD_NUMBER: _builtins.int
     KEEP_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     session_id: _builtins.str
     """empty: a random name"""
@@ -871,6 +904,10 @@ class OpenSession(_message.Message):
     """Go on with the session of this name, also after the loss of its gateway. NOT_FOUND: it is gone."""
     keep: _builtins.bool
     """The end of the stream does not free the session: it stays for its ttl, and can be attached."""
+    @_builtins.property
+    def blocks(self) -> Global___BlockRange:
+        """unset: all blocks, on tokens. INVALID_ARGUMENT: the model has no such blocks"""
+
     def __init__(
         self,
         *,
@@ -880,10 +917,11 @@ class OpenSession(_message.Message):
         ttl: _builtins.int | None = ...,
         attach: _builtins.bool = ...,
         keep: _builtins.bool = ...,
+        blocks: Global___BlockRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_length", b"_max_length", "_ttl", b"_ttl", "max_length", b"max_length", "ttl", b"ttl"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_length", b"_max_length", "_ttl", b"_ttl", "blocks", b"blocks", "max_length", b"max_length", "ttl", b"ttl"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_length", b"_max_length", "_ttl", b"_ttl", "attach", b"attach", "keep", b"keep", "max_length", b"max_length", "model", b"model", "session_id", b"session_id", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_length", b"_max_length", "_ttl", b"_ttl", "attach", b"attach", "blocks", b"blocks", "keep", b"keep", "max_length", b"max_length", "model", b"model", "session_id", b"session_id", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_length: _TypeAlias = _typing.Literal["max_length"]  # noqa: Y015
     _WhichOneofArgType__max_length: _TypeAlias = _typing.Literal["_max_length", b"_max_length"]  # noqa: Y015
@@ -1156,6 +1194,7 @@ class SessionState(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     REROUTES_FIELD_NUMBER: _builtins.int
     ROUTE_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     model: _builtins.str
     state: _builtins.str
@@ -1172,6 +1211,10 @@ class SessionState(_message.Message):
     """routes that were replaced, by this gateway"""
     @_builtins.property
     def route(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionHop]: ...
+    @_builtins.property
+    def blocks(self) -> Global___BlockRange:
+        """unset: all blocks, on tokens"""
+
     def __init__(
         self,
         *,
@@ -1185,10 +1228,11 @@ class SessionState(_message.Message):
         epoch: _builtins.int = ...,
         reroutes: _builtins.int = ...,
         route: _abc.Iterable[Global___SessionHop] | None = ...,
+        blocks: Global___BlockRange | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_at", b"_expires_at", "expires_at", b"expires_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_expires_at", b"_expires_at", "blocks", b"blocks", "expires_at", b"expires_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_at", b"_expires_at", "epoch", b"epoch", "expires_at", b"expires_at", "max_length", b"max_length", "model", b"model", "position", b"position", "reroutes", b"reroutes", "route", b"route", "session_id", b"session_id", "state", b"state", "ttl", b"ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_expires_at", b"_expires_at", "blocks", b"blocks", "epoch", b"epoch", "expires_at", b"expires_at", "max_length", b"max_length", "model", b"model", "position", b"position", "reroutes", b"reroutes", "route", b"route", "session_id", b"session_id", "state", b"state", "ttl", b"ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__expires_at: _TypeAlias = _typing.Literal["expires_at"]  # noqa: Y015
     _WhichOneofArgType__expires_at: _TypeAlias = _typing.Literal["_expires_at", b"_expires_at"]  # noqa: Y015
@@ -1269,6 +1313,9 @@ class Model(_message.Message):
     CHAT_FIELD_NUMBER: _builtins.int
     CHAT_PROBLEM_FIELD_NUMBER: _builtins.int
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
+    N_BLOCKS_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """the served name"""
     created: _builtins.int
@@ -1283,6 +1330,12 @@ class Model(_message.Message):
     """why chats are refused; empty: they are not"""
     vocab_size: _builtins.int
     """token ids are below it; 0: not known yet"""
+    n_blocks: _builtins.int
+    """0: not known yet"""
+    hidden_size: _builtins.int
+    """numbers of a row of hidden states; 0: not known yet, or it has no weights"""
+    dtype: _builtins.str
+    """of rows: "float32", "bfloat16" or "float16"; empty: not known yet"""
     def __init__(
         self,
         *,
@@ -1293,10 +1346,13 @@ class Model(_message.Message):
         chat: _builtins.bool | None = ...,
         chat_problem: _builtins.str = ...,
         vocab_size: _builtins.int = ...,
+        n_blocks: _builtins.int = ...,
+        hidden_size: _builtins.int = ...,
+        dtype: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat", "chat_problem", b"chat_problem", "created", b"created", "id", b"id", "max_model_len", b"max_model_len", "ready", b"ready", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat", "chat_problem", b"chat_problem", "created", b"created", "dtype", b"dtype", "hidden_size", b"hidden_size", "id", b"id", "max_model_len", b"max_model_len", "n_blocks", b"n_blocks", "ready", b"ready", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chat: _TypeAlias = _typing.Literal["chat"]  # noqa: Y015
     _WhichOneofArgType__chat: _TypeAlias = _typing.Literal["_chat", b"_chat"]  # noqa: Y015

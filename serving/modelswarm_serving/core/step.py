@@ -292,7 +292,7 @@ class Steps:
             self._flow_control.grant_window(hop)
 
     def _send_range(self, hop: Hop, work: BatchItem, result: Result) -> None:
-        """Return the rows behind the last block of a range; a token without a meaning follows the last one of the log."""
+        """Return the rows behind the last block of a range. A token without a meaning follows the last one."""
         if result.rows:
             row_bytes = self._shape.row_bytes
             send.return_rows(self._outbox, hop, work.emit_from, result.rows, row_bytes)

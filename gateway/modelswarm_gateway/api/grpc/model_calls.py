@@ -15,6 +15,7 @@ from modelswarm_gateway.api.grpc.requests import parse_detokenize_request, parse
 from modelswarm_gateway.api.grpc.status import Context, abort_call
 from modelswarm_gateway.api.tokenization import detokenize, tokenize_prompt
 from modelswarm_gateway.backend.model_card import ModelCard
+from modelswarm_gateway.core.interface.row_sizes import RAW
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.service import GenerationService
 
@@ -72,6 +73,7 @@ async def answer_or_abort(
 
 
 def _model(card: ModelCard) -> api_pb2.Model:
+    rows = card.boundary_rows
     return api_pb2.Model(
         id=card.name,
         created=card.known_since,
@@ -80,4 +82,7 @@ def _model(card: ModelCard) -> api_pb2.Model:
         chat=None if card.tokenizer is None else not card.chat_problem,
         chat_problem=card.chat_problem,
         vocab_size=card.vocabulary,
+        n_blocks=card.n_blocks,
+        hidden_size=0 if rows.dtype == RAW else rows.hidden_bytes // rows.number_bytes,
+        dtype=rows.dtype if rows.hidden_bytes else "",
     )

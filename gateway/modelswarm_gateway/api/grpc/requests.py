@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from modelswarm.protocol.messages import BlockRange
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.grpc.field_names import rename_field
 from modelswarm_gateway.api.http.openai_requests import (
@@ -42,6 +43,15 @@ _SAME_FIELDS = (
     "include_stop_str_in_output",
     "truncate_prompt_tokens",
     "truncation_side",
+)
+# Fields of a step of a session of blocks, and those that lead to it.
+_RANGE_FIELDS = frozenset(
+    {
+        *("model", "session_id", "append", "session_position", "blocks", "max_tokens"),
+        *("hidden_states", "prompt", "tokens", "chat"),  # refused by what they carry
+        *("return_hidden_states", "return_logits", "all_positions", "rows_after"),
+        *("resume_after", "resume_mark"),
+    }
 )
 
 
@@ -76,6 +86,24 @@ def _row_options(request: api_pb2.GenerateRequest) -> RowOptions | None:
     return options
 
 
+def parse_blocks(request: api_pb2.GenerateRequest | api_pb2.OpenSession) -> BlockRange | None:
+    """Return the blocks of a session; None: all, on tokens."""
+    if not request.HasField("blocks"):
+        return None
+    return BlockRange(request.blocks.first, request.blocks.last)
+
+
+def _check_range_fields(request: api_pb2.GenerateRequest) -> None:
+    """Raise ApiError for a field without an effect on a session of a range of blocks."""
+    if not request.session_id:
+        detail = "only a session has blocks; open one with them"
+        raise invalid_request("blocks", f"blocks: {detail}")
+    for field, _ in request.ListFields():
+        if field.name not in _RANGE_FIELDS:
+            detail = "a session of blocks takes and gives rows only; leave it out"
+            raise invalid_request(field.name, f"{field.name}: {detail}")
+
+
 def check_unary(request: api_pb2.GenerateRequest) -> None:
     """Raise ApiError for what only a stream can answer."""
     options = _row_options(request)
@@ -90,6 +118,8 @@ def count_answers(request: api_pb2.GenerateRequest) -> int:
 
 
 def _parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationRequest:
+    if request.HasField("blocks"):
+        _check_range_fields(request)
     parsed = parse_completion(_completion_body(request))
     parsed.answer_count()
     field, prompt = _prompt(request, parsed)
@@ -108,6 +138,7 @@ def _parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReque
         resume_after=after,
         resume_mark=request.resume_mark,
         rows=_row_options(request),
+        blocks=parse_blocks(request),
     )
 
 

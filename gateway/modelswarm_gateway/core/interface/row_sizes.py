@@ -9,6 +9,8 @@ from modelswarm.protocol.messages import Hello
 # Bytes of one number. Rows of another dtype, or of none, are returned as raw bytes.
 _NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 RAW = "uint8"
+# The first version of a link whose server runs sessions of a range of blocks.
+RANGES_SINCE = (2, 2)
 
 
 class RowSizes(NamedTuple):
@@ -22,6 +24,13 @@ class RowSizes(NamedTuple):
     def of(hello: Hello) -> RowSizes:
         dtype = hello.dtype if hello.dtype in _NUMBER_BYTES else RAW
         return RowSizes(hello.logit_bytes, hello.hidden_bytes, dtype)
+
+    @staticmethod
+    def at_boundary(hello: Hello) -> RowSizes:
+        """Return the size of a row between blocks; NO_ROWS for a server that runs no range of blocks."""
+        if hello.version < RANGES_SINCE:
+            return NO_ROWS
+        return RowSizes(0, hello.row_bytes, RowSizes.of(hello).dtype)
 
     @property
     def number_bytes(self) -> int:

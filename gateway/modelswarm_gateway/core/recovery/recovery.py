@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
 from modelswarm.protocol.messages import FenceAck, Refusal
+from modelswarm.protocol.opaque import is_opaque
 from modelswarm_gateway.core.interface.effects import (
     Effect,
     OwnershipLost,
@@ -409,6 +410,8 @@ class Recovery:
         assert log.turn is not None
         session.variant = self._registry.active_variant(session.model)
         session.log, session.turn, session.turn_number = list(log.tokens), log.turn, 1
+        if session.turn.blocks is not None:  # the token behind its rows was to be discarded
+            session.log = [entry for entry in session.log if is_opaque(entry)]
         session.opaque = dict(log.opaque)
         session.has_run, session.newest_run_epoch = True, where.last_started
         servers = self._registry.servers_of(session.model, session.variant)

@@ -24,13 +24,15 @@ def find_ring(
     """Return the hops of a route with as few of them as its head allows; None if there is none.
 
     `blocks` [begin, end) are those of the route. `spans`: blocks [first, last) of each server, the preferred servers
-    first. As in the path search, a hop uses a server from where the route enters it to the server's end, or to that of
-    the route. The tail also has a link to the head.
+    first. As in the path search, a hop uses a server from where the route enters it to the server's end. A route's own
+    end comes first. The tail also has a link to the head.
     """
     begin, stop = blocks
     at_block = {
         block: [
-            (peer, min(last, stop)) for peer, (first, last) in spans.items() if first <= block < last
+            (peer, min(last, stop))
+            for peer, (first, last) in spans.items()
+            if first <= block < last
         ]
         for block in range(begin, stop)
     }

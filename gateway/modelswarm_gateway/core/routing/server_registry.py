@@ -137,10 +137,9 @@ class ServerRegistry:
         index = self._indexes.get(model, {}).get(variant) if variant is not None else None
         return [] if index is None else list(index.servers.values())
 
-    def tails_of(self, model: str) -> list[Hello]:
-        """Return the Hellos of the servers with the model's last block, of the active variant."""
-        hellos = [each.hello for each in self.servers_of(model, self.active_variant(model))]
-        return [hello for hello in hellos if hello.last == hello.n_blocks]
+    def hellos_of(self, model: str) -> list[Hello]:
+        """Return the Hellos of the model's servers of the active variant."""
+        return [each.hello for each in self.servers_of(model, self.active_variant(model))]
 
     # ---- blocks
 

@@ -114,7 +114,9 @@ class Hop:
     turn: Turn
     pages: list[int]
     row_buffer: RowBuffer
-    has_range: bool = False  # of a session with a block range: its head takes rows, its tail returns them
+    has_range: bool = (
+        False  # of a session with a block range: its head takes rows, its tail returns them
+    )
 
     phase: Phase = Phase.FENCED
     kv: int = 0

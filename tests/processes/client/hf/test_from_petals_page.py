@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from support.processes.programs.page_examples import python_examples, run_example
 from support.processes.swarm import Running
 
@@ -16,8 +17,10 @@ PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "from-petals.md").rea
 ADDRESS = "127.0.0.1:8001"
 
 
-def test_example_of_the_page_runs(toy_swarm: Running, toy_folder: Path) -> None:
-    (example,) = python_examples(PAGE)
+@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.full)])
+def test_example_of_the_page_runs(toy_swarm: Running, toy_folder: Path, place: int) -> None:
+    example = python_examples(PAGE)[place]
+    assert len(python_examples(PAGE)) == 2
     assert example.count('"MODEL"') == 1
     script = example.replace('"MODEL"', repr(str(toy_folder)))
     run_example(script, ADDRESS, toy_swarm.local.grpc)

@@ -99,7 +99,6 @@ def test_fields_of_a_configuration_object_are_refused_too(deaf_model: Any) -> No
     [
         ({"labels": IDS}, "labels"),
         ({"inputs_embeds": torch.zeros(1, 3, 8)}, "inputs_embeds"),
-        ({"output_hidden_states": True}, "output_hidden_states"),
         ({"position_ids": IDS}, "position_ids"),
     ],
 )

@@ -123,4 +123,8 @@ def _message(found: SessionState, key: SessionKey) -> api_pb2.SessionState:
     route = [api_pb2.SessionHop(**hop) for hop in shown["route"]]
     same = ("model", "state", "position", "max_length", "ttl", "expires_at", "epoch", "reroutes")
     values = {name: shown[name] for name in same}
-    return api_pb2.SessionState(session_id=shown["id"], route=route, **values)
+    state = api_pb2.SessionState(session_id=shown["id"], route=route, **values)
+    blocks = None if found.kept is None else found.kept.turn.blocks
+    if blocks is not None:
+        state.blocks.CopyFrom(api_pb2.BlockRange(first=blocks.first, last=blocks.last))
+    return state

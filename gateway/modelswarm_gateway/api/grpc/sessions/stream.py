@@ -14,6 +14,7 @@ from contextlib import aclosing
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.grpc.answers import Caller, stream_answer
 from modelswarm_gateway.api.grpc.field_names import move_field, rename_field
+from modelswarm_gateway.api.grpc.requests import parse_blocks
 from modelswarm_gateway.api.grpc.sessions.control import SessionControl
 from modelswarm_gateway.api.http.openai_requests import parse_body
 from modelswarm_gateway.api.http.sessions import SessionRequest
@@ -39,6 +40,7 @@ class SessionStream:
         self._control = SessionControl(service, is_forwarded=False)
         self._key: SessionKey | None = None
         self._keep = False
+        self._blocks: api_pb2.BlockRange | None = None
         self._position = 0
         self._patience = OPEN_SECONDS  # seconds to wait for the next request
 
@@ -122,11 +124,12 @@ class SessionStream:
             raise move_field(error, "open", api_pb2.OpenSession.DESCRIPTOR) from error
         self._key, self._keep = key, wanted.keep
         opened = await self._state()
+        self._blocks = opened.state.blocks if opened.state.HasField("blocks") else None
         self._patience = opened.state.ttl or self._service.settings.idle_seconds
         return opened
 
     async def _attach(self, wanted: api_pb2.OpenSession) -> SessionKey:
-        for field in ("max_length", "ttl"):
+        for field in ("max_length", "ttl", "blocks"):
             if wanted.HasField(field):
                 detail = "an attached session has that with which it was opened; leave it out"
                 raise invalid_request(field, f"{field}: {detail}")
@@ -137,11 +140,13 @@ class SessionStream:
     async def _reserve(self, wanted: api_pb2.OpenSession) -> SessionKey:
         fields = {field.name: value for field, value in wanted.ListFields()}
         fields.pop("keep", None)
+        fields.pop("blocks", None)
+        blocks = parse_blocks(wanted)
         parsed = parse_body(SessionRequest, fields)
         key = parsed.model, parsed.session_id or f"sess_{secrets.token_hex(12)}"
         ttl = parsed.ttl or max(1, round(self._service.settings.idle_seconds))
         opening = asyncio.ensure_future(
-            open_session(self._service, key, Reservation(parsed.max_length, ttl))
+            open_session(self._service, key, Reservation(parsed.max_length, ttl, blocks))
         )
         try:
             await asyncio.shield(opening)
@@ -168,6 +173,8 @@ class SessionStream:
         failure: ApiError | None = None
         try:
             request = _generate_request(step, self._opened, self._position)
+            if self._blocks is not None:
+                request.blocks.CopyFrom(self._blocks)
             answer = stream_answer(self._service, request, Caller(False, _accept))
             async with aclosing(answer) as parts:
                 async for part in parts:

@@ -1,0 +1,217 @@
+"""The blocks of a model by their names in transformers, and the modules that the model has beside them.
+
+`model.model.layers`, `model.transformer.h` and so on are on the servers. Embeddings, the last norm and the head are
+loaded here from the checkpoint when one of them is asked for first. They are transformers' own model of the family with
+one module in place of all blocks. So scales, learned positions and soft caps are those of transformers.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from modelswarm.checkpoint.families.family import Tables
+from modelswarm.checkpoint.families.table import FAMILIES
+from modelswarm.checkpoint.hub import HUB_SCHEME
+from modelswarm.checkpoint.sources import resolve
+from modelswarm.checkpoint.tensor_index import INDEX_FILE, SINGLE_FILE, read_tensors, shard_names
+from modelswarm.checkpoint.tensor_names import canonical_name
+from modelswarm.client.hf.layers import RemoteLayers
+from modelswarm.client.sessions.connection import Connection, ServedModel
+from modelswarm.errors import ModelSourceError, UnavailableError
+
+_hf: Any = import_module("transformers")
+# Families whose forward takes the first element of what a block returns.
+_TUPLES = frozenset({"bloom", "falcon"})
+
+
+# Runs all blocks, for a forward in this thread.
+RUN_BLOCKS: ContextVar[Callable[[Tensor], Tensor]] = ContextVar("blocks")
+
+
+class _AllBlocks(nn.Module):
+    """Stands for all blocks of a model in the forward of transformers."""
+
+    def __init__(self, *, returns_tuple: bool) -> None:
+        super().__init__()
+        self._returns_tuple = returns_tuple
+
+    def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Any:
+        found = RUN_BLOCKS.get()(hidden_states)
+        return (found,) if self._returns_tuple else found
+
+
+class Blocks:
+    """The blocks of one model, and its local modules, which are loaded once."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        served: ServedModel,
+        source: str,
+        config: Any,
+        options: Mapping[str, Any],
+    ) -> None:
+        """`source` and `options`: where the checkpoint is, as for transformers' from_pretrained."""
+        self._connection, self._served = connection, served
+        self._source, self._config, self._options = source, config, options
+        self.tables: Tables = FAMILIES[config.get_text_config().model_type].tables
+        self._local: Any = None
+
+    @property
+    def layers(self) -> RemoteLayers:
+        """All blocks. Raise UnavailableError while no server of the model is linked."""
+        served = self._known_model()
+        return RemoteLayers(self._connection, served, 0, served.n_blocks)
+
+    @property
+    def local(self) -> Any:
+        """transformers' model without its blocks. Raise ModelSourceError if its weights cannot be read."""
+        if self._local is None:
+            dtype: torch.dtype = getattr(torch, self._known_model().dtype)
+            self._local = load_local_modules(self._source, self._config, dtype, self._options)
+        return self._local
+
+    def _known_model(self) -> ServedModel:
+        if not self._served.hidden_size:
+            self._served = self._connection.list_models().get(self._served.name, self._served)
+        if not self._served.hidden_size:
+            detail = "its servers are not linked, are older than 2.2, or have no weights"
+            raise UnavailableError(f"rows of {self._served.name} are not known: {detail}", 1.0)
+        return self._served
+
+    @torch.no_grad()
+    def forward(self, ids: Tensor, mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return logits and hidden states as transformers does: before each block, and after the norm."""
+        local, states = self.local, []
+
+        def run(hidden: Tensor) -> Tensor:
+            for layer in self.layers:
+                states.append(hidden)
+                hidden = layer(hidden, mask)
+            norm = local.get_submodule(self.tables.norm[0].rpartition(".")[0])
+            states.append(norm(hidden))
+            return hidden
+
+        given: dict[str, Any] = {"attention_mask": mask, "use_cache": False}
+        if mask is not None and "position_ids" in inspect.signature(local.forward).parameters:
+            given["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)
+        token = RUN_BLOCKS.set(run)
+        try:
+            logits = local(ids, **given).logits
+        finally:
+            RUN_BLOCKS.reset(token)
+        return logits.float(), tuple(states)
+
+
+class _Body:
+    """`model.model`: the path to the blocks, and the modules beside them."""
+
+    def __init__(self, blocks: Blocks, path: str) -> None:
+        self._blocks, self._path = blocks, path
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        path = f"{self._path}.{name}"
+        if path == self._blocks.tables.blocks:
+            return self._blocks.layers
+        if self._blocks.tables.blocks.startswith(f"{path}."):
+            return _Body(self._blocks, path)
+        return getattr(self._blocks.local.get_submodule(self._path), name)
+
+
+class ModelWithRemoteBlocks(_hf.PreTrainedModel):  # type: ignore[misc]
+    """A model of transformers whose blocks are on servers."""
+
+    base_model_prefix = ""  # the base model is no module of this one
+
+    def __init__(self, config: Any, blocks: Blocks) -> None:
+        super().__init__(config)
+        self.blocks = blocks
+
+    def __getattr__(self, name: str) -> Any:
+        blocks = self.__dict__.get("blocks")
+        if blocks is not None and name == blocks.tables.blocks.partition(".")[0]:
+            return _Body(blocks, name)
+        if blocks is not None and name == blocks.tables.head.partition(".")[0]:
+            return blocks.local.get_submodule(name)
+        return super().__getattr__(name)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the embeddings of tokens, loaded from the checkpoint."""
+        found: nn.Module = self.blocks.local.get_input_embeddings()
+        return found
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the head, loaded from the checkpoint. It follows the last norm."""
+        found: nn.Module = self.blocks.local.get_output_embeddings()
+        return found
+
+
+def load_local_modules(
+    model: str, config: Any, dtype: torch.dtype, options: Mapping[str, Any]
+) -> Any:
+    """Return the causal language model of transformers without its blocks.
+
+    `model`: a folder, a name on the hub, or an address. `options`: those of transformers' from_pretrained. Raise
+    ModelSourceError if the weights cannot be read.
+    """
+    text = copy.deepcopy(config.get_text_config())
+    tables = FAMILIES[text.model_type].tables
+    folder = _weights_folder(model, text.num_hidden_layers, tables, options)
+    entries = read_tensors(folder, tables.names.__contains__)
+    weights: dict[str, Tensor] = {}
+    for name, entry in entries.items():
+        with safe_open(folder / entry.file, framework="pt") as file:
+            weights[name] = file.get_tensor(entry.stored_name)
+    base = _hf.MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
+    # One block keeps what transformers computes for the first block, such as masks by the type of its attention.
+    text.num_hidden_layers = 1
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[:1]
+    made, info = _without_blocks(base, tables, text.model_type in _TUPLES).from_pretrained(
+        None, config=text, state_dict=weights, dtype=dtype, output_loading_info=True
+    )
+    if info["missing_keys"]:
+        names = ", ".join(sorted(info["missing_keys"])[:4])
+        raise ModelSourceError("model", f"{folder} lacks weights for {names}")
+    return made.eval().requires_grad_(False)
+
+
+def _without_blocks(base: Any, tables: Tables, returns_tuple: bool) -> Any:
+    def __init__(self: Any, config: Any) -> None:
+        base.__init__(self, config)
+        blocks = nn.ModuleList([_AllBlocks(returns_tuple=returns_tuple)])
+        self.set_submodule(tables.blocks, blocks)
+
+    return type(base.__name__, (base,), {"__init__": __init__, "__module__": base.__module__})
+
+
+def _weights_folder(model: str, n_blocks: int, tables: Tables, options: Mapping[str, Any]) -> Path:
+    """Return a folder with the files of these tensors, which are fetched first if they are on the hub."""
+    if model.startswith(HUB_SCHEME):
+        resolve(model, (0, 1))
+        return resolve(model, (n_blocks - 1, n_blocks)).folder
+    if "://" in model or Path(model).is_dir():
+        return resolve(model).folder
+    fetch = import_module("transformers.utils.hub").cached_file
+    index = fetch(model, INDEX_FILE, _raise_exceptions_for_missing_entries=False, **options)
+    if index is None:
+        return Path(fetch(model, SINGLE_FILE, **options)).parent
+    folder = Path(index).parent
+    wanted = {
+        file for name, file in shard_names(folder).items() if canonical_name(name) in tables.names
+    }
+    for file in sorted(wanted):
+        fetch(model, file, **options)
+    return folder

@@ -1,0 +1,190 @@
+"""`model.model.layers`: the blocks of a model, called with hidden states as blocks of transformers are.
+
+Each call runs rows of a batch side by side, each in a session of its own. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
+from modelswarm.client.hf.logits import MAX_THREADS
+from modelswarm.client.sessions.block_session import BlockSession
+from modelswarm.client.sessions.connection import Connection, ServedModel
+
+
+class RemoteLayers(nn.Module):
+    """Blocks [first, last) of a model on the servers of a swarm.
+
+    `layers[3:7]` is a range of them, `layers[3]` a range of one block, and iteration gives each block. A range may
+    begin and end anywhere, also inside of a server's blocks.
+    """
+
+    def __init__(self, connection: Connection, served: ServedModel, first: int, last: int) -> None:
+        super().__init__()
+        self._connection, self._served = connection, served
+        self.first, self.last = first, last
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    def __getitem__(self, place: int | slice) -> RemoteLayers:
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self))
+            if step != 1:
+                raise ArgumentError(
+                    "layers", f"a step of {step}; allowed: 1, blocks in their order"
+                )
+            if start >= stop:
+                detail = f"allowed: at least one of the {len(self)} blocks"
+                raise ArgumentError(
+                    "layers", f"[{place.start}:{place.stop}] has no block; {detail}"
+                )
+        else:
+            if not -len(self) <= place < len(self):
+                raise IndexError(f"layers[{place}]: there are {len(self)} blocks")
+            start = place % len(self)
+            stop = start + 1
+        first = self.first + start
+        return RemoteLayers(self._connection, self._served, first, self.first + stop)
+
+    def __iter__(self) -> Iterator[RemoteLayers]:
+        return (self[place] for place in range(len(self)))
+
+    def extra_repr(self) -> str:
+        return f"blocks {self.first}:{self.last} of {self._served.name}"
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the hidden states [batch, length, hidden] behind these blocks, in the dtype of the input.
+
+        `attention_mask` [batch, length]: 0 for padding on the left, whose rows are zeros in the result. Raise
+        ArgumentError for other shapes, dtypes and numbers that are not finite, NoCapacityError without room.
+        """
+        check_states(hidden_states, self._served.hidden_size)
+        keep = _kept_rows(hidden_states, attention_mask)
+        lengths = [int(row.sum()) for row in keep]
+        with self.inference_session(max_length=max(lengths), batch_size=len(keep)) as session:
+            parts = session._run([row[kept] for row, kept in zip(hidden_states, keep, strict=True)])
+        found = torch.zeros_like(hidden_states)
+        for place, part in enumerate(parts):
+            found[place, keep[place]] = part.to(found)
+        return found
+
+    def inference_session(
+        self, *, max_length: int, batch_size: int = 1, ttl: int | None = None
+    ) -> LayersSession:
+        """Open a session of these blocks that keeps their KV for `max_length` positions; use it by `with`.
+
+        `ttl`: seconds that it is kept without a step. Raise NoCapacityError if the servers have no room.
+        """
+        return LayersSession(
+            self._connection, self._served, (self.first, self.last), max_length, batch_size, ttl
+        )
+
+
+class LayersSession:
+    """The KV of a range of blocks: `step` appends positions, `position` says how many there are."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        served: ServedModel,
+        blocks: tuple[int, int],
+        max_length: int,
+        batch_size: int,
+        ttl: int | None,
+    ) -> None:
+        self._served, self.max_length = served, max_length
+        self._rows: list[BlockSession] = []
+        with ExitStack() as opened:
+            for _ in range(batch_size):
+                row = BlockSession(connection, served, blocks, max_length, ttl=ttl)
+                self._rows.append(opened.enter_context(row))
+            self._exit = opened.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the room of all rows. A second call does nothing."""
+        self._exit.close()
+
+    @property
+    def position(self) -> int:
+        """Positions of each row. Assign a smaller number to go back."""
+        return self._rows[0].position
+
+    @position.setter
+    def position(self, value: int) -> None:
+        for row in self._rows:
+            row.position = value
+
+    def step(self, hidden_states: Tensor) -> Tensor:
+        """Append positions [batch, new, hidden], and return their hidden states behind the blocks.
+
+        Nothing is sent for an input without positions. Raise ArgumentError for a wrong input, SessionLengthError for
+        more than max_length positions, SessionClosedError, SessionBusyError.
+        """
+        check_states(hidden_states, self._served.hidden_size, may_be_empty=True)
+        if len(hidden_states) != len(self._rows):
+            detail = f"the session was opened for {len(self._rows)} (batch_size)"
+            raise ArgumentError("hidden_states", f"{len(hidden_states)} rows; {detail}")
+        if not hidden_states.shape[1]:
+            return hidden_states.clone()
+        return torch.stack(self._run(list(hidden_states))).to(hidden_states)
+
+    def _run(self, rows: list[Tensor]) -> list[Tensor]:
+        """Return the result of each [length, hidden], side by side."""
+        dtype: torch.dtype = getattr(torch, self._served.dtype)
+
+        def run(session: BlockSession, row: Tensor) -> Tensor:
+            given = row.detach().to("cpu", dtype).contiguous()
+            found = session.run_rows(given.view(torch.uint8).numpy().tobytes())
+            flat = torch.frombuffer(bytearray(found), dtype=dtype)
+            return flat.view(-1, self._served.hidden_size)
+
+        if len(rows) == 1:
+            return [run(self._rows[0], rows[0])]
+        with ThreadPoolExecutor(min(MAX_THREADS, len(rows))) as pool:
+            return list(pool.map(run, self._rows, rows))
+
+
+def check_states(states: Any, hidden: int, *, may_be_empty: bool = False) -> None:
+    """Raise ArgumentError unless these are hidden states [batch, length, hidden] that servers take."""
+    if not isinstance(states, Tensor):
+        raise ArgumentError("hidden_states", f"a {type(states).__name__}; allowed: a tensor")
+    shape = list(states.shape)
+    if states.dim() != 3 or shape[2] != hidden or not shape[0] or not (shape[1] or may_be_empty):
+        detail = f"allowed: [batch, length, {hidden}], with at least one position"
+        raise ArgumentError("hidden_states", f"the shape is {shape}; {detail}")
+    if not states.is_floating_point():
+        raise ArgumentError("hidden_states", f"the dtype is {states.dtype}; allowed: floats")
+    if not bool(states.isfinite().all()):
+        raise ArgumentError("hidden_states", "a number is infinite or NaN; all must be finite")
+    if torch.is_grad_enabled() and states.requires_grad:
+        detail = "gradients through blocks of the swarm are not built"
+        raise UnsupportedArgumentError("hidden_states", f"{detail}; use torch.no_grad()")
+
+
+def _kept_rows(states: Tensor, mask: Tensor | None) -> Tensor:
+    """Return which positions [batch, length] are no padding. Raise ArgumentError for a wrong mask."""
+    if mask is None:
+        return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
+    if not isinstance(mask, Tensor) or mask.shape != states.shape[:2]:
+        shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        detail = f"allowed: that of the rows, {list(states.shape[:2])}"
+        raise ArgumentError("attention_mask", f"the shape is {shape}; {detail}")
+    keep = mask.bool()
+    if not bool(keep[:, -1].all()) or not bool((keep[:, 1:] >= keep[:, :-1]).all()):
+        detail = "rows must be padded on the left only"
+        raise ArgumentError("attention_mask", f"padding behind the begin of a row; {detail}")
+    return keep

@@ -1,0 +1,193 @@
+"""A call of `Inference.Session`, and what all sessions of the client have in common.
+
+A lost connection is repaired: the session is attached again, at whichever gateway answers, or opened again where it is
+gone. `session.py` and `block_session.py` then repeat their step. Knows no tokens and no rows.
+"""
+
+from __future__ import annotations
+
+import queue
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self, TypeAlias
+
+import grpc
+
+from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.sessions.errors import (
+    ConnectionLostError,
+    SessionBusyError,
+    SessionClosedError,
+    SessionLostError,
+    translate,
+)
+from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
+from modelswarm.protocol.wire import api_pb2
+
+# Seconds from a lost connection until the session is given up.
+RECONNECT_SECONDS = 90.0
+# Seconds between two tries, unless the gateway names a longer time.
+RETRY_SECONDS = 0.5
+# Repairs of a step that bring nothing new.
+MAX_TRIES = 5
+
+Requests: TypeAlias = "queue.SimpleQueue[api_pb2.SessionRequest | None]"
+
+
+class SessionStream:
+    """One call of `Inference.Session`. Its end frees the session."""
+
+    def __init__(self, connection: Connection, opened: api_pb2.OpenSession) -> None:
+        self.is_in_step = False  # it sends parts
+        self._requests: Requests = queue.SimpleQueue()
+        self._target = connection.target
+        self._answers: Any = connection.stub.Session(iter(self._requests.get, None))
+        # The call and its thread must end with the session, also if it is not closed.
+        self.end = weakref.finalize(self, _end_call, self._answers, self._requests)
+        state = self.ask(open=opened).state
+        self.session_id, self.position = state.session_id, state.position
+
+    def send(self, **request: Any) -> None:
+        self._requests.put(api_pb2.SessionRequest(**request))
+
+    def receive(self) -> api_pb2.SessionResponse:
+        """Return the next answer. Raise the typed error that ended the call."""
+        try:
+            answer: api_pb2.SessionResponse = next(self._answers)
+        except (grpc.RpcError, StopIteration) as error:
+            self.is_in_step = False
+            self.end()
+            if isinstance(error, grpc.RpcError):
+                raise translate(error, self._target) from error
+            message = f"the gateway at {self._target} ended the call"
+            raise ConnectionLostError(message, self._target, "gRPC") from error
+        self.position = answer.position
+        return answer
+
+    def receive_part(self) -> api_pb2.GenerateResponse:
+        part = self.receive().part
+        self.is_in_step = not part.finish_reason
+        return part
+
+    def ask(self, **request: Any) -> api_pb2.SessionResponse:
+        self.send(**request)
+        return self.receive()
+
+
+def _end_call(answers: Any, requests: Requests) -> None:
+    answers.cancel()
+    requests.put(None)
+
+
+class SessionBase:
+    """A session of at most `max_length` positions, all of them reserved on the servers until it is closed."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        model: str,
+        max_length: int,
+        *,
+        ttl: int | None = None,
+        blocks: tuple[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not isinstance(max_length, int) or max_length < 2:
+            raise UserError("max_length", f"{max_length!r}; allowed: an integer of at least 2")
+        self._connection, self._model, self._clock = connection, model, clock
+        self._ttl, self._blocks = ttl, blocks
+        self.max_length = max_length
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._stream = self._open()
+
+    @property
+    def session_id(self) -> str:
+        return self._stream.session_id
+
+    def state(self) -> api_pb2.SessionState:
+        """Return the session's state at the gateway: route, epoch, reroutes and more."""
+        with self._used():
+            self._drain()
+            state: api_pb2.SessionState = self._stream.ask(state=api_pb2.GetState()).state
+            return state
+
+    def close(self) -> None:
+        """Free the session's room at once. A second call does nothing."""
+        if self._is_closed:
+            return
+        with self._used():
+            self._is_closed = True
+            if self._stream.is_in_step or not self._stream.end.alive:
+                self._stream.end()
+                return
+            try:
+                self._stream.ask(close=api_pb2.CloseSessionRequest())
+            except (UnavailableError, ConnectionLostError, SessionLostError):
+                pass  # its room is freed without us: by the end of the call, or of its ttl
+            finally:
+                self._stream.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    # ---- inside
+
+    @contextmanager
+    def _used(self) -> Iterator[None]:
+        """Hold the session for one thread's call."""
+        if not self._lock.acquire(blocking=False):
+            raise SessionBusyError(
+                "the session runs a step; one thread at a time may use it, or open another session"
+            )
+        try:
+            if self._is_closed:
+                raise SessionClosedError("the session was closed; open another one")
+            yield
+        finally:
+            self._lock.release()
+
+    def _drain(self) -> None:
+        """Read the rest of a step that was left early; the next step discards it."""
+        try:
+            while self._stream.is_in_step:
+                self._stream.receive_part()
+        except (ConnectionLostError, SessionLostError) as error:
+            self._recover(error)
+
+    def _open(self, attach: str = "") -> SessionStream:
+        opened = api_pb2.OpenSession(model=self._model, session_id=attach, attach=bool(attach))
+        if not attach:
+            opened.session_id = f"sess_{secrets.token_hex(12)}"
+            opened.max_length = self.max_length
+            if self._ttl is not None:
+                opened.ttl = self._ttl
+            if self._blocks is not None:
+                first, last = self._blocks
+                opened.blocks.CopyFrom(api_pb2.BlockRange(first=first, last=last))
+        return SessionStream(self._connection, opened)
+
+    def _recover(self, failure: ModelSwarmError) -> None:
+        """Attach the session again, or build it again where it is gone. Raise the last failure at the deadline."""
+        deadline = self._clock() + RECONNECT_SECONDS
+        attach, pause = self.session_id, 0.0
+        while self._clock() + pause < deadline:
+            time.sleep(pause)
+            pause = RETRY_SECONDS
+            try:
+                self._stream = self._open(attach)
+                return
+            except SessionLostError as error:
+                attach, failure, pause = "", error, 0.0  # its log is here: build it again
+            except (UnavailableError, ConnectionLostError) as error:
+                failure = error
+                if isinstance(error, UnavailableError):
+                    pause = max(pause, error.retry_after)
+        raise failure
