@@ -201,18 +201,14 @@ class ResumingClient:
         gateway.pump()
 
     def _check_log(self, log: Sequence[int], where: str) -> None:
-        """Check that a log has all entries that the client has received.
-
-        The log of the next turn counts too, as far as it was stored.
-        """
-        client, found, prompt = self._client, list(log), self._client.log
-        is_next_turn = not client.has_token and found[: len(prompt)] == prompt[: len(found)]
-        received = self._received
-        for cut in self.rival_prompts:  # another request of the session may have cut its log
+        """Check that a log has all entries that the client has received, but those that a turn without a token cut."""
+        client, received = self._client, self._received
+        own_cut = [] if client.has_token else [client.log]
+        for cut in (*own_cut, *self.rival_prompts):
             received = received[: common_prefix(received, cut)]
         self._expect(
-            is_next_turn or found[: len(received)] == received,
-            f"the log that {where} has {len(found)} entries and not those that the client has received",
+            list(log[: len(received)]) == received,
+            f"the log that {where} has {len(log)} entries and not those that the client has received",
         )
 
     def _takeover_delay(self) -> float:

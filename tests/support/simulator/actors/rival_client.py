@@ -80,12 +80,9 @@ class RivalClient:
             self._leave()
             return
         rng, tokens = self._rng, list(log.tokens)
-        is_edited = rng.random() < 0.5  # what the client has received may be truncated
-        if is_edited:
+        if rng.random() < 0.5:  # an edited prompt: what the client has received may be truncated
             del tokens[rng.randrange(len(tokens)) :]
             tokens += [rng.randrange(self._tools.scenario.vocab) for _ in range(rng.randint(1, 6))]
-        # The client's own next turn may have cut the log, and may not have stored its prompt yet.
-        if is_edited or not self._client.has_token:
             self._resuming.rival_prompts.append(tokens)
         room = self._tools.scenario.layout.max_length - len(tokens)
         sampling = Sampling(temperature=1.0, seed=rng.getrandbits(32))
