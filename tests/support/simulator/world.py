@@ -124,6 +124,9 @@ class World:
         self._ownership = Ownership(scenario, self.clients, self.gateways)
         self._starvation = Starvation(scenario, self.clients)
         self._innocence = Innocence(scenario, self.network.disturbances)
+        self._left_until = (
+            0.0  # the last time at which a server kept hops for a client that is gone
+        )
         self._unannounced: set[str] = set()  # servers that no gateway knows yet
         for number, span in enumerate(scenario.layout.spans):
             if scenario.layout.announce_seconds and span in scenario.layout.spans[:number]:
@@ -186,12 +189,14 @@ class World:
         return max(held, servers, gateways)
 
     def _has_left_hops(self) -> bool:
-        """True if a server keeps hops of a lost gateway for a client that is gone: until their lease ends (R19)."""
+        """True if a server keeps hops of a lost gateway for a client that is gone: until their lease ends (R19).
+
+        Their pages may be the room that others wait for, so the bound of that begins when they are freed. Hops that
+        were never started are no excuse: their grant ends much earlier (R12).
+        """
         done = {client.name for client in self.clients.values() if client.done}
-        left = {
-            hop.session for server in self.servers.values() for hop in server.core._fencing.hops
-        }
-        return not left.isdisjoint(done)
+        hops = (hop for server in self.servers.values() for hop in server.core._fencing.hops)
+        return any(hop.was_started and hop.session in done for hop in hops)
 
     def _move_client(self, client: Client) -> None:
         """Let the client continue at another gateway, if the scenario has takeovers; else it ends."""
@@ -414,7 +419,9 @@ class World:
         calm_since = max(self.faults.ends_at, self._last_disturbance_end())
         if self.scenario.can_take_over:
             self._ownership.check(now, calm_since)
-        self._starvation.check(now, now if self._has_left_hops() else calm_since)
+        if self._has_left_hops():
+            self._left_until = now
+        self._starvation.check(now, max(calm_since, self._left_until))
         for gateway in self.gateways.values():
             self._innocence.check_suspects(gateway, now)
 
