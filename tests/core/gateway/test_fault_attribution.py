@@ -12,8 +12,9 @@ from support.core.server import expected
 from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.messages import Counters
 from modelswarm_gateway.core.interface.effects import Ejected, Rerouted
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.recovery.fault_attribution import attribute
-from modelswarm_gateway.core.sessions.session import Hop
+from modelswarm_gateway.core.sessions.session import Hop, SessionState
 
 EPOCH = Epoch(3, 1)
 STILL = "still"  # the zone of a server that makes no steps
@@ -196,4 +197,23 @@ def test_other_recovery_causes_do_not_extend_token_deadline() -> None:
     swarm.wait(4.0)
     assert causes(swarm) == {"link_down", "overdue"}
     assert ejected(swarm) == {lazy.peer}
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
+
+
+def test_server_that_goes_on_during_a_hold_is_not_ejected() -> None:
+    """The overdue token comes while the session is held. The counters are frozen after that, and accuse no server."""
+    swarm = swarm_of(*TWICE)
+    started(swarm)
+    tail = swarm.route("a")[1]
+    tail.lazy = True
+    swarm.gateway.read("a", 1000)
+    for _ in range(GatewaySettings().attempts_without_token - 1):
+        swarm.core._recovery.on_fault(swarm.core._sessions["a"], "link_down", "x/1/y", swarm.now)
+        swarm.run()
+    while "overdue" not in causes(swarm):
+        swarm.wait(0.1)
+    assert swarm.gateway.view("a").state == SessionState.HELD.value
+    tail.lazy = False
+    swarm.wait(5.0)
+    assert ejected(swarm) == set()
     assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)

@@ -211,9 +211,10 @@ class HealthMonitor:
                 continue
             expected = self._expected_seconds(session, pending_rows, now)
             if waited >= token_timeout(expected, session.overdue_attempts):
-                session.overdue_epoch = session.epoch
+                epoch = session.epoch
                 session.overdue_attempts += 1
                 self._recovery.on_fault(session, "overdue", session.hops[-1].peer, now)
+                session.overdue_epoch = epoch  # for the loop that begins here, and no later one
 
     def _expected_seconds(
         self, session: Session, pending_rows: Counter[PeerId], now: float

@@ -141,7 +141,8 @@ class Session:
     refusal: RefusalReason = RefusalReason.FAULTS  # the reason why it cannot run
     last_fault: str = ""  # cause and server
     fenced_at: float = 0.0
-    overdue_epoch: Epoch | None = None  # its token was overdue; None once the fault is attributed
+    # Its token was overdue in this epoch; None once the fault is attributed, or when the loop begins anew.
+    overdue_epoch: Epoch | None = None
     pending_prefill_rows: int = 0  # rows that the hops run before the first token
     attempts: int = 0  # passes of the recovery loop since the last new token
     overdue_attempts: int = 0  # those of them that an overdue token started
@@ -212,6 +213,7 @@ class Session:
 
     def raise_epoch(self) -> None:
         self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
+        self.overdue_epoch = None  # hops froze their counters at another time, or not yet
 
     def truncate_hops(self, kept: int) -> None:
         """Mark as stale everything that hops hold beyond the log's first `kept` entries (R3, lowest cuts)."""

@@ -73,6 +73,7 @@ from support.simulator.planted.recovery import (
     NeverSuspects,
 )
 from support.simulator.planted.regressions import (
+    AttributesAfterHolds,
     AwaitsLostAnswers,
     CountsEachDirection,
     KeepsRefusedHops,
@@ -258,6 +259,7 @@ PLANTS: dict[str, Plant] = {
 REGRESSIONS: dict[str, Regression] = {
     "keeps unreliable links": at_seed(in_planner(KeepsUnreliableLinks, "partition"), 2),
     "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 47),
+    "attributes after holds": at_seed(in_recovery(AttributesAfterHolds, "slow_bulk"), 700_180),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 223),
     "silent about taken hops": at_seed(in_server(SilentAboutTakenHops, "rivals"), 2),

@@ -48,6 +48,16 @@ class CountsEachDirection(Recovery):
         self._replan(session, now)
 
 
+class AttributesAfterHolds(Recovery):
+    """R5 (one loop): counters frozen after a hold count as those of the time at which the token was overdue."""
+
+    @override
+    def enter_loop(self, session: Session, now: float) -> None:
+        overdue = session.overdue_epoch
+        super().enter_loop(session, now)
+        session.overdue_epoch = overdue
+
+
 # -- the gateway's table of hops ---------------------------------------------------------------
 
 
