@@ -10,11 +10,11 @@ from typing import cast
 
 import pytest
 from core.takeover.test_returning_gateway import OTHER, cut_off, reconnect, swarm_of_pairs
-from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners
+from core.takeover.test_takeover import NEW, PROMPT, SESSION, adopt, owners
 from support.core.gateway import LEASE, TWICE, add_gateway
 from support.core.named_sessions import KEY, NAME, Desk, VirtualLoop
 from support.core.network import Network
-from support.core.server import MODEL
+from support.core.server import MODEL, Options
 from typing_extensions import override
 
 from modelswarm.protocol.messages import StartEpoch
@@ -53,6 +53,32 @@ def test_first_turn_that_was_cut_off_waits_for_servers_without_links(hold: float
     reconnect(made, first, new)
     made.wait(1.0)
     assert not started, "two gateways ran the session"
+    assert (len(first.all(OwnershipLost)), second.view(SESSION).state) == (1, "running")
+
+
+def test_second_cut_off_does_not_end_the_wait_for_servers_without_links() -> None:
+    """X waits 3 s for the servers on which Y runs the session. X is cut off again, and then waits for them still."""
+    made = Network(None, Options(lease_seconds=1.0))
+    for _ in range(2):
+        made.serve(0, 4)
+    first, second = add_gateway(made, 1), add_gateway(made, 2)
+    first.start(SESSION, PROMPT, NEW, ahead=2, above=0)
+    old = first.route(SESSION)
+    new = [server for server in made.servers if server not in old]
+    cut_off(made, first)
+    made.wait(1.3)  # its lease is over
+    adopt(made, second)
+    second.start(SESSION, OTHER, NEW, ahead=2)
+    reconnect(made, first, new)
+    made.wait(0.5)
+    cut_off(made, first)
+    made.wait(0.7)  # more than half a lease
+    started = len(made.sent(StartEpoch, first.peer))
+    reconnect(made, first, new)
+    made.wait(1.0)
+    assert len(made.sent(StartEpoch, first.peer)) == started, "two gateways ran the session"
+    reconnect(made, first, old)
+    made.wait(1.0)
     assert (len(first.all(OwnershipLost)), second.view(SESSION).state) == (1, "running")
 
 

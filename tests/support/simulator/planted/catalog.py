@@ -76,6 +76,7 @@ from support.simulator.planted.regressions import (
     AttributesAfterHolds,
     AwaitsLostAnswers,
     CountsEachDirection,
+    ForgetsAwaitedServers,
     KeepsRefusedHops,
     KeepsUnreliableLinks,
     SilentAboutTakenHops,
@@ -262,5 +263,8 @@ REGRESSIONS: dict[str, Regression] = {
     "attributes after holds": at_seed(in_recovery(AttributesAfterHolds, "slow_bulk"), 700_180),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 223),
+    "forgets awaited servers": at_seed(
+        in_ownership_check(ForgetsAwaitedServers, "returns"), 800_063
+    ),
     "silent about taken hops": at_seed(in_server(SilentAboutTakenHops, "rivals"), 2),
 }

@@ -10,6 +10,7 @@ from typing_extensions import override
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
 from modelswarm.protocol.messages import StartEpoch
 from modelswarm_gateway.core.recovery.fault_attribution import attribute
+from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.recovery.route_planner import Plan, RoutePlanner
 from modelswarm_gateway.core.servers.variant import ModelVariant
@@ -86,6 +87,17 @@ class AwaitsLostAnswers(HopTable):
 
 
 # -- sessions that two gateways claim ----------------------------------------------------------
+
+
+class ForgetsAwaitedServers(OwnershipCheck):
+    """R19 (leases): a gateway that is cut off again asks anew, and no longer waits for servers that it lost before."""
+
+    @override
+    def awaits_answers(self, session: Session, now: float) -> bool:
+        query = session.query
+        if query is not None and now >= query.due_at:
+            query.unanswered.clear()
+        return super().awaits_answers(session, now)
 
 
 class SilentAboutTakenHops(ServerCore):
