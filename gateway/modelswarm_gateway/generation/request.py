@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from modelswarm.protocol.messages import BlockRange
-from modelswarm.protocol.opaque import opaque_entries
+from modelswarm.protocol.opaque import is_opaque, opaque_entries
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
@@ -178,8 +178,11 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
         case TokenPrompt(ids):
             if 0 < limit < len(ids):  # before each token is checked
                 raise from_core(PromptTooLong(len(ids), limit), request.prompt_field)
+            is_log = (
+                request.parent_id is not None
+            )  # which may have entries that are no tokens (R14)
             for place, token in enumerate(ids):
-                if not 0 <= token < text.vocabulary:
+                if not (0 <= token < text.vocabulary or (is_log and is_opaque(token))):
                     detail = f"{token} is not a token id; allowed: 0 to {text.vocabulary - 1}"
                     raise invalid_request(
                         request.prompt_field, f"{request.prompt_field}[{place}]: {detail}"

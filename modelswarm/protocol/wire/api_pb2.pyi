@@ -831,9 +831,7 @@ class SessionRequest(_message.Message):
         """the last one"""
 
     @_builtins.property
-    def fork(self) -> Global___Fork:
-        """refused: not built"""
-
+    def fork(self) -> Global___Fork: ...
     def __init__(
         self,
         *,
@@ -1075,16 +1073,31 @@ Global___CloseSessionRequest: _TypeAlias = CloseSessionRequest  # noqa: Y015
 
 @_typing.final
 class Fork(_message.Message):
+    """Opens another session with the first `position` entries of the log, whose KV the servers copy. It has max_length and
+    ttl of this one, and is kept for its ttl: another stream attaches it.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    """of the new session; empty: a random name"""
+    position: _builtins.int
+    """at least 1; unset: all entries"""
     def __init__(
         self,
+        *,
+        session_id: _builtins.str = ...,
+        position: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_position", b"_position", "position", b"position", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__position: _TypeAlias = _typing.Literal["position"]  # noqa: Y015
+    _WhichOneofArgType__position: _TypeAlias = _typing.Literal["_position", b"_position"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__position) -> _WhichOneofReturnType__position | None: ...
 
 Global___Fork: _TypeAlias = Fork  # noqa: Y015
 
@@ -1096,6 +1109,7 @@ class SessionResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
+    FORKED_FIELD_NUMBER: _builtins.int
     position: _builtins.int
     """entries of the session's log, with those of this message"""
     @_builtins.property
@@ -1110,6 +1124,10 @@ class SessionResponse(_message.Message):
     def closed(self) -> Global___SessionClosed:
         """to close; its room is free"""
 
+    @_builtins.property
+    def forked(self) -> Global___SessionState:
+        """to fork: the new session"""
+
     def __init__(
         self,
         *,
@@ -1117,12 +1135,13 @@ class SessionResponse(_message.Message):
         state: Global___SessionState | None = ...,
         part: Global___GenerateResponse | None = ...,
         closed: Global___SessionClosed | None = ...,
+        forked: Global___SessionState | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "part", b"part", "response", b"response", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "forked", b"forked", "part", b"part", "response", b"response", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "part", b"part", "position", b"position", "response", b"response", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["closed", b"closed", "forked", b"forked", "part", b"part", "position", b"position", "response", b"response", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["state", "part", "closed"]  # noqa: Y015
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["state", "part", "closed", "forked"]  # noqa: Y015
     _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
 
@@ -1179,6 +1198,35 @@ class CloseSessionResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CloseSessionResponse: _TypeAlias = CloseSessionResponse  # noqa: Y015
+
+@_typing.final
+class ForkSessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    FORK_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    session_id: _builtins.str
+    """of the session that exists"""
+    @_builtins.property
+    def fork(self) -> Global___Fork:
+        """unset: all entries, and a random name"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        session_id: _builtins.str = ...,
+        fork: Global___Fork | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fork", b"fork"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fork", b"fork", "model", b"model", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkSessionRequest: _TypeAlias = ForkSessionRequest  # noqa: Y015
 
 @_typing.final
 class SessionState(_message.Message):

@@ -59,6 +59,11 @@ class InferenceStub:
                 request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionName.SerializeToString,
                 response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.CloseSessionResponse.FromString,
                 _registered_method=True)
+        self.ForkSession = channel.unary_unary(
+                '/modelswarm.v1.Inference/ForkSession',
+                request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ForkSessionRequest.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionState.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/modelswarm.v1.Inference/ListModels',
                 request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsRequest.SerializeToString,
@@ -92,7 +97,8 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """A session as one stream: it is opened, stepped, rewound and closed by messages, which are answered in their order.
+        """A session as one stream: it is opened, stepped, rewound, forked and closed by messages, which are answered in their
+        order.
         The stream's end frees the session, unless `keep` is set. An error ends the stream.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -108,6 +114,14 @@ class InferenceServicer:
 
     def CloseSession(self, request, context):
         """Frees the session's room at once. NOT_FOUND: no running gateway holds it. ABORTED: a turn runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkSession(self, request, context):
+        """Returns the new session. NOT_FOUND, ABORTED: as for CloseSession. ALREADY_EXISTS: its name. RESOURCE_EXHAUSTED: no
+        room for it. DATA_LOSS: the log has fewer entries than `position`, or none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,6 +173,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.CloseSession,
                     request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionName.FromString,
                     response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.CloseSessionResponse.SerializeToString,
+            ),
+            'ForkSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkSession,
+                    request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ForkSessionRequest.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionState.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -311,6 +330,33 @@ class Inference:
             '/modelswarm.v1.Inference/CloseSession',
             modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionName.SerializeToString,
             modelswarm_dot_protocol_dot_wire_dot_api__pb2.CloseSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/modelswarm.v1.Inference/ForkSession',
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.ForkSessionRequest.SerializeToString,
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.SessionState.FromString,
             options,
             channel_credentials,
             insecure,

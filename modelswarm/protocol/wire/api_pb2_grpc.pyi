@@ -43,13 +43,18 @@ class InferenceStub:
     Generate: _grpc.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]
     GenerateStream: _grpc.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]
     Session: _grpc.StreamStreamMultiCallable[_api_pb2.SessionRequest, _api_pb2.SessionResponse]
-    """A session as one stream: it is opened, stepped, rewound and closed by messages, which are answered in their order.
+    """A session as one stream: it is opened, stepped, rewound, forked and closed by messages, which are answered in their
+    order.
     The stream's end frees the session, unless `keep` is set. An error ends the stream.
     """
     GetSession: _grpc.UnaryUnaryMultiCallable[_api_pb2.SessionName, _api_pb2.SessionState]
     """NOT_FOUND: no running gateway holds it."""
     CloseSession: _grpc.UnaryUnaryMultiCallable[_api_pb2.SessionName, _api_pb2.CloseSessionResponse]
     """Frees the session's room at once. NOT_FOUND: no running gateway holds it. ABORTED: a turn runs."""
+    ForkSession: _grpc.UnaryUnaryMultiCallable[_api_pb2.ForkSessionRequest, _api_pb2.SessionState]
+    """Returns the new session. NOT_FOUND, ABORTED: as for CloseSession. ALREADY_EXISTS: its name. RESOURCE_EXHAUSTED: no
+    room for it. DATA_LOSS: the log has fewer entries than `position`, or none.
+    """
     ListModels: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListModelsRequest, _api_pb2.ListModelsResponse]
     Tokenize: _grpc.UnaryUnaryMultiCallable[_api_pb2.TokenizeRequest, _api_pb2.TokenizeResponse]
     """Returns the token ids that a prompt is for the model, without running it."""
@@ -61,13 +66,18 @@ class InferenceAsyncStub(InferenceStub):
     Generate: _aio.UnaryUnaryMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]  # type: ignore[assignment]
     GenerateStream: _aio.UnaryStreamMultiCallable[_api_pb2.GenerateRequest, _api_pb2.GenerateResponse]  # type: ignore[assignment]
     Session: _aio.StreamStreamMultiCallable[_api_pb2.SessionRequest, _api_pb2.SessionResponse]  # type: ignore[assignment]
-    """A session as one stream: it is opened, stepped, rewound and closed by messages, which are answered in their order.
+    """A session as one stream: it is opened, stepped, rewound, forked and closed by messages, which are answered in their
+    order.
     The stream's end frees the session, unless `keep` is set. An error ends the stream.
     """
     GetSession: _aio.UnaryUnaryMultiCallable[_api_pb2.SessionName, _api_pb2.SessionState]  # type: ignore[assignment]
     """NOT_FOUND: no running gateway holds it."""
     CloseSession: _aio.UnaryUnaryMultiCallable[_api_pb2.SessionName, _api_pb2.CloseSessionResponse]  # type: ignore[assignment]
     """Frees the session's room at once. NOT_FOUND: no running gateway holds it. ABORTED: a turn runs."""
+    ForkSession: _aio.UnaryUnaryMultiCallable[_api_pb2.ForkSessionRequest, _api_pb2.SessionState]  # type: ignore[assignment]
+    """Returns the new session. NOT_FOUND, ABORTED: as for CloseSession. ALREADY_EXISTS: its name. RESOURCE_EXHAUSTED: no
+    room for it. DATA_LOSS: the log has fewer entries than `position`, or none.
+    """
     ListModels: _aio.UnaryUnaryMultiCallable[_api_pb2.ListModelsRequest, _api_pb2.ListModelsResponse]  # type: ignore[assignment]
     Tokenize: _aio.UnaryUnaryMultiCallable[_api_pb2.TokenizeRequest, _api_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Returns the token ids that a prompt is for the model, without running it."""
@@ -94,7 +104,8 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_api_pb2.SessionRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_api_pb2.SessionResponse], _abc.AsyncIterator[_api_pb2.SessionResponse]]:
-        """A session as one stream: it is opened, stepped, rewound and closed by messages, which are answered in their order.
+        """A session as one stream: it is opened, stepped, rewound, forked and closed by messages, which are answered in their
+        order.
         The stream's end frees the session, unless `keep` is set. An error ends the stream.
         """
 
@@ -113,6 +124,16 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.CloseSessionResponse, _abc.Awaitable[_api_pb2.CloseSessionResponse]]:
         """Frees the session's room at once. NOT_FOUND: no running gateway holds it. ABORTED: a turn runs."""
+
+    @_abc_1.abstractmethod
+    def ForkSession(
+        self,
+        request: _api_pb2.ForkSessionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_api_pb2.SessionState, _abc.Awaitable[_api_pb2.SessionState]]:
+        """Returns the new session. NOT_FOUND, ABORTED: as for CloseSession. ALREADY_EXISTS: its name. RESOURCE_EXHAUSTED: no
+        room for it. DATA_LOSS: the log has fewer entries than `position`, or none.
+        """
 
     @_abc_1.abstractmethod
     def ListModels(

@@ -276,7 +276,15 @@ OPEN = {"open": {"model": MODEL, "max_length": 50}}
             "step.structured_outputs.regex",
         ),
         ([OPEN, {"rewind": {"position": 1}}], "rewind.position"),
-        ([OPEN, {"fork": {}}], "fork"),
+        ([OPEN, {"fork": {}}], "fork.position"),
+        (
+            [OPEN, {"step": {"prompt": "x", "max_tokens": 0}}, {"fork": {"position": 2}}],
+            "fork.position",
+        ),
+        (
+            [OPEN, {"step": {"prompt": "x", "max_tokens": 0}}, {"fork": {"session_id": "x" * 257}}],
+            "fork.session_id",
+        ),
     ],
 )
 def test_wrong_request_is_refused_by_name(

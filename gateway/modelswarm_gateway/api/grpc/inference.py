@@ -94,6 +94,16 @@ class Inference(ModelCalls):
 
         return await answer_or_abort(close, context, api_pb2.CloseSessionResponse)
 
+    async def ForkSession(
+        self, request: api_pb2.ForkSessionRequest, context: Context
+    ) -> api_pb2.SessionState:
+        async def fork() -> api_pb2.SessionState:
+            control = SessionControl(self._service, is_forwarded=_is_forwarded(context))
+            key = control.find_key(request.model, request.session_id)
+            return await control.fork(key, request.fork)
+
+        return await answer_or_abort(fork, context, api_pb2.SessionState)
+
     async def _answer(
         self,
         request: api_pb2.GenerateRequest,

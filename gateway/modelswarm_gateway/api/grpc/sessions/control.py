@@ -1,4 +1,4 @@
-"""Shows and closes sessions for gRPC clients: here, or at the gateway that holds the session.
+"""Shows, forks and closes sessions for gRPC clients: here, or at the gateway that holds the session.
 
 Used by the Inference service and by the stream of a session. Knows no tokens.
 """
@@ -6,7 +6,9 @@ Used by the Inference service and by the stream of a session. Knows no tokens.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from grpc import aio
@@ -14,14 +16,18 @@ from grpc import aio
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.api.failover import MOVED_CODES
 from modelswarm_gateway.api.forwarding import CALL_SECONDS, FORWARDED_HEADER, PeerGone
+from modelswarm_gateway.api.grpc.field_names import move_field
 from modelswarm_gateway.api.grpc.forwarding import OWN_CONNECTION, read_error
-from modelswarm_gateway.errors import invalid_request
+from modelswarm_gateway.api.http.openai_requests import parse_body
+from modelswarm_gateway.api.http.sessions import ForkRequest
+from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_control import (
     SessionState,
     attach_session,
     close_session,
+    fork_session,
     owner_not_reached,
     session_not_found,
     session_state,
@@ -78,7 +84,7 @@ class SessionControl:
         try:
             found = await read(self._service, key)
         except OwnedElsewhere as elsewhere:
-            return await self._forward(elsewhere, lambda stub: stub.GetSession, key)
+            return await self._forward(elsewhere, lambda stub: stub.GetSession, _name(key))
         if found is None:
             raise session_not_found(key)
         return _message(found, key)
@@ -89,33 +95,78 @@ class SessionControl:
             found = await close_session(self._service, key)
         except OwnedElsewhere as elsewhere:
             try:
-                await self._forward(elsewhere, lambda stub: stub.CloseSession, key)
+                await self._forward(elsewhere, lambda stub: stub.CloseSession, _name(key))
             except PeerGone as error:
                 raise owner_not_reached() from error
             return
         if not found:
             raise session_not_found(key)
 
+    async def fork(self, key: SessionKey, wanted: api_pb2.Fork) -> api_pb2.SessionState:
+        """Open another session with the log of this one, wherever it is, and return its state."""
+        fields = {field.name: value for field, value in wanted.ListFields()}
+        try:
+            parsed = parse_body(ForkRequest, fields)
+        except ApiError as error:
+            raise _in_fork(error) from error
+        new = key[0], parsed.session_id or f"sess_{secrets.token_hex(12)}"
+        forking = asyncio.ensure_future(self._fork(key, new, parsed.position))
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            await asyncio.wait({forking})
+            if forking.exception() is None:
+                with suppress(ApiError):
+                    await self.close(new)  # its client does not know it
+            raise
+
+    async def _fork(
+        self, key: SessionKey, new: SessionKey, position: int | None
+    ) -> api_pb2.SessionState:
+        try:
+            found = await fork_session(self._service, key, new, position)
+        except OwnedElsewhere as elsewhere:
+            fork = api_pb2.Fork(session_id=new[1], position=position)
+            request = api_pb2.ForkSessionRequest(model=key[0], session_id=key[1], fork=fork)
+            try:
+                return await self._forward(elsewhere, lambda stub: stub.ForkSession, request)
+            except PeerGone as error:
+                raise owner_not_reached() from error
+        except ApiError as error:
+            if error.code in (Code.SESSION_EXISTS, Code.SESSION_LOST):  # others are of the parent
+                raise _in_fork(error) from error
+            raise
+        if not found:
+            raise session_not_found(key)
+        return await self.show(new)
+
     async def _forward(
         self,
         elsewhere: OwnedElsewhere,
         method: Callable[[Any], Callable[..., Awaitable[Answer]]],
-        key: SessionKey,
+        request: api_pb2.SessionName | api_pb2.ForkSessionRequest,
     ) -> Answer:
         """Return the answer of the gateway that holds the session. Raise PeerGone if it is stopping or gone."""
         if self._is_forwarded or not elsewhere.grpc:
             raise owner_not_reached() from elsewhere
-        name = api_pb2.SessionName(model=key[0], session_id=key[1])
         mark = ((FORWARDED_HEADER, "1"),)
         async with aio.insecure_channel(elsewhere.grpc, options=OWN_CONNECTION) as channel:
             call = method(api_pb2_grpc.InferenceStub(channel))
             try:
-                return await call(name, metadata=mark, timeout=CALL_SECONDS)
+                return await call(request, metadata=mark, timeout=CALL_SECONDS)
             except aio.AioRpcError as error:
                 failure = read_error(error)
                 if failure is None or failure.code in MOVED_CODES:
                     raise PeerGone from error
                 raise failure from error
+
+
+def _name(key: SessionKey) -> api_pb2.SessionName:
+    return api_pb2.SessionName(model=key[0], session_id=key[1])
+
+
+def _in_fork(error: ApiError) -> ApiError:
+    return move_field(error, "fork", api_pb2.Fork.DESCRIPTOR)
 
 
 def _message(found: SessionState, key: SessionKey) -> api_pb2.SessionState:

@@ -26,11 +26,6 @@ from modelswarm_gateway.generation.session_control import open_session
 
 Responses = AsyncGenerator[api_pb2.SessionResponse, None]
 
-NOT_BUILT = {
-    "fork": "forks of a session are not built; open another session and send it the whole input",
-}
-
-
 OPEN_SECONDS = 60.0  # seconds to wait for the first request
 
 
@@ -100,14 +95,14 @@ class SessionStream:
                 yield await self._rewind(request.rewind.position)
             case "state":
                 yield await self._state()
+            case "fork":
+                yield await self._fork(request.fork)
             case "close":
                 await self._control.close(self._opened)
                 self._key = None
                 yield api_pb2.SessionResponse(
                     position=self._position, closed=api_pb2.SessionClosed()
                 )
-            case _:
-                raise _not_built(kind)
 
     @property
     def _opened(self) -> SessionKey:
@@ -169,6 +164,16 @@ class SessionStream:
         self._position = position
         return await self._state()
 
+    async def _fork(self, wanted: api_pb2.Fork) -> api_pb2.SessionResponse:
+        """Fork behind what a rewind has left, of which the servers may hold more."""
+        position = wanted.position if wanted.HasField("position") else self._position
+        if not 0 < position <= self._position:
+            detail = f"the session has {self._position} entries; fork it behind 1 to all of them"
+            raise invalid_request("fork.position", f"fork.position: {detail}")
+        fork = api_pb2.Fork(session_id=wanted.session_id, position=position)
+        forked = await self._control.fork(self._opened, fork)
+        return api_pb2.SessionResponse(position=self._position, forked=forked)
+
     async def _step(self, step: api_pb2.SessionStep) -> Responses:
         failure: ApiError | None = None
         try:
@@ -197,13 +202,11 @@ async def _accept() -> None:
 def _generate_request(
     step: api_pb2.SessionStep, key: SessionKey, position: int
 ) -> api_pb2.GenerateRequest:
-    """Return the request that appends the input of the step. Raise ApiError for what is not built."""
+    """Return the request that appends the input of the step."""
     made = api_pb2.GenerateRequest(
         model=key[0], session_id=key[1], append=True, session_position=position
     )
     for field, value in step.ListFields():
-        if f"step.{field.name}" in NOT_BUILT:
-            raise _not_built(f"step.{field.name}")
         if field.message_type is not None:
             getattr(made, field.name).CopyFrom(value)
         elif field.is_repeated:
@@ -216,7 +219,3 @@ def _generate_request(
 def _expired(key: SessionKey) -> ApiError:
     detail = f"the session {key[1]!r} had no request for its ttl; open another one"
     return ApiError(Code.SESSION_EXPIRED, detail, param="session_id")
-
-
-def _not_built(place: str) -> ApiError:
-    return ApiError(Code.UNSUPPORTED, f"{place}: {NOT_BUILT[place]}", param=place)
