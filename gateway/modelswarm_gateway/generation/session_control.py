@@ -97,6 +97,9 @@ async def fork_session(
     if sessions.is_busy(key):
         raise sessions.busy_error(key)
     kept = service.backend.kept_turn(sessions.session_name(key))
+    if kept is not None and kept.turn.blocks is not None:
+        detail = "a session of blocks is not forked; open another one, and send it the rows"
+        raise invalid_request("session_id", f"session_id: {detail}")
     log = () if kept is None or kept.is_empty else kept.tokens
     length = len(log) if position is None else position
     if kept is None or not 0 < length <= len(log):

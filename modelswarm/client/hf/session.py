@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import copy
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from modelswarm.client.hf.errors import ArgumentError
@@ -86,6 +87,27 @@ class ModelSession:
     def rows(self) -> Sequence[InferenceSession]:
         """The sessions of the gateway, one per row of the batch."""
         return tuple(self._rows)
+
+    def fork(self) -> ModelSession:
+        """Open another session with this one's context, whose KV the servers copy; use it by `with`, too.
+
+        The fork has the same batch of rows, each at the position of its own, and the same max_length, ttl and `inputs`.
+        Both go on independently, and closing one leaves the other.
+
+        Raise NoCapacityError if the servers have no room for all rows: this session stays as it is. Raise
+        SessionClosedError if it was closed, SessionBusyError while it runs a `generate`.
+        """
+        with self.turn():
+            made = copy(self)
+            made._rows, made._prompt_ends = [], list(self._prompt_ends)
+            made._turn, made._exit = threading.Lock(), ExitStack()
+            try:
+                for row in self._rows:
+                    made._rows.append(row.fork())
+            except BaseException:
+                made.close()
+                raise
+            return made
 
     def close(self) -> None:
         """Free the room of all rows. A second call does nothing."""

@@ -20,6 +20,7 @@ import grpc
 from modelswarm.client.sessions.connection import Connection
 from modelswarm.client.sessions.errors import (
     ConnectionLostError,
+    NoCapacityError,
     SessionBusyError,
     SessionClosedError,
     SessionLostError,
@@ -165,7 +166,7 @@ class SessionBase:
     def _open(self, attach: str = "") -> SessionStream:
         opened = api_pb2.OpenSession(model=self._model, session_id=attach, attach=bool(attach))
         if not attach:
-            opened.session_id = f"sess_{secrets.token_hex(12)}"
+            opened.session_id = _new_name()
             opened.max_length = self.max_length
             if self._ttl is not None:
                 opened.ttl = self._ttl
@@ -174,16 +175,28 @@ class SessionBase:
                 opened.blocks.CopyFrom(api_pb2.BlockRange(first=first, last=last))
         return SessionStream(self._connection, opened)
 
+    def _open_fork(self, parent: str, length: int) -> SessionStream:
+        """Open a session into which the servers copy the first `length` entries of the session `parent`."""
+        name = _new_name()
+        try:
+            self._connection.fork_session(self._model, parent, name, length)
+            return self._open(name)
+        except NoCapacityError:
+            raise
+        except (UnavailableError, ConnectionLostError, SessionLostError) as error:
+            return self._connect(name, error)
+
     def _recover(self, failure: ModelSwarmError) -> None:
-        """Attach the session again, or build it again where it is gone. Raise the last failure at the deadline."""
-        deadline = self._clock() + RECONNECT_SECONDS
-        attach, pause = self.session_id, 0.0
+        self._stream = self._connect(self.session_id, failure)
+
+    def _connect(self, attach: str, failure: ModelSwarmError) -> SessionStream:
+        """Attach a session, or open it again where it is gone. Raise the last failure at the deadline."""
+        deadline, pause = self._clock() + RECONNECT_SECONDS, 0.0
         while self._clock() + pause < deadline:
             time.sleep(pause)
             pause = RETRY_SECONDS
             try:
-                self._stream = self._open(attach)
-                return
+                return self._open(attach)
             except SessionLostError as error:
                 attach, failure, pause = "", error, 0.0  # its log is here: build it again
             except (UnavailableError, ConnectionLostError) as error:
@@ -191,3 +204,7 @@ class SessionBase:
                 if isinstance(error, UnavailableError):
                     pause = max(pause, error.retry_after)
         raise failure
+
+
+def _new_name() -> str:
+    return f"sess_{secrets.token_hex(12)}"

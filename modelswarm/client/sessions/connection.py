@@ -33,6 +33,7 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),  # bytes: rows of logits of a whole prompt
 )
 CALL_SECONDS = 30.0  # for a unary call
+FORK_SECONDS = 600.0  # for a fork: where servers cannot copy the KV, they compute the log
 
 
 def parse_address(gateway: str) -> tuple[str, bool]:
@@ -97,6 +98,15 @@ class Connection:
             )
             for model in answer.models
         }
+
+    def fork_session(self, model: str, session: str, name: str, position: int) -> None:
+        """Open the session `name` with the first `position` entries of `session`'s log. Raise a typed error."""
+        fork = api_pb2.Fork(session_id=name, position=position)
+        request = api_pb2.ForkSessionRequest(model=model, session_id=session, fork=fork)
+        try:
+            self.stub.ForkSession(request, timeout=FORK_SECONDS)
+        except grpc.RpcError as error:
+            raise translate(error, self.target) from error
 
     def stream(self, request: api_pb2.GenerateRequest) -> Iterator[api_pb2.GenerateResponse]:
         """Start an answer, and return its call: an iterator of parts that can be cancelled."""

@@ -8,8 +8,10 @@ a time uses a session. Knows no tensors and no texts.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -95,10 +97,29 @@ class InferenceSession(SessionBase):
     def rewind(self, position: int) -> None:
         """Discard the log behind `position`. The servers do so with the next step."""
         with self._used():
-            if not isinstance(position, int) or not 0 <= position <= len(self._log):
-                detail = f"allowed: 0 to {len(self._log)}, the session's position"
-                raise UserError("position", f"{position!r}; {detail}")
+            self._check_position(position)
             del self._log[position:]
+
+    def fork(self, position: int | None = None) -> InferenceSession:
+        """Open another session with the first `position` tokens of the log, by default all.
+
+        The fork has that position, and this session's max_length and ttl. The servers copy the KV. Both go on
+        independently, and closing one leaves the other. If its gateway or servers are lost meanwhile, the fork's
+        first step reads its log again.
+
+        Raise NoCapacityError if the servers have no room, SessionClosedError, SessionBusyError, and UserError for a
+        position that the session has not. This session stays as it is.
+        """
+        with self._used():
+            end = len(self._log) if position is None else position
+            self._check_position(end)
+            self._drain()
+            made = copy(self)
+            made._lock = threading.Lock()
+            made._log = self._log[:end]
+            can_copy = 0 < end <= self._stream.position
+            made._stream = made._open_fork(self.session_id, end) if can_copy else made._open()
+            return made
 
     def step(self, tokens: Sequence[int], options: StepOptions | None = None) -> Iterator[StepPart]:
         """Append `tokens` and yield the parts of the answer as they come.
@@ -147,6 +168,11 @@ class InferenceSession(SessionBase):
                 return tuple(part.logits for part in parts if part.logits is not None)
 
     # ---- inside
+
+    def _check_position(self, position: int) -> None:
+        if not isinstance(position, int) or not 0 <= position <= len(self._log):
+            detail = f"allowed: 0 to {len(self._log)}, the session's position"
+            raise UserError("position", f"{position!r}; {detail}")
 
     def _check(self, tokens: Sequence[int], options: StepOptions) -> None:
         for token in tokens:

@@ -122,6 +122,29 @@ def test_rewound_session_equals_a_clean_run(model: Any, toy_model: Any) -> None:
                 session.position = wrong
 
 
+def test_fork_goes_on_beside_its_parent(model: Any, toy_model: Any) -> None:
+    with model.inference_session(max_length=60, batch_size=2) as session:
+        first = generate(model, PROMPTS)
+        with session.fork() as branch:
+            assert model.active_session is branch
+            assert branch.tokens == session.tokens == first.tolist()
+            assert branch.position == 18
+            more = generate(model, MORE.repeat(2, 1))
+        assert model.active_session is session
+        assert session.position == 18, "closing the fork leaves its parent"
+        context = torch.cat([first, MORE.repeat(2, 1)], dim=1)
+        whole = {"attention_mask": torch.ones_like(context)}  # else 0 counts as padding
+        assert torch.equal(more[:, 3:], generate(toy_model, context, **whole)[:, 21:])
+        other = session.fork()
+        transcript = generate(model, first[:, :12])
+        assert torch.equal(transcript, generate(toy_model, first[:, :12])), "as before the fork"
+    with other:
+        whole = {"attention_mask": torch.ones_like(first)}
+        assert torch.equal(generate(model, None), generate(toy_model, first, **whole)[:, 18:])
+    with pytest.raises(SessionClosedError):
+        other.fork()
+
+
 def test_rows_of_different_length_continue_side_by_side(model: Any, toy_model: Any) -> None:
     ids = torch.tensor([[0, 0, 65, 12], [90, 91, 92, 93]])
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
