@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from modelswarm.client.hf.session import common_length
+from modelswarm.client.hf.sources import common_length
 from modelswarm.client.sessions.session import InferenceSession
 from modelswarm.protocol.wire import api_pb2
 

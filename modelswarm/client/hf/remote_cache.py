@@ -2,7 +2,8 @@
 
 Beams, assistants and processors of the caller run by transformers' own code on logits. Each row has a log of tokens.
 Reordering or cropping rows changes logs only. The next forward finds for each log the session that has most of it,
-rewinds it, and sends the rest. Rows with equal logs are computed once. Knows no processors.
+rewinds it, and sends the rest. A log without a session of its own gets a fork of the one that has most of it, whose KV
+the servers copy. Rows with equal logs are computed once. Knows no processors.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from modelswarm.client.hf.logits import MAX_THREADS, read_logits
-from modelswarm.client.hf.session import common_length
+from modelswarm.client.hf.sources import Source, choose_sources
+from modelswarm.client.sessions.errors import NoCapacityError
 from modelswarm.client.sessions.session import InferenceSession
 
 _hf: Any = import_module("transformers")
@@ -132,17 +134,45 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
         ]
 
     def _assign(self, keys: list[tuple[int, ...]]) -> dict[tuple[int, ...], InferenceSession]:
-        """Return a session for each log: the one that has most of it, or a new one."""
+        """Return a session for each log: one that has most of it, a fork of such a one, or a new one."""
         if self._fixed is not None:
             return {key: self._fixed[key[0]] for key in keys}
-        free = list(self._sessions)
-        chosen: dict[tuple[int, ...], InferenceSession] = {}
-        for key in keys:
-            log = key[1:]
-            if not free:
-                free.append(self._open_session())
-                self._sessions.append(free[-1])
-            best = max(free, key=lambda session: common_length(session.tokens, log))
-            free.remove(best)
-            chosen[key] = best
-        return chosen
+        sessions = list(self._sessions)
+        sources = choose_sources([each.tokens for each in sessions], [key[1:] for key in keys])
+        groups: dict[int | None, list[int]] = {}  # one thread at a time uses a session
+        for place, source in enumerate(sources):
+            groups.setdefault(source.parent, []).append(place)
+        chosen: dict[int, InferenceSession] = {}
+
+        def choose(places: list[int]) -> None:
+            for place in places:
+                chosen[place] = self._find_session(sources[place], sessions)
+
+        if len(groups) == 1:
+            choose(*groups.values())
+        else:
+            with ThreadPoolExecutor(min(MAX_THREADS, len(groups))) as pool:
+                list(pool.map(choose, groups.values()))
+        for place, source in enumerate(sources):
+            if source.session is not None and chosen[place] is not sessions[source.session]:
+                self._sessions.remove(sessions[source.session])
+                sessions[source.session].close()
+        return {key: chosen[place] for place, key in enumerate(keys)}
+
+    def _find_session(
+        self, source: Source, sessions: Sequence[InferenceSession]
+    ) -> InferenceSession:
+        """Return the session of a source; a fork is opened, or a new one. Called before any session is rewound."""
+        own = None if source.session is None else sessions[source.session]
+        if source.parent is None:
+            made = self._open_session() if own is None else own
+        else:
+            try:
+                made = sessions[source.parent].fork(source.position)
+            except NoCapacityError:
+                if own is None:
+                    raise
+                made = own
+        if made is not own:
+            self._sessions.append(made)
+        return made

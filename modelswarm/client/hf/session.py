@@ -12,6 +12,7 @@ from copy import copy
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.hf.sources import common_length
 from modelswarm.client.sessions.errors import SessionBusyError, SessionClosedError
 from modelswarm.client.sessions.session import InferenceSession, StepOptions
 
@@ -176,9 +177,3 @@ class ModelSession:
         if self._inputs != "auto":
             return self._inputs == "transcript"
         return common_length(self._rows[place].tokens, given) >= self._prompt_ends[place]
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the longest common prefix."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

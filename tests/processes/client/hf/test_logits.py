@@ -12,6 +12,7 @@ from transformers import LogitsProcessor, TextStreamer
 from typing_extensions import override
 
 from modelswarm.client.hf import AutoDistributedModelForCausalLM
+from modelswarm.client.sessions.session import InferenceSession
 
 PROMPTS = torch.tensor([[65, 12, 200, 7, 9, 31, 8, 100], [90, 91, 92, 93, 94, 95, 96, 97]])
 PADDED = torch.tensor([[0, 0, 0, 65, 12, 200], [90, 91, 92, 93, 94, 95]])
@@ -87,6 +88,25 @@ def test_greedy_and_beams_equal_transformers(
     arguments = {"do_sample": False, **ENDLESS, **wanted}
     for ids in (PROMPTS[:1], PROMPTS):
         assert torch.equal(model.generate(ids, **arguments), toy_model.generate(ids, **arguments))
+
+
+def test_beams_read_their_prompt_once(
+    model: Any, toy_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = torch.cat([PROMPTS[:1], PROMPTS[1:]] * 8, dim=1)
+    sent: list[int] = []
+    read = InferenceSession.read_logits
+
+    def count(session: InferenceSession, tokens: Any, **options: Any) -> Any:
+        sent.append(len(tokens))
+        return read(session, tokens, **options)
+
+    monkeypatch.setattr(InferenceSession, "read_logits", count)
+    wanted = {"do_sample": False, "num_beams": 4, **ENDLESS}
+    both = torch.cat([ids, ids.flip(1)])
+    assert torch.equal(model.generate(both, **wanted), toy_model.generate(both, **wanted))
+    prompts = [tokens for tokens in sent if tokens >= ids.shape[1]]
+    assert prompts == [ids.shape[1]] * 2
 
 
 def test_padded_beams_with_end_tokens_equal_transformers(model: Any, toy_model: Any) -> None:
@@ -198,16 +218,16 @@ def test_killed_servers_change_no_beam(toy_swarm: Running, model: Any, toy_model
     before = toy_swarm.faults()
 
     class Killer(LogitsProcessor):
-        """Kills the tail of a session at the fifth and the twentieth token."""
+        """Kills the tail of a session before beams are forked from it, and at the twentieth token."""
 
         @override
         def __call__(self, input_ids: Any, scores: Any) -> Any:
-            if input_ids.shape[1] in (13, 28):
+            if input_ids.shape[1] in (8, 28):
                 toy_swarm.wait_whole()
                 toy_swarm.kill(toy_swarm.sessions()[0].route[-1].peer)
             return scores
 
-    wanted = {"do_sample": False, "num_beams": 2, "eos_token_id": None, "max_new_tokens": 40}
+    wanted = {"do_sample": False, "num_beams": 3, "eos_token_id": None, "max_new_tokens": 40}
     ours = model.generate(PROMPTS[:1], logits_processor=[Killer()], **wanted)
     assert torch.equal(ours, toy_model.generate(PROMPTS[:1], **wanted))
     assert toy_swarm.faults().reroutes >= before.reroutes

@@ -133,14 +133,15 @@ def test_fork_goes_on_beside_its_parent(model: Any, toy_model: Any) -> None:
         assert model.active_session is session
         assert session.position == 18, "closing the fork leaves its parent"
         context = torch.cat([first, MORE.repeat(2, 1)], dim=1)
-        whole = {"attention_mask": torch.ones_like(context)}  # else 0 counts as padding
-        assert torch.equal(more[:, 3:], generate(toy_model, context, **whole)[:, 21:])
+        mask = torch.ones_like(context)  # else 0 counts as padding
+        whole = generate(toy_model, context, attention_mask=mask)
+        assert torch.equal(more[:, 3:], whole[:, 21:])
         other = session.fork()
         transcript = generate(model, first[:, :12])
         assert torch.equal(transcript, generate(toy_model, first[:, :12])), "as before the fork"
     with other:
-        whole = {"attention_mask": torch.ones_like(first)}
-        assert torch.equal(generate(model, None), generate(toy_model, first, **whole)[:, 18:])
+        whole = generate(toy_model, first, attention_mask=torch.ones_like(first))
+        assert torch.equal(generate(model, None), whole[:, 18:])
     with pytest.raises(SessionClosedError):
         other.fork()
 
