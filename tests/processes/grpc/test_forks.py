@@ -174,6 +174,14 @@ def test_refused_fork_names_its_field_and_leaves_its_parent(
 
 
 @pytest.mark.full
+def test_session_of_blocks_is_not_forked(call: SessionCall, stub: Any) -> None:
+    opened = call.open(MODEL, max_length=50, blocks={"first": 0, "last": 2})
+    request = api_pb2.ForkSessionRequest(session_id=opened.session_id)
+    failed = refused(lambda: stub.ForkSession(request, timeout=60))
+    assert failed == ("INVALID_ARGUMENT", "invalid_request", "session_id")
+
+
+@pytest.mark.full
 def test_fork_without_room_ends_the_stream(call: SessionCall, branch: SessionCall) -> None:
     begin(call)
     branch.open(MODEL, max_length=LENGTH)
