@@ -1,0 +1,47 @@
+"""Embeddings, norm and head that the client loads give what the whole model of transformers gives, in every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.models.tiny_models import FUSED, GENERIC, load_whole, make_model
+
+from modelswarm.checkpoint.families.table import FAMILIES
+from modelswarm.client.hf.blocks import RUN_BLOCKS, load_local_modules
+
+FAST = ("llama", "gpt2")
+IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.full)
+        for name in (*FUSED, *GENERIC)
+    ],
+)
+@torch.no_grad()
+def test_modules_around_the_blocks_are_those_of_the_family(tmp_path: Path, family: str) -> None:
+    whole: Any = load_whole(make_model(tmp_path, family))
+    tables = FAMILIES[whole.config.get_text_config().model_type].tables
+    before_norm: list[Any] = []
+    norm = whole.get_submodule(tables.norm[0].rpartition(".")[0])
+    norm.register_forward_pre_hook(lambda _, given: before_norm.append(given[0]))
+    right = whole(IDS, output_hidden_states=True)
+    entered: list[Any] = []
+
+    def run(hidden: Any) -> Any:
+        entered.append(hidden)
+        return before_norm[0]
+
+    local = load_local_modules(str(tmp_path), whole.config, torch.float32, {})
+    token = RUN_BLOCKS.set(run)
+    try:
+        logits = local(IDS, use_cache=False).logits
+    finally:
+        RUN_BLOCKS.reset(token)
+    assert torch.equal(entered[0], right.hidden_states[0])
+    assert torch.equal(logits, right.logits)
