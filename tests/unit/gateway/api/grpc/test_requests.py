@@ -50,6 +50,7 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "return_hidden_states": (BASE, True),
     "all_positions": ({**BASE, "return_logits": True}, True),
     "rows_after": ({**BASE, "return_logits": True}, 4),
+    "blocks": (NAMED, {"first": 1, "last": 2}),
 }
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,
