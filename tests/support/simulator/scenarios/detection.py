@@ -20,7 +20,8 @@ def partition(scenario: Scenario, rng: random.Random) -> Scenario:
         scenario,
         layout=replace(layout, spans=layout.spans + tuple(dict.fromkeys(layout.spans))),
         faults=replace(scenario.faults, weights={"drop_link": 0.5, "kill": 0.2, "partition": 1.0}),
-        max_wait_seconds=30.0,
+        max_wait_seconds=30.0,  # each parted pair is found by a try
+        max_starvation_seconds=30.0,
     )
 
 
@@ -52,6 +53,7 @@ def cut_off(scenario: Scenario, rng: random.Random) -> Scenario:
         layout=layout,
         faults=replace(scenario.faults, weights=weights),
         max_wait_seconds=30.0,
+        max_starvation_seconds=30.0,
     )
 
 
@@ -80,6 +82,7 @@ def one_way(scenario: Scenario, rng: random.Random) -> Scenario:
         load=load,
         max_overdues=2 if single else NEVER,
         max_wait_seconds=12.5 if single else 30.0,
+        max_starvation_seconds=10.0 if single else 30.0,
         fence_timeout_seconds=GatewaySettings().fence_timeout_seconds,
     )
 
