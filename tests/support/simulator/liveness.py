@@ -16,7 +16,8 @@ from support.simulator.scenario import Scenario
 from support.simulator.trace import Violation
 
 from modelswarm.protocol.identity import PeerId, name_of
-from modelswarm_gateway.core.detection.monitor import COMPARE_INTERVAL
+from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
+from modelswarm_gateway.core.servers.step_times import MIN_HEARTBEATS
 from modelswarm_gateway.core.sessions.session import SessionState
 
 RUNNING = SessionState.RUNNING.value
@@ -123,12 +124,22 @@ class Innocence:
         self._suspected[gateway.address.peer] = suspected
 
     def check(self, gateway: GatewayProcess, peer: PeerId, cause: str, now: float) -> None:
+        if cause == SLOW_CAUSE:
+            self._check_slow(gateway, peer)
+            return
         seconds = self._disturbances.seconds_since(now, name_of(peer), gateway.name)
-        most = self._scenario.max_excuse_seconds
-        if cause == "slow":  # its last steps may be compared that much later
-            most += COMPARE_INTERVAL
-        if seconds > most:
+        if seconds > self._scenario.max_excuse_seconds:
             text = (
                 f"{gateway.name} has {cause} {peer}, which was last disturbed {seconds:.3f} s ago"
             )
             raise Violation(text)
+
+    def _check_slow(self, gateway: GatewayProcess, peer: PeerId) -> None:
+        """Check that enough steps of this very process were long, however long ago: heartbeats come with steps only.
+
+        Undisturbed steps differ by a factor of 3 at most, and an outlier's by 5. So the median of its heartbeats is of
+        long steps: at least two, as there are three heartbeats or more.
+        """
+        long_steps = self._disturbances.long_steps[peer]
+        if long_steps <= MIN_HEARTBEATS // 2:
+            raise Violation(f"{gateway.name} has slow {peer}, which had {long_steps} long steps")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -29,6 +30,9 @@ class Disturbances:
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
+        self.long_steps: Counter[PeerId] = (
+            Counter()
+        )  # steps that took longer than any undisturbed one
 
     def record(self, until: float, *names: str) -> None:
         for name in names:

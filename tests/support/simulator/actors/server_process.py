@@ -115,6 +115,7 @@ class ServerProcess:
         )
         self.core = tools.cores.server(settings, self.shape, tools.draw)
         self.model = HashModel(self.shape)
+        self._step_began = 0.0
         self.rows = 0
         self.forked = 0  # positions copied from parents
         self.evicted = False  # the simulator has dropped retained rows
@@ -237,6 +238,7 @@ class ServerProcess:
         if not self._work:
             self._work = core.plan_step(now)
             if self._work:
+                self._step_began = now
                 self._tools.clock.at(max(self._frozen_until, now + self._step_time()), self._finish)
         chance = self._tools.scenario.conditions.evict_chance
         for send in core.take_sends():
@@ -265,6 +267,12 @@ class ServerProcess:
         rows = _count_rows(self._work) if conditions.row_seconds else 0
         return conditions.step_seconds * (0.5 + self._rng.random()) + conditions.row_seconds * rows
 
+    def _count_long_step(self, rows: int, took: float) -> None:
+        """Count a step of rows that took longer than any undisturbed one: it was slow, frozen or stopped."""
+        conditions = self._tools.scenario.conditions
+        if rows and took > 1.5 * conditions.step_seconds + conditions.row_seconds * rows:
+            self._tools.network.disturbances.long_steps[self.address.peer] += 1
+
     def _finish(self) -> None:
         clock = self._tools.clock
         if not self.alive:
@@ -274,6 +282,7 @@ class ServerProcess:
             return
         work, self._work = self._work, ()
         now = clock.now
+        self._count_long_step(_count_rows(work), now - self._step_began)
         poisoned = self._poisoned()
         chance = self._tools.scenario.conditions.failed_step_chance
         is_faulty = (

@@ -27,6 +27,7 @@ from support.simulator.planted.gateways import (
 from support.simulator.planted.isolation import FailsAllHops, GrantsFullWindows
 from support.simulator.planted.liveness import (
     EjectsSuspectRoutes,
+    EjectsTypicalServers,
     EjectsWholeRoutes,
     IgnoresGoodbyes,
     KeepsClaims,
@@ -248,6 +249,10 @@ PLANTS: dict[str, Plant] = {
     "R21 ejects whole routes": in_recovery(EjectsWholeRoutes, "frozen"),
     "R21 ejects routes of suspects": in_gateway(
         gateway_with(lambda core: core._health_monitor, EjectsSuspectRoutes), "frozen"
+    ),
+    "R21 ejects typical servers": in_gateway(
+        gateway_with(lambda core: core._health_monitor._outlier_detector, EjectsTypicalServers),
+        "detours",
     ),
     "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
     "R21 no token is overdue": in_gateway(NeverOverdue, "one_way"),

@@ -13,6 +13,8 @@ from typing_extensions import override
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import FindSession
 from modelswarm_gateway.core.detection.monitor import HealthMonitor
+from modelswarm_gateway.core.detection.outlier_detector import OutlierDetector, PeerGroupKey
+from modelswarm_gateway.core.detection.peer_comparison import Comparison
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_serving.core.fencing import Fencing
@@ -74,3 +76,12 @@ class EjectsSuspectRoutes(HealthMonitor):
                 for hop in session.hops:
                     self._registry.eject(hop.peer, "silent", now)
         super()._suspect(peer, sessions, now)
+
+
+class EjectsTypicalServers(OutlierDetector):
+    """R21 (failure detection): a server is an outlier if it is slower than the median of its peers at all."""
+
+    @override
+    def _report_slowness(self, name: PeerGroupKey, comparison: Comparison) -> list[PeerId]:
+        super()._report_slowness(name, comparison)
+        return self._groups[name].peers_at(comparison.outliers(1.0, 0.0))
