@@ -66,14 +66,13 @@ class OwnershipCheck:
             # No lease protects a first turn that no server knows of: its name is free for other gateways.
             safe = settings.search_seconds if session.last_started is None else half_lease
             is_late = now - query.since >= safe and session.state is not SessionState.FENCING
-            awaited = query.unanswered if now < query.until else set()
-            query.unanswered = set()
-            if is_late:  # those of an earlier hold that are still missing are waited for, too
+            # Those that an earlier wait still lacks are waited for, too.
+            lost = query.lost & query.unanswered if now < query.until else set()
+            if is_late:
                 lost_after = query.since - settings.lease_seconds
-                query.unanswered = awaited | self._registry.unlinked_since(
-                    session.model, lost_after
-                )
-            if query.unanswered:  # asked again at the end: answers from its begin are old then
+                lost = lost | self._registry.unlinked_since(session.model, lost_after)
+            query.lost, query.unanswered = lost, set(lost)
+            if lost:  # asked again at the end: answers from its begin are old then
                 query.since = math.inf
                 query.due_at = query.until = now + settings.relink_seconds
             else:

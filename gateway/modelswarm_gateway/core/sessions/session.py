@@ -93,6 +93,7 @@ class OwnershipQuery:
     due_at: float = math.inf  # Fences from then on wait for it
     until: float = -math.inf  # answers are awaited until then; -inf: not asked yet
     unanswered: set[PeerId] = field(default_factory=set)
+    lost: set[PeerId] = field(default_factory=set)  # had no link then: waited for longer
 
 
 @dataclass(slots=True)
