@@ -204,7 +204,8 @@ class Generation:
             except UnknownSession:
                 self._drop_session(session)
             except CoreError as error:
-                self._release_session(session, keep=True)
+                view = backend.session(session)
+                self._release_session(session, keep=bool(view and (view.length or view.route)))
                 raise from_core(error, self._request.prompt_field) from error
         raise ApiError(Code.INTERNAL, "the session was lost twice")
 

@@ -200,7 +200,7 @@ def test_generate_finds_the_swarm_by_its_address_too(shell: Shell) -> None:
             "Error: --do-sample: contradicts --temperature 0",
         ),
         (("generate", "hello", "--temperature", "nan"), "nan is not allowed; allowed: a number"),
-        (("generate", "x" * 600), "Error: the prompt has 600 tokens"),
+        (("generate", "x" * 600), "Error: prompt: the prompt has 600 tokens"),
         (
             ("generate", "hello", "--url", "localhost"),
             "Error: --url: 'localhost' is not the URL of a gateway",
@@ -259,6 +259,13 @@ def test_chat_closes_its_sessions_when_it_leaves(shell: Shell) -> None:
     with SwarmClient(shell.info.admin) as client:
         before = {session.id for session in client.fetch_snapshot().sessions}
         shell.output("chat", "--max-tokens", "12", typed="hi\n/new\nhi\n/quit\n")
+        assert {session.id for session in client.fetch_snapshot().sessions} <= before
+
+
+def test_refused_first_prompt_leaves_no_session(shell: Shell) -> None:
+    with SwarmClient(shell.info.admin) as client:
+        before = {session.id for session in client.fetch_snapshot().sessions}
+        assert shell.run("generate", "x" * 600).returncode == 2
         assert {session.id for session in client.fetch_snapshot().sessions} <= before
 
 
