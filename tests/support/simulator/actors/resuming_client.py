@@ -73,8 +73,7 @@ class ResumingClient:
     def watch_stalled(self, stalled: GatewayProcess) -> None:
         """Check the stalled gateway some time after it resumes; a parked session is closed there."""
         self._stalled = stalled
-        delay = max(0.0, _returns_at(stalled) - self._tools.clock.now)
-        delay += RELINQUISH_SECONDS if self._has_calm_links else RELINQUISH_SECONDS_WITH_FAULTS
+        delay = max(0.0, _returns_at(stalled) - self._tools.clock.now) + self._relinquish_seconds
         self._tools.clock.after(delay, self._check_stalled, stalled, self.taken_over)
 
     def _check_stalled(self, gateway: GatewayProcess, taken_over: int) -> None:
@@ -84,8 +83,13 @@ class ResumingClient:
             return
         # It waits for links and runs nothing. After a close by the client there is nothing to wait for.
         is_held = kept.state == HELD and not self._client.done
-        if self._tools.clock.now < _returns_at(gateway) or is_held:
+        # Until then the client's gateway may not know either that it lost the session.
+        knows_at = _returns_at(self._client.gateway) + self._relinquish_seconds
+        now = self._tools.clock.now
+        if now < _returns_at(gateway) or is_held:
             self.watch_stalled(gateway)
+        elif now < knows_at:
+            self._tools.clock.after(knows_at - now, self._check_stalled, gateway, taken_over)
         elif (
             kept.state != PARKED
             and self.taken_over > taken_over
@@ -97,6 +101,10 @@ class ResumingClient:
         else:
             self._received = []  # the close is the client's own
             gateway.later(0.0, self._close, gateway)
+
+    @property
+    def _relinquish_seconds(self) -> float:
+        return RELINQUISH_SECONDS if self._has_calm_links else RELINQUISH_SECONDS_WITH_FAULTS
 
     def _has(self, gateway: GatewayProcess) -> bool:
         return gateway.core.find_view(self._client.name) is not None
