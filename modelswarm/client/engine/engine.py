@@ -18,7 +18,7 @@ from modelswarm.client.engine.options import GenerateOptions, Prompt, check_prom
 from modelswarm.client.pipeline.opening import PipelineOptions, pipeline
 from modelswarm.client.pipeline.response import Response
 from modelswarm.client.sessions.connection import Connection
-from modelswarm.client.sessions.session import InferenceSession as GatewaySession
+from modelswarm.client.sessions.session import GatewaySession
 from modelswarm.errors import UserError
 
 

@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from modelswarm.client.hf.sources import common_length
-from modelswarm.client.sessions.session import InferenceSession
+from modelswarm.client.sessions.session import GatewaySession
 from modelswarm.protocol.wire import api_pb2
 
 MAX_THREADS = 16
 """Rows that are asked for side by side; each has a call of its own."""
 
 
-def read_logits(session: InferenceSession, log: list[int], count: int) -> Tensor:
+def read_logits(session: GatewaySession, log: list[int], count: int) -> Tensor:
     """Bring the session to `log`, and return the logits [count, vocabulary] of its last entries, in float32."""
     common = min(common_length(session.tokens, log), len(log) - count)
     if common < session.position:

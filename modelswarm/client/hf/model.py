@@ -36,7 +36,7 @@ from modelswarm.client.hf.sampling import ModelFacts, ServerSampling, plan_sampl
 from modelswarm.client.hf.session import InputRule, ModelSession
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import SessionLengthError
-from modelswarm.client.sessions.session import InferenceSession
+from modelswarm.client.sessions.session import GatewaySession
 from modelswarm.protocol.wire import api_pb2
 
 
@@ -106,8 +106,8 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         `ttl`: seconds that it is kept without a turn. Raise NoCapacityError if the servers have no room.
         """
 
-        def open_row() -> InferenceSession:
-            return InferenceSession(self.connection, self.served_name, max_length, ttl=ttl)
+        def open_row() -> GatewaySession:
+            return GatewaySession(self.connection, self.served_name, max_length, ttl=ttl)
 
         return ModelSession(open_row, max_length, inputs, self.use_session, batch_size)
 
@@ -348,8 +348,8 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         model_kwargs["past_key_values"] = turn.cache
 
     def _make_cache(self, max_length: int, session: ModelSession | None = None) -> RemoteCache:
-        def open_session() -> InferenceSession:
-            return InferenceSession(self.connection, self.served_name, max(2, max_length))
+        def open_session() -> GatewaySession:
+            return GatewaySession(self.connection, self.served_name, max(2, max_length))
 
         return RemoteCache(open_session, None if session is None else session.rows)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from modelswarm.client.hf.logits import MAX_THREADS, read_logits
 from modelswarm.client.hf.sources import Source, choose_sources
 from modelswarm.client.sessions.errors import NoCapacityError
-from modelswarm.client.sessions.session import InferenceSession
+from modelswarm.client.sessions.session import GatewaySession
 
 _hf: Any = import_module("transformers")
 
@@ -29,13 +29,13 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
 
     def __init__(
         self,
-        open_session: Callable[[], InferenceSession],
-        fixed: Sequence[InferenceSession] | None = None,
+        open_session: Callable[[], GatewaySession],
+        fixed: Sequence[GatewaySession] | None = None,
     ) -> None:
         super().__init__(layers=[])
         self._open_session = open_session
         self._fixed = fixed
-        self._sessions: list[InferenceSession] = list(fixed or ())
+        self._sessions: list[GatewaySession] = list(fixed or ())
         self._logs: list[list[int]] = []
         self._length = 0  # positions of the batch, padding included
 
@@ -133,7 +133,7 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
             by_key[key][-count:] if count else None for key, count in zip(keys, counts, strict=True)
         ]
 
-    def _assign(self, keys: list[tuple[int, ...]]) -> dict[tuple[int, ...], InferenceSession]:
+    def _assign(self, keys: list[tuple[int, ...]]) -> dict[tuple[int, ...], GatewaySession]:
         """Return a session for each log: one that has most of it, a fork of such a one, or a new one."""
         if self._fixed is not None:
             return {key: self._fixed[key[0]] for key in keys}
@@ -142,7 +142,7 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
         groups: dict[int | None, list[int]] = {}  # one thread at a time uses a session
         for place, source in enumerate(sources):
             groups.setdefault(source.parent, []).append(place)
-        chosen: dict[int, InferenceSession] = {}
+        chosen: dict[int, GatewaySession] = {}
 
         def choose(places: list[int]) -> None:
             for place in places:
@@ -159,9 +159,7 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
                 sessions[source.session].close()
         return {key: chosen[place] for place, key in enumerate(keys)}
 
-    def _find_session(
-        self, source: Source, sessions: Sequence[InferenceSession]
-    ) -> InferenceSession:
+    def _find_session(self, source: Source, sessions: Sequence[GatewaySession]) -> GatewaySession:
         """Return the session of a source; a fork is opened, or a new one. Called before any session is rewound."""
         own = None if source.session is None else sessions[source.session]
         if source.parent is None:

@@ -17,7 +17,7 @@ from modelswarm.client.sessions.base import RECONNECT_SECONDS, RETRY_SECONDS
 from modelswarm.client.sessions.connection import Connection
 from modelswarm.client.sessions.errors import ConnectionLostError, NoCapacityError, translate
 from modelswarm.client.sessions.session import (
-    InferenceSession,
+    GatewaySession,
     StepOptions,
     StepPart,
 )
@@ -160,7 +160,7 @@ class SessionRow:
 
     def __init__(
         self,
-        session: InferenceSession,
+        session: GatewaySession,
         tokens: list[int],
         max_tokens: int,
         sampling: api_pb2.Sampling,

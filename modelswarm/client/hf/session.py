@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 from modelswarm.client.hf.errors import ArgumentError
 from modelswarm.client.hf.sources import common_length
 from modelswarm.client.sessions.errors import SessionBusyError, SessionClosedError
-from modelswarm.client.sessions.session import InferenceSession, StepOptions
+from modelswarm.client.sessions.session import GatewaySession, StepOptions
 
 InputRule: TypeAlias = Literal["auto", "append", "transcript"]
 
@@ -36,7 +36,7 @@ class ModelSession:
 
     def __init__(
         self,
-        open_row: Callable[[], InferenceSession],
+        open_row: Callable[[], GatewaySession],
         max_length: int,
         inputs: InputRule,
         use: Callable[[ModelSession], AbstractContextManager[Any]],
@@ -50,7 +50,7 @@ class ModelSession:
         self._is_closed = False
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
             raise ArgumentError("batch_size", f"{batch_size!r}; allowed: an integer of at least 1")
-        self._rows: list[InferenceSession] = []
+        self._rows: list[GatewaySession] = []
         self._prompt_ends: list[int] = []  # per row: position behind the last turn's prompt
         self._open_rows(batch_size)
         self._turn = threading.Lock()
@@ -85,7 +85,7 @@ class ModelSession:
         return [list(row.tokens) for row in self._rows]
 
     @property
-    def rows(self) -> Sequence[InferenceSession]:
+    def rows(self) -> Sequence[GatewaySession]:
         """The sessions of the gateway, one per row of the batch."""
         return tuple(self._rows)
 

@@ -57,7 +57,7 @@ class Job:
     session_id: str | None = None
 
 
-class Engine:
+class PipelineEngine:
     """`patience`: seconds without an answer to any prompt after which a delayed prompt fails."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from modelswarm.client.api.async_client import AsyncClient
 from modelswarm.client.api.loop_thread import LoopThread
-from modelswarm.client.pipeline.engine import Engine
+from modelswarm.client.pipeline.engine import PipelineEngine
 from modelswarm.client.pipeline.private_swarm import SwarmOptions, start_private_swarm
 from modelswarm.client.pipeline.synchronous import Pipeline
 from modelswarm.errors import UnavailableError, UserError
@@ -151,13 +151,13 @@ def _connect(
 
 async def _open_engine(
     client: AsyncClient, model: str | None, most: int, timeout: float, url: str
-) -> Engine:
+) -> PipelineEngine:
     served = await client.models()
     if not served:
         raise UnavailableError(f"the gateway at {url} serves no model yet; try again")
     for each in served:
         if model in (None, each.name):
-            return Engine(client, each, most, timeout)
+            return PipelineEngine(client, each, most, timeout)
     known = ", ".join(each.name for each in served)
     raise UserError("model", f"{model!r} is not served at {url}; allowed: {known}")
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 
-from modelswarm.client.pipeline.engine import Engine, Job
+from modelswarm.client.pipeline.engine import Job, PipelineEngine
 from modelswarm.client.pipeline.errors import AnswerAbortedError
 from modelswarm.client.pipeline.response import Response, failed
 from modelswarm.errors import ModelSwarmError
@@ -22,7 +22,7 @@ class Run:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: PipelineEngine,
         jobs: Sequence[Job],
         work: Callable[[Job], Awaitable[None]],
         on_failed: Callable[[Response], Awaitable[None]] | None,
@@ -87,7 +87,7 @@ class BatchRun:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: PipelineEngine,
         jobs: Sequence[Job],
         *,
         raises: bool,
@@ -109,7 +109,7 @@ class StreamRun:
     """A run whose parts are read while it goes on, those of all prompts mixed."""
 
     def __init__(
-        self, engine: Engine, jobs: Sequence[Job], *, raises: bool, whole: bool = False
+        self, engine: PipelineEngine, jobs: Sequence[Job], *, raises: bool, whole: bool = False
     ) -> None:
         """`whole`: each answer is one part."""
         self._engine, self._whole = engine, whole

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overloa
 
 from modelswarm.client.api.answers import ServedModel
 from modelswarm.client.api.loop_thread import LoopThread
-from modelswarm.client.pipeline.engine import Engine, Job
+from modelswarm.client.pipeline.engine import Job, PipelineEngine
 from modelswarm.client.pipeline.errors import AnswerAbortedError, PipelineInterrupted
 from modelswarm.client.pipeline.generation_config import GenerationConfig
 from modelswarm.client.pipeline.progress import progress_bar
@@ -50,7 +50,7 @@ class InferOptions(TypedDict, total=False):
 class Pipeline:
     """Answers prompts. Made by `modelswarm.pipeline`; use it by `with`, or call `close`."""
 
-    def __init__(self, loop: LoopThread, engine: Engine, swarm: LocalSwarm | None) -> None:
+    def __init__(self, loop: LoopThread, engine: PipelineEngine, swarm: LocalSwarm | None) -> None:
         """`swarm`: a private one, which this pipeline stops."""
         self._loop, self._engine, self.swarm = loop, engine, swarm
         self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
@@ -295,7 +295,7 @@ class Pipeline:
             raise UserError("pipeline", "it was made in another process; make one in this process")
 
 
-def _release(loop: LoopThread, engine: Engine, swarm: LocalSwarm | None, pid: int) -> None:
+def _release(loop: LoopThread, engine: PipelineEngine, swarm: LocalSwarm | None, pid: int) -> None:
     """Stop everything, in the process that made it. The garbage collector may call this in the loop's own thread."""
     if os.getpid() != pid:
         return

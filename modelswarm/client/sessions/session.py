@@ -56,7 +56,7 @@ class StepOptions:
     all_positions: bool = False  # logits of the whole input, not only of its last entry
 
 
-class InferenceSession(SessionBase):
+class GatewaySession(SessionBase):
     """A context of at most `max_length` positions, prompts and answers together.
 
     All positions are reserved on every server when the session is opened. They are freed when it is closed or collected
@@ -100,7 +100,7 @@ class InferenceSession(SessionBase):
             self._check_position(position)
             del self._log[position:]
 
-    def fork(self, position: int | None = None) -> InferenceSession:
+    def fork(self, position: int | None = None) -> GatewaySession:
         """Open another session with the first `position` tokens of the log, by default all.
 
         The fork has that position, and this session's max_length and ttl. The servers copy the KV. Both go on

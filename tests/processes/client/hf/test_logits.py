@@ -12,7 +12,7 @@ from transformers import LogitsProcessor, TextStreamer
 from typing_extensions import override
 
 from modelswarm.client.hf import AutoDistributedModelForCausalLM
-from modelswarm.client.sessions.session import InferenceSession
+from modelswarm.client.sessions.session import GatewaySession
 
 PROMPTS = torch.tensor([[65, 12, 200, 7, 9, 31, 8, 100], [90, 91, 92, 93, 94, 95, 96, 97]])
 PADDED = torch.tensor([[0, 0, 0, 65, 12, 200], [90, 91, 92, 93, 94, 95]])
@@ -95,13 +95,13 @@ def test_beams_read_their_prompt_once(
 ) -> None:
     ids = torch.cat([PROMPTS[:1], PROMPTS[1:]] * 8, dim=1)
     sent: list[int] = []
-    read = InferenceSession.read_logits
+    read = GatewaySession.read_logits
 
-    def count(session: InferenceSession, tokens: Any, **options: Any) -> Any:
+    def count(session: GatewaySession, tokens: Any, **options: Any) -> Any:
         sent.append(len(tokens))
         return read(session, tokens, **options)
 
-    monkeypatch.setattr(InferenceSession, "read_logits", count)
+    monkeypatch.setattr(GatewaySession, "read_logits", count)
     wanted = {"do_sample": False, "num_beams": 4, **ENDLESS}
     both = torch.cat([ids, ids.flip(1)])
     assert torch.equal(model.generate(both, **wanted), toy_model.generate(both, **wanted))

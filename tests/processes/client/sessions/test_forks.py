@@ -1,4 +1,4 @@
-"""`InferenceSession.fork`: another session goes on from the log, also when servers and gateways are killed."""
+"""`GatewaySession.fork`: another session goes on from the log, also when servers and gateways are killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from modelswarm.client.sessions.errors import (
     SessionBusyError,
     SessionClosedError,
 )
-from modelswarm.client.sessions.session import InferenceSession, StepOptions
+from modelswarm.client.sessions.session import GatewaySession, StepOptions
 from modelswarm.errors import UserError
 from modelswarm.placement.plan import PAGE_SIZE
 from modelswarm.protocol.messages import Sampling
@@ -50,8 +50,8 @@ def connection(endpoints: Endpoints) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def session(connection: Connection) -> Iterator[InferenceSession]:
-    with InferenceSession(connection, MODEL, LENGTH, ttl=50) as made:
+def session(connection: Connection) -> Iterator[GatewaySession]:
+    with GatewaySession(connection, MODEL, LENGTH, ttl=50) as made:
         yield made
 
 
@@ -65,12 +65,12 @@ def expected(log: list[int], count: int) -> list[int]:
     return reference_tokens(log, Sampling(), count, end, n_blocks=BLOCKS, vocabulary=VOCABULARY)
 
 
-def check_step(session: InferenceSession, *tokens: int) -> None:
+def check_step(session: GatewaySession, *tokens: int) -> None:
     log = [*session.tokens, *tokens]
     assert list(session.run_step(list(tokens), options(6)).tokens) == expected(log, 6)
 
 
-def test_fork_goes_on_beside_its_parent(session: InferenceSession) -> None:
+def test_fork_goes_on_beside_its_parent(session: GatewaySession) -> None:
     session.run_step(INPUT, options(20))
     with session.fork() as branch:
         state = branch.state()
@@ -88,7 +88,7 @@ def test_fork_goes_on_beside_its_parent(session: InferenceSession) -> None:
     other.close()
 
 
-def test_fork_of_a_part_or_of_nothing(session: InferenceSession) -> None:
+def test_fork_of_a_part_or_of_nothing(session: GatewaySession) -> None:
     with session.fork() as branch:
         check_step(branch, 5)
     session.run_step(INPUT, options(20))
@@ -105,7 +105,7 @@ def test_fork_of_a_part_or_of_nothing(session: InferenceSession) -> None:
             session.fork(wrong)  # type: ignore[arg-type]
 
 
-def test_fork_while_an_answer_is_left_early(session: InferenceSession) -> None:
+def test_fork_while_an_answer_is_left_early(session: GatewaySession) -> None:
     parts = session.step(INPUT, options(300))
     next(parts)
     with pytest.raises(SessionBusyError):
@@ -117,7 +117,7 @@ def test_fork_while_an_answer_is_left_early(session: InferenceSession) -> None:
         check_step(session, 4)
 
 
-def test_refused_fork_leaves_its_parent(session: InferenceSession) -> None:
+def test_refused_fork_leaves_its_parent(session: GatewaySession) -> None:
     session.run_step(INPUT, options(5))
     with session.fork() as branch, pytest.raises(NoCapacityError):
         branch.fork()
@@ -127,7 +127,7 @@ def test_refused_fork_leaves_its_parent(session: InferenceSession) -> None:
         session.fork()
 
 
-def test_broken_connection_changes_no_token(session: InferenceSession) -> None:
+def test_broken_connection_changes_no_token(session: GatewaySession) -> None:
     session.run_step(INPUT, options(5))
     session._stream.end()  # the gateway frees the session, as after a broken network
     with session.fork() as branch:
@@ -135,7 +135,7 @@ def test_broken_connection_changes_no_token(session: InferenceSession) -> None:
         check_step(session, 5)
 
 
-def test_killed_server_changes_no_token(swarm: HashSwarm, session: InferenceSession) -> None:
+def test_killed_server_changes_no_token(swarm: HashSwarm, session: GatewaySession) -> None:
     session.run_step(INPUT, options(5))
     swarm.kill("s1")
     (swarm.members / "s1.json").unlink(missing_ok=True)
@@ -149,7 +149,7 @@ def test_lost_gateway_changes_no_token(swarm: HashSwarm) -> None:
     """Another gateway listens at the same address, as behind a Kubernetes Service."""
     lost = swarm.gateway(*LEASE, name="lost")
     connection = Connection(lost.grpc)
-    with InferenceSession(connection, MODEL, 500) as session:
+    with GatewaySession(connection, MODEL, 500) as session:
         session.run_step(INPUT, options(5))
         swarm.kill("lost")
         swarm.gateway(*LEASE, "--grpc", lost.grpc, name="found")

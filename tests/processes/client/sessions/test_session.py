@@ -1,4 +1,4 @@
-"""`InferenceSession`: the synchronous client of a session over gRPC, also when servers and gateways are killed."""
+"""`GatewaySession`: the synchronous client of a session over gRPC, also when servers and gateways are killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from modelswarm.client.sessions.errors import (
     SessionClosedError,
     SessionLengthError,
 )
-from modelswarm.client.sessions.session import InferenceSession, StepOptions
+from modelswarm.client.sessions.session import GatewaySession, StepOptions
 from modelswarm.errors import UnreachableError, UserError
 from modelswarm.placement.plan import PAGE_SIZE
 from modelswarm.protocol.messages import Sampling
@@ -58,8 +58,8 @@ def connection(endpoints: Endpoints) -> Iterator[Connection]:
 
 
 @pytest.fixture
-def session(connection: Connection) -> Iterator[InferenceSession]:
-    with InferenceSession(connection, MODEL, LENGTH) as made:
+def session(connection: Connection) -> Iterator[GatewaySession]:
+    with GatewaySession(connection, MODEL, LENGTH) as made:
         yield made
 
 
@@ -76,13 +76,13 @@ def expected(log: list[int], count: int, **sampling: Any) -> list[int]:
 
 def has_room(connection: Connection) -> bool:
     try:
-        InferenceSession(connection, MODEL, LENGTH).close()
+        GatewaySession(connection, MODEL, LENGTH).close()
     except NoCapacityError:
         return False
     return True
 
 
-def test_steps_continue_one_log(session: InferenceSession) -> None:
+def test_steps_continue_one_log(session: GatewaySession) -> None:
     first = session.run_step(INPUT, options(10))
     assert list(first.tokens) == expected(INPUT, 10)
     assert first.finish_reason == "length"
@@ -98,7 +98,7 @@ def test_steps_continue_one_log(session: InferenceSession) -> None:
     assert session.run_step([], options(0)).tokens == (), "a step of nothing"
 
 
-def test_one_call_equals_many_without_input(session: InferenceSession) -> None:
+def test_one_call_equals_many_without_input(session: GatewaySession) -> None:
     whole = expected(INPUT, 12, temperature=1.0, seed=9)
     tokens = list(session.run_step(INPUT, options(1, WARM)).tokens)
     for count in (5, 1, 5):
@@ -106,7 +106,7 @@ def test_one_call_equals_many_without_input(session: InferenceSession) -> None:
     assert tokens == whole
 
 
-def test_rewound_session_generates_anew(session: InferenceSession) -> None:
+def test_rewound_session_generates_anew(session: GatewaySession) -> None:
     session.run_step(INPUT, options(20))
     session.position = 2
     assert session.tokens == (11, 12)
@@ -116,7 +116,7 @@ def test_rewound_session_generates_anew(session: InferenceSession) -> None:
             session.position = wrong  # type: ignore[assignment]
 
 
-def test_step_that_is_left_early_keeps_what_was_seen(session: InferenceSession) -> None:
+def test_step_that_is_left_early_keeps_what_was_seen(session: GatewaySession) -> None:
     parts = session.step(INPUT, options(300))
     seen = list(next(parts).tokens)
     parts.close()  # type: ignore[attr-defined]
@@ -125,17 +125,17 @@ def test_step_that_is_left_early_keeps_what_was_seen(session: InferenceSession) 
 
 
 def test_room_is_reserved_until_the_session_ends(connection: Connection) -> None:
-    session = InferenceSession(connection, MODEL, LENGTH)
+    session = GatewaySession(connection, MODEL, LENGTH)
     assert not has_room(connection)
     session.close()
     session.close()
     assert has_room(connection)
     with pytest.raises(SessionClosedError):
         session.run_step(INPUT)
-    with pytest.raises(RuntimeError), InferenceSession(connection, MODEL, LENGTH):
+    with pytest.raises(RuntimeError), GatewaySession(connection, MODEL, LENGTH):
         raise RuntimeError
     assert has_room(connection)
-    session = InferenceSession(connection, MODEL, LENGTH)
+    session = GatewaySession(connection, MODEL, LENGTH)
     next(session.step(INPUT, options(1000)))
     del session
     gc.collect()
@@ -150,8 +150,8 @@ def test_process_that_dies_frees_its_room(connection: Connection, endpoints: End
     script = f"""
 import sys, time
 from modelswarm.client.sessions.connection import Connection
-from modelswarm.client.sessions.session import InferenceSession
-session = InferenceSession(Connection("{endpoints.grpc}"), "{MODEL}", {LENGTH})
+from modelswarm.client.sessions.session import GatewaySession
+session = GatewaySession(Connection("{endpoints.grpc}"), "{MODEL}", {LENGTH})
 print("open", flush=True)
 sys.stdin.read()
 """
@@ -178,14 +178,14 @@ sys.stdin.read()
     ],
 )
 def test_wrong_step_is_refused_before_it_is_sent(
-    session: InferenceSession, tokens: list[int], count: int, error: type[Exception], sentence: str
+    session: GatewaySession, tokens: list[int], count: int, error: type[Exception], sentence: str
 ) -> None:
     with pytest.raises(error, match=sentence):
         session.run_step(tokens, options(count))
     assert list(session.run_step(INPUT, options(3)).tokens) == expected(INPUT, 3)
 
 
-def test_refusal_of_the_gateway_leaves_the_session_usable(session: InferenceSession) -> None:
+def test_refusal_of_the_gateway_leaves_the_session_usable(session: GatewaySession) -> None:
     first = session.run_step(INPUT, options(5)).tokens
     for wrong, field in (
         (api_pb2.Sampling(top_p=2), "step.sampling.top_p"),
@@ -199,7 +199,7 @@ def test_refusal_of_the_gateway_leaves_the_session_usable(session: InferenceSess
     assert list(more) == expected([*INPUT, *first, 8], 5)
 
 
-def test_two_threads_or_steps_in_one_session_are_refused(session: InferenceSession) -> None:
+def test_two_threads_or_steps_in_one_session_are_refused(session: GatewaySession) -> None:
     parts = session.step(INPUT, options(3000))
     next(parts)
     errors: list[Exception] = []
@@ -223,15 +223,15 @@ def test_two_threads_or_steps_in_one_session_are_refused(session: InferenceSessi
 @pytest.mark.parametrize("max_length", [0, 1, -5, "9", 2.5, None])
 def test_impossible_max_length_is_refused_here(connection: Connection, max_length: Any) -> None:
     with pytest.raises(UserError, match="max_length"):
-        InferenceSession(connection, MODEL, max_length)
+        GatewaySession(connection, MODEL, max_length)
 
 
 def test_gateway_refuses_what_it_does_not_have(connection: Connection) -> None:
     with pytest.raises(RefusedError) as refused:
-        InferenceSession(connection, MODEL, 10**9)
+        GatewaySession(connection, MODEL, 10**9)
     assert refused.value.field == "open.max_length"
     with pytest.raises(RefusedError, match="model"):
-        InferenceSession(connection, "gpt-9", 100)
+        GatewaySession(connection, "gpt-9", 100)
 
 
 def test_address_that_is_no_gateway_is_an_error(endpoints: Endpoints) -> None:
@@ -251,7 +251,7 @@ def test_addresses_are_hosts_with_ports() -> None:
             parse_address(wrong)
 
 
-def test_killed_server_changes_no_token(swarm: HashSwarm, session: InferenceSession) -> None:
+def test_killed_server_changes_no_token(swarm: HashSwarm, session: GatewaySession) -> None:
     tokens: list[int] = []
     killed = 0
     for part in session.step(INPUT, options(600, WARM)):
@@ -270,7 +270,7 @@ def test_lost_gateway_changes_no_token(swarm: HashSwarm) -> None:
     """Another gateway listens at the same address, as behind a Kubernetes Service."""
     lost = swarm.gateway(*LEASE, name="lost")
     connection = Connection(lost.grpc)
-    with InferenceSession(connection, MODEL, 2000) as session:
+    with GatewaySession(connection, MODEL, 2000) as session:
         first = session.run_step(INPUT, options(10))
         log = [*INPUT, *first.tokens, 4]
         tokens: list[int] = []
@@ -284,7 +284,7 @@ def test_lost_gateway_changes_no_token(swarm: HashSwarm) -> None:
     connection.close()
 
 
-def test_connection_that_breaks_is_built_again_from_the_log(session: InferenceSession) -> None:
+def test_connection_that_breaks_is_built_again_from_the_log(session: GatewaySession) -> None:
     first = session.run_step(INPUT, options(10)).tokens
     session._stream.end()  # the gateway frees the session, as after a broken network
     more = session.run_step([3], options(10, WARM)).tokens

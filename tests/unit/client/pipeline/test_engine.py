@@ -7,7 +7,7 @@ from itertools import count
 import pytest
 
 from modelswarm.client.api import AsyncClient, GatewayUnreachableError, ServedModel
-from modelswarm.client.pipeline.engine import Engine, Job
+from modelswarm.client.pipeline.engine import Job, PipelineEngine
 from modelswarm.client.pipeline.generation_config import GenerationConfig
 from modelswarm.client.pipeline.prompts import Prompt
 from modelswarm.client.pipeline.runs import BatchRun
@@ -15,12 +15,12 @@ from modelswarm.client.pipeline.runs import BatchRun
 NOTHING = "http://127.0.0.1:1"
 
 
-def make_engine(patience: float) -> tuple[Engine, count[int]]:
+def make_engine(patience: float) -> tuple[PipelineEngine, count[int]]:
     """Return an engine whose clock goes on by a second at every look."""
     seconds = count()
     client = AsyncClient(NOTHING, max_retries=0)
     model = ServedModel("model", 100)
-    return Engine(client, model, 2, patience, lambda: float(next(seconds))), seconds
+    return PipelineEngine(client, model, 2, patience, lambda: float(next(seconds))), seconds
 
 
 async def test_unreachable_gateway_fails_a_prompt_after_the_patience() -> None:
