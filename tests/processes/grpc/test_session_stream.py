@@ -13,7 +13,7 @@ import pytest
 from support.eventually import eventually
 from support.models.tokenizers import byte_level, encode_bytes
 from support.processes.session_call import SessionCall
-from support.processes.swarm import BLOCKS, MODEL, VOCABULARY, Endpoints, HashSwarm
+from support.processes.swarm import BLOCKS, MODEL, VOCABULARY, Endpoints, HashSwarm, two_spans
 
 from modelswarm.placement.plan import PAGE_SIZE
 from modelswarm.protocol.messages import Sampling
@@ -27,10 +27,8 @@ WARM = {"temperature": 1.0, "seed": 9}
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with HashSwarm(tmp_path_factory.mktemp("steps"), context=40 * PAGE_SIZE) as made:
-        for name, blocks in (("s0", "0:2"), ("s1", "2:4")):
-            made.server(name, blocks, "--pages", str(PAGES))
-        made.servers_ready("s0", "s1")
+    options = ("--pages", str(PAGES))
+    with two_spans(tmp_path_factory.mktemp("steps"), *options, context=40 * PAGE_SIZE) as made:
         yield made
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.eventually import eventually
-from support.processes.swarm import BLOCKS, MODEL, VOCABULARY, Endpoints, HashSwarm
+from support.processes.swarm import BLOCKS, MODEL, VOCABULARY, Endpoints, HashSwarm, two_spans
 
 from modelswarm.client.sessions.connection import Connection, parse_address
 from modelswarm.client.sessions.errors import (
@@ -38,10 +38,9 @@ INPUT = [11, 12, 13, 14]
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with HashSwarm(tmp_path_factory.mktemp("sessions"), context=PAGES * PAGE_SIZE) as made:
-        for name, blocks in (("s0", "0:2"), ("s1", "2:4")):
-            made.server(name, blocks, "--pages", str(PAGES), *LEASE)
-        made.servers_ready("s0", "s1")
+    options = ("--pages", str(PAGES), *LEASE)
+    context = PAGES * PAGE_SIZE
+    with two_spans(tmp_path_factory.mktemp("sessions"), *options, context=context) as made:
         yield made
 
 
