@@ -130,6 +130,9 @@ class Counters:
     window: int  # row limit that the successor last granted to this hop
     tokens_sent: int  # ring: next token position that the tail sends to the head
     tokens_received: int  # ring: next token position that the head expects
+    unsent: int = (
+        0  # rows that wait for the acknowledgement of the bulk rows (R9, one lane at a time)
+    )
 
 
 class Refusal(enum.Enum):

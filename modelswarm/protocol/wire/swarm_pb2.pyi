@@ -740,12 +740,14 @@ class Counters(_message.Message):
     WINDOW_FIELD_NUMBER: _builtins.int
     TOKENS_SENT_FIELD_NUMBER: _builtins.int
     TOKENS_RECEIVED_FIELD_NUMBER: _builtins.int
+    UNSENT_FIELD_NUMBER: _builtins.int
     received: _builtins.int
     sent: _builtins.int
     granted: _builtins.int
     window: _builtins.int
     tokens_sent: _builtins.int
     tokens_received: _builtins.int
+    unsent: _builtins.int
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     def __init__(
@@ -758,10 +760,11 @@ class Counters(_message.Message):
         window: _builtins.int = ...,
         tokens_sent: _builtins.int = ...,
         tokens_received: _builtins.int = ...,
+        unsent: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "granted", b"granted", "received", b"received", "sent", b"sent", "tokens_received", b"tokens_received", "tokens_sent", b"tokens_sent", "window", b"window"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "granted", b"granted", "received", b"received", "sent", b"sent", "tokens_received", b"tokens_received", "tokens_sent", b"tokens_sent", "unsent", b"unsent", "window", b"window"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,6 +45,26 @@ TABLE = {
         [hop("a", sent=16, window=16, tokens_received=21), hop("b", received=16, sent=16), TAIL],
         ("a", "b"),
     ),
+    "the acknowledgement of bulk rows lost": (
+        [hop("a", sent=20, unsent=1, tokens_received=21), hop("b", received=20, sent=20), TAIL],
+        ("a", "b"),
+    ),
+    "the acknowledgement lost by a server that makes no steps": (
+        [
+            hop("a", sent=20, unsent=1, tokens_received=21, still=True),
+            hop("b", received=20, sent=20),
+            TAIL,
+        ],
+        ("a", "b"),
+    ),
+    "the last bulk rows wait for a window": (
+        [
+            hop("a", sent=16, window=16, unsent=1, tokens_received=21),
+            hop("b", granted=16, received=16, sent=14),
+            TAIL,
+        ],
+        (),
+    ),
     "a later window on its way": (
         [hop("a", granted=0, window=64, tokens_received=21), MIDDLE, TAIL],
         (),

@@ -76,7 +76,7 @@ MESSAGES: list[Message] = [
     Fence(HANDLE, 4, Epoch(0, 0), 10, 11),
     Fence(HANDLE, 4, EPOCH, 10, 11, None, Turn(1, 2), last_started=Epoch(0, 4)),
     FenceAck(
-        4, HANDLE, EPOCH, 5, 6, Counters(EPOCH, 1, 2, 3, 4, 5, 6), (RetainedRows(4, 0, 9),), 77
+        4, HANDLE, EPOCH, 5, 6, Counters(EPOCH, 1, 2, 3, 4, 5, 6, 7), (RetainedRows(4, 0, 9),), 77
     ),
     FenceAck(4, NO_HANDLE, EPOCH, refusal=Refusal.NO_PAGES, free_pages=3),
     FenceAck(4, NO_HANDLE, EPOCH, unknown=True),

@@ -42,7 +42,8 @@ def _faulty_link(hops: Sequence[Hop], seen: Sequence[Counters]) -> tuple[PeerId,
     for index, (here, there) in enumerate(pairwise(seen)):
         lost_rows = here.sent > there.received
         lost_window = there.granted > here.window and here.sent >= here.window
-        if (lost_rows or lost_window) and hops[index].peer != hops[index + 1].peer:
+        lost_ack = here.unsent > 0 and here.sent < here.window  # of bulk rows, all received (R9)
+        if (lost_rows or lost_window or lost_ack) and hops[index].peer != hops[index + 1].peer:
             return (hops[index].peer, hops[index + 1].peer)
     return ()
 
@@ -59,9 +60,8 @@ def _idle_server(
 ) -> tuple[PeerId, ...]:
     """Return the first server that has rows it may run and makes no step."""
     for hop, counters in zip(hops, seen, strict=True):
-        last = hop is hops[-1]
         sendable = min(counters.received, counters.window)
-        waits = due_position <= counters.received if last else counters.sent < sendable
+        waits = due_position <= counters.received if hop is hops[-1] else counters.sent < sendable
         if waits and hop.peer in idle:
             return (hop.peer,)
     return ()

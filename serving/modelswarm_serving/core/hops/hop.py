@@ -211,6 +211,7 @@ class Hop:
             tokens_sent=self.tokens_sent,
             # the ring starts at L, however much of the Input is still in flight
             tokens_received=max(len(self.log), started.length) if self.is_head else 0,
+            unsent=sum(count for _, count, _ in self.unsent),
         )
 
     def truncate(self, kv: int, log: int) -> None:

@@ -78,6 +78,7 @@ from support.simulator.planted.regressions import (
     AwaitsLostAnswers,
     CountsEachDirection,
     ForgetsAwaitedServers,
+    IgnoresLostAcknowledgements,
     KeepsRefusedHops,
     KeepsUnreliableLinks,
     SilentAboutTakenHops,
@@ -265,6 +266,9 @@ PLANTS: dict[str, Plant] = {
 REGRESSIONS: dict[str, Regression] = {
     "keeps unreliable links": at_seed(in_planner(KeepsUnreliableLinks, "partition"), 2),
     "counts each direction": at_seed(in_recovery(CountsEachDirection, "one_way"), 47),
+    "ignores lost acknowledgements": at_seed(
+        in_recovery(IgnoresLostAcknowledgements, "one_way"), 1_300_025
+    ),
     "attributes after holds": at_seed(in_recovery(AttributesAfterHolds, "slow_bulk"), 700_180),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 223),

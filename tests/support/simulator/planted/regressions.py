@@ -5,6 +5,8 @@ Used by `catalog.py`, which ties each bug to its seed. All are subclasses of pro
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from typing_extensions import override
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
@@ -47,6 +49,17 @@ class CountsEachDirection(Recovery):
         sender, receiver = found
         self._registry.on_link_failed(sender, receiver, -1 - int(now / 0.5), now)
         self._replan(session, now)
+
+
+class IgnoresLostAcknowledgements(Recovery):
+    """R5 (one loop): a lost acknowledgement of bulk rows names no link, because it grants no further rows."""
+
+    @override
+    def _attribute_overdue(self, session: Session, now: float) -> None:
+        for hop in session.hops:
+            if hop.counters is not None:
+                hop.counters = replace(hop.counters, unsent=0)
+        super()._attribute_overdue(session, now)
 
 
 class AttributesAfterHolds(Recovery):
