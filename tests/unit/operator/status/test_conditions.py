@@ -1,4 +1,4 @@
-"""Conditions and Events: a reason and a message for every kind of problem, recorded once per transition."""
+"""Conditions: a reason and a message for every kind of problem."""
 
 from __future__ import annotations
 
@@ -273,50 +273,6 @@ def test_long_message_of_a_container_is_cut() -> None:
     waiting = ContainerView(waiting="ImagePullBackOff", waiting_message="x" * 2000)
     message = degrade_first_server(cluster, container=waiting)["message"]
     assert "x" * 499 + "…" in message and "x" * 500 not in message
-
-
-def test_event_is_recorded_once_per_transition() -> None:
-    cluster = make_settled_cluster()
-    cluster.delete_pod(cluster.ready_pods()[0])
-    for _ in range(10):
-        cluster.run_turn()
-        cluster.pass_time()
-    reasons = [event.reason for event in cluster.events]
-    assert reasons.count("Replacing") == 1
-    assert len(reasons) <= 3
-
-
-def test_events_follow_the_transitions_of_a_swarm() -> None:
-    cluster = ModelCluster(spec=make_spec(2, 1))
-    cluster.settle()
-    assert [event.reason for event in cluster.events] == ["Filling", "Planned", "Ready"]
-    cluster.events.clear()
-    container = ContainerView(
-        exit_code=2, exit_reason="Error", exit_message="truncated", restarts=1
-    )
-    name = cluster.ready_pods()[0]
-    cluster.set_pod(name, ready=False, container=container)
-    cluster.run_turn()
-    assert {(event.kind, event.reason) for event in cluster.events} == {
-        ("Warning", "NotReady"),
-        ("Warning", "WeightsFailed"),
-        ("Normal", "Filling"),
-    }
-    cluster.events.clear()
-    cluster.settle()
-    assert {event.reason for event in cluster.events} == {"Ready", "Recovered"}
-
-
-def test_mass_failure_records_few_events() -> None:
-    nodes = {f"n{index}": Node(f"n{index}", capacity=100) for index in range(9)}
-    cluster = ModelCluster(spec=make_spec(4, 20), nodes=nodes)
-    cluster.settle()
-    cluster.events.clear()
-    for name in cluster.ready_pods()[:40]:
-        cluster.fail_pod(name)
-    cluster.run_turn()
-    assert len(cluster.events) < 15
-    assert any("more at the same time" in event.message for event in cluster.events)
 
 
 def test_written_status_is_in_the_schema() -> None:
