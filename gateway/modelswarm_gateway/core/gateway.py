@@ -393,6 +393,7 @@ class GatewayCore:
             self._effects.append(Resumed(s.name, now - since))
 
     def _on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
+        self._registry.health.step_times(peer).record_fence_ack(answer, now)
         found = self._recovery.hops.by_handle.get(answer.handle)
         if found is not None and answer.unknown:
             self._ownership_check.ask_again(found[0])

@@ -10,7 +10,8 @@ from support.core.gateway import TWICE, Swarm, swarm_of
 from support.core.peer_comparison import compare, slow
 from support.core.server import MODEL, Server, expected
 
-from modelswarm.protocol.messages import Heartbeat
+from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.messages import FenceAck, Heartbeat
 from modelswarm_gateway.core.detection.outlier_detector import MIN_DEVIATIONS, MIN_RATIO
 from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
 from modelswarm_gateway.core.servers.health import (
@@ -230,6 +231,15 @@ def test_one_replica_is_enough_for_comparison() -> None:
 def test_equally_slow_servers_are_not_slow() -> None:
     compared = compare({0: 0.2}, [{0: 0.21}, {0: 0.19}, {0: 0.4}])
     assert compared is not None and not slow(compared)
+
+
+def test_step_that_only_a_fence_ack_tells_of_is_progress() -> None:
+    times, epoch = StepTimes(), Epoch(1, 1)
+    times.record_heartbeat(Heartbeat(steps=3), 0.0)
+    times.record_fence_ack(FenceAck(1, 1, epoch, steps=3), 20.0)
+    assert not times.is_progressing(20.0)
+    times.record_fence_ack(FenceAck(1, 1, epoch, steps=4), 20.0)
+    assert times.is_progressing(20.0)
 
 
 def test_cold_start_steps_do_not_count() -> None:

@@ -90,7 +90,7 @@ SENTENCES: Promises = {  # parts of the README's sentences, unchanged
     ),
     "Conditions and Events report problems and the action that they need": (
         f"{UNIT}/operator/status/test_conditions.py::test_uncovered_span_is_named_with_its_cause",
-        f"{UNIT}/operator/status/test_conditions.py::test_events_follow_the_transitions_of_a_swarm",
+        f"{UNIT}/operator/status/test_events.py::test_events_follow_the_transitions_of_a_swarm",
     ),
     "which a test runs word for word": QUICKSTART,
     "every answer is checked": ("tests/chaos/test_oracle.py::test_a_wrong_answer_is_found",),

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from modelswarm.protocol.messages import Heartbeat
+from modelswarm.protocol.messages import FenceAck, Heartbeat
 
 # Weight of the newest heartbeat in the mean time of a prefill row.
 PREFILL_WEIGHT = 0.2
@@ -87,6 +87,11 @@ class StepTimes:
             row, known = busy / rows, self._row_seconds
             self._row_seconds = row if known is None else known + PREFILL_WEIGHT * (row - known)
         return True
+
+    def record_fence_ack(self, answer: FenceAck, now: float) -> None:
+        """Take the step counter: a step that ran when the Fence came is in no heartbeat yet."""
+        if self._last is not None and answer.steps > self._last.steps:
+            self._stepped_at = now
 
     @property
     def rows_run(self) -> int:

@@ -79,6 +79,7 @@ from support.simulator.planted.regressions import (
     CountsEachDirection,
     ForgetsAwaitedServers,
     IgnoresLostAcknowledgements,
+    IgnoresStepsOfFenceAcks,
     KeepsRefusedHops,
     KeepsUnreliableLinks,
     SilentAboutTakenHops,
@@ -269,6 +270,7 @@ REGRESSIONS: dict[str, Regression] = {
     "ignores lost acknowledgements": at_seed(
         in_recovery(IgnoresLostAcknowledgements, "one_way"), 1_300_025
     ),
+    "ignores steps of FenceAcks": at_seed(in_gateway(IgnoresStepsOfFenceAcks, "stops"), 1_400_066),
     "attributes after holds": at_seed(in_recovery(AttributesAfterHolds, "slow_bulk"), 700_180),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 223),

@@ -10,7 +10,8 @@ from dataclasses import replace
 from typing_extensions import override
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
-from modelswarm.protocol.messages import StartEpoch
+from modelswarm.protocol.messages import FenceAck, StartEpoch
+from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.recovery.fault_attribution import attribute
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
@@ -60,6 +61,14 @@ class IgnoresLostAcknowledgements(Recovery):
             if hop.counters is not None:
                 hop.counters = replace(hop.counters, unsent=0)
         super()._attribute_overdue(session, now)
+
+
+class IgnoresStepsOfFenceAcks(GatewayCore):
+    """R5 (one loop): only heartbeats tell of steps, so a server whose rows came just before the Fence was idle."""
+
+    @override
+    def _on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
+        super()._on_fence_ack(peer, replace(answer, steps=0), now)
 
 
 class AttributesAfterHolds(Recovery):
