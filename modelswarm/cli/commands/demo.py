@@ -13,7 +13,8 @@ QUESTION = "Count from 1 to 200."
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @click.option("--question", default=QUESTION, show_default=True, help="Question to the model.")
 @click.option("--hash-model", is_flag=True, help="Run a hash function as the model, for tests.")
-def demo(file: Path | None, question: str, hash_model: bool) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print only the result, as a line of JSON.")
+def demo(file: Path | None, question: str, hash_model: bool, as_json: bool) -> int:
     """Show that a stream survives the kill of a server.
 
     Starts a swarm, asks a question and kills a server in the middle of the answer. Then the answer is compared with
@@ -23,4 +24,4 @@ def demo(file: Path | None, question: str, hash_model: bool) -> int:
     """
     from modelswarm.cli.demo.demo import run_demo
 
-    return run_demo(file, question, hash_model)
+    return run_demo(file, question, hash_model, as_json)

@@ -6,15 +6,18 @@ tokens and the session was seen on another route after the kill.
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from modelswarm.cli.demo.comparison import Comparison, Recording
 from modelswarm.cli.demo.example import load_example
+from modelswarm.cli.facts.printing import print_json
 from modelswarm.cli.terminal.signals import run_until_signal
 from modelswarm.cli.terminal.tables import make_console
 from modelswarm.cli.terminal.wrapping import WrappingWriter
@@ -41,8 +44,11 @@ class DemoError(ModelSwarmError):
     """The demo could not show a recovery."""
 
 
-def run_demo(file: Path | None, question: str, hash_model: bool) -> int:
-    """Run the demo with a document, or with the project's example; return the exit code."""
+def run_demo(file: Path | None, question: str, hash_model: bool, as_json: bool = False) -> int:
+    """Run the demo with a document, or with the project's example; return the exit code.
+
+    `as_json`: print one object at the end, and nothing else.
+    """
     plan = plan_document(load_document(file) if file else load_example())
     if plan.replicas < MIN_REPLICAS:
         raise UserError(
@@ -50,8 +56,31 @@ def run_demo(file: Path | None, question: str, hash_model: bool) -> int:
         )
     settings = LocalSettings(hash_model=hash_model, publish=False, run_name=f"demo-{os.getpid()}")
     swarm = LocalSwarm(plan, settings)
+    out = Console(file=io.StringIO()) if as_json else make_console()
     with run_until_signal(swarm.stop):
-        return Demo(swarm, make_console(), question).run()
+        result = Demo(swarm, out, question).run()
+    if as_json:
+        print_json(asdict(result))
+    return 0 if result.identical and result.migrated else 1
+
+
+@dataclass(frozen=True, slots=True)
+class DemoResult:
+    """The fields of `demo --json`."""
+
+    model: str
+    question: str
+    tokens: int  # of the answer with the kill
+    identical: bool  # both answers have the same tokens and text, none lost or doubled
+    migrated: bool  # the session was seen on a route without the killed server
+    killed: str  # the server
+    pid: int | None  # of its killed process
+    route_before: tuple[str, ...]  # servers, head first
+    route_after: tuple[str, ...]  # empty if none was seen
+    longest_gap_ms: float
+    median_gap_ms: float
+    replaced_seconds: float | None  # from the end of the answer; None: not within 30 s
+    seconds: float  # of the whole demo
 
 
 class Demo:
@@ -61,8 +90,8 @@ class Demo:
         self._swarm, self._out, self._question = swarm, out, question
         self._max_tokens = min(MAX_ANSWER_TOKENS, swarm.plan.max_length // 2)
 
-    def run(self) -> int:
-        """Run all steps; returns the exit code."""
+    def run(self) -> DemoResult:
+        """Run all steps."""
         began = time.monotonic()
         self._start()
         with (
@@ -70,11 +99,27 @@ class Demo:
             SwarmClient(self._swarm.admin) as state,
         ):
             reference = self._run_reference(inference)
-            comparison, killed = self._run_with_kill(inference, state, reference)
-        self._print_replacement(killed)
+            comparison, killed, before = self._run_with_kill(inference, state, reference)
+        replaced = self._wait_replaced(killed)
         self._print_report(comparison, killed)
-        self._out.print(f"({time.monotonic() - began:.0f} s)")
-        return 0 if comparison.is_success else 1
+        seconds = time.monotonic() - began
+        self._out.print(f"({seconds:.0f} s)")
+        interrupted = comparison.interrupted
+        return DemoResult(
+            model=self._swarm.plan.served_name,
+            question=self._question,
+            tokens=len(interrupted.tokens),
+            identical=comparison.is_identical,
+            migrated=comparison.has_migrated,
+            killed=killed.name,
+            pid=killed.pid,
+            route_before=tuple(name_of(hop.peer) for hop in before),
+            route_after=tuple(name_of(peer) for peer in comparison.route_after),
+            longest_gap_ms=round(interrupted.longest_gap * 1000, 1),
+            median_gap_ms=round(interrupted.median_gap * 1000, 1),
+            replaced_seconds=replaced,
+            seconds=round(seconds, 1),
+        )
 
     def _start(self) -> None:
         plan = self._swarm.plan
@@ -102,8 +147,11 @@ class Demo:
 
     def _run_with_kill(
         self, inference: InferenceClient, state: SwarmClient, reference: Recording
-    ) -> tuple[Comparison, JobStatus]:
-        """Print the same chat, and send SIGKILL to the tail's server in the middle of it."""
+    ) -> tuple[Comparison, JobStatus, Route]:
+        """Print the same chat, and send SIGKILL to the tail's server in the middle of it.
+
+        Also return the killed server, and the route before.
+        """
         self._out.print("2. The same again, with a kill in the middle:\n")
         kill_at = int(len(reference.tokens) * KILL_AFTER_FRACTION)
         text, chunks, seen = WrappingWriter(self._out.file), list[ReceivedChunk](), 0
@@ -127,7 +175,7 @@ class Demo:
         )
         self._out.print(f"\n   route before: {format_route(before)}")
         self._out.print(f"   route after:  {format_route(after) or 'none was seen'}\n")
-        return comparison, killed
+        return comparison, killed, before
 
     def _stream_answer(self, client: InferenceClient) -> Iterator[ReceivedChunk]:
         return client.stream_chat(self._swarm.plan.served_name, self._question, self._max_tokens)
@@ -138,17 +186,19 @@ class Demo:
             raise DemoError("the gateway shows no route for the running session")
         return route, self._swarm.kill(name_of(route[-1].peer))
 
-    def _print_replacement(self, killed: JobStatus) -> None:
+    def _wait_replaced(self, killed: JobStatus) -> float | None:
+        """Return the seconds until the killed server was ready again; None if it was not."""
         began = time.monotonic()
         if self._swarm.wait_replaced(killed.name, killed.incarnation, REPLACEMENT_TIMEOUT_SECONDS):
             wait = time.monotonic() - began
             self._out.print(
                 f"{killed.name} is ready again, {wait:.1f} s after the end of the answer.\n"
             )
-        else:
-            self._out.print(
-                f"{killed.name} was not ready again within {REPLACEMENT_TIMEOUT_SECONDS:.0f} s.\n"
-            )
+            return round(wait, 1)
+        self._out.print(
+            f"{killed.name} was not ready again within {REPLACEMENT_TIMEOUT_SECONDS:.0f} s.\n"
+        )
+        return None
 
     def _print_report(self, comparison: Comparison, killed: JobStatus) -> None:
         interrupted = comparison.interrupted

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.models.tiny_models import make_model
 from support.processes.swarm import write_document
 
@@ -35,6 +37,19 @@ def test_make_demo_counts_to_200_through_the_kill(tmp_path: Path) -> None:
     words = [*before.split(), *rest.partition("***")[2].split()]
     assert words == [str(number) for number in range(1, 201)]
     assert "identical to the run without a failure: yes" in done.stdout
+
+
+@pytest.mark.full
+def test_demo_prints_its_result_as_json(tmp_path: Path) -> None:
+    done = demo(EXAMPLE, tmp_path, "--json", "--question", "Count from 1 to 60.")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    (line,) = done.stdout.splitlines()
+    result = json.loads(line)
+    assert result["identical"] and result["migrated"] and result["tokens"] >= 60
+    assert result["killed"] in result["route_before"]
+    assert result["killed"] not in result["route_after"]
+    assert 0 < result["median_gap_ms"] <= result["longest_gap_ms"] <= 1000 * result["seconds"]
 
 
 def test_demo_needs_two_servers_of_every_span(tmp_path: Path) -> None:
