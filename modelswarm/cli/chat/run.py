@@ -24,10 +24,11 @@ from modelswarm.client.api import (
     NotAGatewayError,
 )
 from modelswarm.client.swarm import SwarmClient
-from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
 
-# Errors behind which the next turn fails, too.
-BROKEN = (ConnectionBrokenError, NotAGatewayError, InternalServerError)
+# Errors behind which the next turn fails, too, or that no person is there to answer.
+BROKEN = (ConnectionBrokenError, NotAGatewayError, InternalServerError, UnavailableError)
+PIPED_RETRIES = 8  # of a question that is refused for now, in about 40 s
 HINT = "/help shows the commands, /quit or Ctrl-D ends the chat."
 
 
@@ -40,9 +41,14 @@ def run_chat(
     as_json: bool,
 ) -> None:
     """Chat over HTTP at `base` until the end of the input. With `target` (the admin address) routes are printed."""
+    max_retries = 0 if sys.stdin.isatty() else PIPED_RETRIES  # a person sees the error and decides
     with ExitStack() as clients:
         client = clients.enter_context(
-            Client(base, max_retries=0, on_break=lambda error: conversation.print_break(error))
+            Client(
+                base,
+                max_retries=max_retries,
+                on_break=lambda error: conversation.print_break(error),
+            )
         )
         swarm = clients.enter_context(SwarmClient(target)) if target else None
         printer = JsonPrinter if as_json else TextPrinter

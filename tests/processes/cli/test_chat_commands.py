@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.processes.swarm import MODEL, Endpoints
+from support.eventually import eventually
+from support.processes.swarm import MODEL, Endpoints, HashSwarm
 
 pytestmark = pytest.mark.full
 
@@ -135,3 +137,82 @@ def test_history_shows_the_conversation(gateway: Endpoints) -> None:
     done = chat(gateway, "one\n/history\n", "--system", "be brief")
 
     assert f"system: be brief\nuser: one\nassistant: {done.stdout[:5]}" in done.stdout
+
+
+# ---- servers that are lost between two messages of a piped chat
+
+
+class PipedChat:
+    """A chat whose messages a program writes; answers are lines of JSON."""
+
+    def __init__(self, gateway: Endpoints) -> None:
+        command = (sys.executable, "-m", "modelswarm.cli", "chat", *FLAGS, "--json")
+        self.process = subprocess.Popen(
+            (*command, "--url", gateway.url),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def read_answer(self) -> str:
+        assert self.process.stdout is not None
+        text: str = json.loads(self.process.stdout.readline())["text"]
+        return text
+
+    def ask(self, line: str) -> str:
+        self.write(line)
+        return self.read_answer()
+
+
+@pytest.fixture
+def lonely(tmp_path: Path) -> Iterator[HashSwarm]:
+    """One server for all blocks: without it no question can be answered."""
+    with HashSwarm(tmp_path) as swarm:
+        swarm.server("s0", "0:4")
+        swarm.servers_ready("s0")
+        yield swarm
+
+
+def restart(swarm: HashSwarm, name: str) -> None:
+    (swarm.members / f"{name}.json").unlink()
+    swarm.server(name, "0:4")
+
+
+def test_piped_question_waits_for_a_server(lonely: HashSwarm) -> None:
+    gateway = lonely.gateway("--hold-limit", "0.5")
+    chat = PipedChat(gateway)
+    with chat.process:
+        first = chat.ask("one")
+        lonely.kill("s0")
+        chat.write("two")
+        eventually("the question is refused", lambda: is_refused(gateway))
+        restart(lonely, "s0")
+        second = chat.read_answer()
+        chat.write("/quit")
+    assert chat.process.returncode == 0
+    assert second == asked(gateway, "one", first, "two")
+
+
+def is_refused(gateway: Endpoints) -> bool:
+    return gateway.metric("modelswarm_gateway_requests_total", code="503") >= 1
+
+
+def test_turn_after_undo_survives_the_kill_of_its_server(lonely: HashSwarm) -> None:
+    gateway = lonely.gateway()
+    chat = PipedChat(gateway)
+    with chat.process:
+        first = chat.ask("one")
+        chat.ask("two")
+        chat.write("/undo")
+        lonely.kill("s0")
+        restart(lonely, "s0")
+        third = chat.ask("three")
+        chat.write("/quit")
+    assert chat.process.returncode == 0
+    assert third == asked(gateway, "one", first, "three")
