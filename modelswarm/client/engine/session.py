@@ -9,6 +9,7 @@ import operator
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from copy import copy
 from typing import Any, Self, SupportsIndex
 
 import torch
@@ -53,7 +54,7 @@ class InferenceSession:
         length = engine.max_length if max_length is None else max_length
         if length is None:
             raise ArgumentError("max_length", "the context is not known yet; give max_length")
-        self.max_length = length
+        self._engine, self.max_length = engine, length
         self._vocabulary = engine.vocab_size or _NO_VOCABULARY
         self._logs: Rows = []
         self._session = ModelSession(
@@ -133,6 +134,19 @@ class InferenceSession:
         with self._session.turn():
             given = tokens if isinstance(tokens, Tensor) else _to_tensor(tokens, "tokens")
             return self._append("tokens", given)
+
+    def fork(self) -> InferenceSession:
+        """Open another session with the context of every row, whose KV the servers copy; use it by `with`, too.
+
+        Both go on independently, and closing one leaves the other. The fork has this session's `max_length` and ttl.
+
+        Raise NoCapacityError if the servers have no room for all rows. This session stays as it is.
+        """
+        made = copy(self)
+        made._session = self._session.fork()
+        made._logs = [list(log) for log in self._logs]
+        self._engine.adopt_session(made)
+        return made
 
     def close(self) -> None:
         """Free the room of all rows. A second call does nothing."""

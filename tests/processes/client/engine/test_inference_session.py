@@ -169,6 +169,35 @@ def test_positions_beyond_max_length_are_refused(engine: Engine) -> None:
         InferenceSession(engine, max_length=TOY_LENGTH + 1)
 
 
+def test_fork_goes_on_by_itself(engine: Engine, toy_model: Any) -> None:
+    rows = plain_rows()
+    with InferenceSession(engine, max_length=10, batch_size=3) as session:
+        session.prefill_batch(PADDED, MASK)
+        with session.fork() as fork:
+            forked = fork.decode_step_batch([1, 2, 3])
+            assert same(forked, logits_behind(toy_model, _with_step(rows, [1, 2, 3])))
+            assert session.tokens == rows
+            own = session.decode_step_batch([4, 5, 6])
+            assert same(own, logits_behind(toy_model, _with_step(rows, [4, 5, 6])))
+        session.decode_step_batch([7, 8, 9])
+        with pytest.raises(SessionClosedError):
+            fork.decode_step_batch([7, 8, 9])
+    with pytest.raises(SessionClosedError):
+        session.fork()
+
+
+def _with_step(rows: list[list[int]], tokens: list[int]) -> list[list[int]]:
+    return [[*row, token] for row, token in zip(rows, tokens, strict=True)]
+
+
+def test_fork_is_closed_with_its_engine(four_spans: Running) -> None:
+    with Engine(f"http://{four_spans.local.http}", gateway=four_spans.local.grpc) as engine:
+        fork = InferenceSession(engine, max_length=10).fork()
+        fork.prefill([5])
+    with pytest.raises(SessionClosedError):
+        fork.decode_step(6)
+
+
 def test_closed_session_is_refused(engine: Engine, four_spans: Running) -> None:
     session = InferenceSession(engine, max_length=8)
     session.prefill([5])
