@@ -30,6 +30,7 @@ from modelswarm_gateway.generation.service import GenerationService, ServiceSett
 from modelswarm_gateway.metrics.collectors import PodCollector
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.runtime.node import Node
+from modelswarm_gateway.runtime.page import open_page
 from modelswarm_gateway.settings import Settings, advertised_targets, dead_seconds
 
 if TYPE_CHECKING:
@@ -65,8 +66,6 @@ class GatewayApp:
         admin_server = GrpcServer(service, admin_api(service, node.drains))
         grpc_target = grpc_server.bind("--grpc", settings.grpc)
         admin_target = admin_server.bind("--admin", settings.admin)
-        await grpc_server.start()
-        await admin_server.start()
         http_servers = [
             AsgiServer(
                 build_http_app(
@@ -81,6 +80,9 @@ class GatewayApp:
             ),
             AsgiServer(build_metrics_app(metrics.registry), sockets[1]),
         ]
+        page = open_page(settings.ui, http_servers[0].target, admin_target)
+        await grpc_server.start()
+        await admin_server.start()
         for server in http_servers:
             await server.start()
         node.set_advertised_targets(
@@ -96,12 +98,16 @@ class GatewayApp:
         if settings.run_file is not None:
             write_run_file(settings.run_file, {**targets, "peer": node.peer})
         log.info("%s serves %s", node.peer, ", ".join(f"{n} at {t}" for n, t in targets.items()))
+        if page is not None:
+            page.start()
         try:
             await self._stopping.wait()
             await self._shut_down(service, grpc_server, http_servers[0])
         finally:
             if settings.run_file is not None:
                 remove_run_file(settings.run_file)
+            if page is not None:
+                page.stop()
             apis = (grpc_server.stop(), admin_server.stop())
             await _run_all([*apis, *(server.stop() for server in http_servers)])
             for task in tasks:

@@ -8,7 +8,7 @@ only two given flags can conflict. Timeouts of servers are compared in `runtime/
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Settings:
     grpc: str
     admin: str
     metrics: str
+    ui: str | None  # host:port of a page for browsers
     name: str
     incarnation: int
     replaces: tuple[str, ...]  # identities of gateways whose processes have ended
@@ -95,6 +96,9 @@ _OPTIONS: list[click.Parameter] = [
                  "that shows all sessions and servers and drains servers. Clients need no access to it."),
     click.Option(["--metrics"], default="127.0.0.1:8002", show_default=True, help="HOST:PORT for "
                  "Prometheus."),
+    click.Option(["--ui"], metavar="HOST:PORT", help="Also serve the page of `modelswarm ui` here: servers, live "
+                 "sessions and a chat. Only on this machine or pod, as 127.0.0.1:8004. The log has its address and "
+                 "token."),
     click.Option(["--name"], default="gateway", show_default=True, help="Name of this gateway."),
     click.Option(["--incarnation"], type=click.IntRange(min=0, max=MAX_NUMBER), help="Number that grows with each "
                  "start of this gateway; default: the time of its start."),
@@ -180,8 +184,7 @@ def _build_settings(
     for name in values["namespaces"]:
         if not _NAMESPACE.fullmatch(name):
             raise UserError("--namespace", f"{name!r} is not a valid namespace name")
-    for name in ("http", "grpc", "admin", "metrics"):
-        split_target(f"--{name}", values[name])
+    _check_targets(values)
     if not re.fullmatch(r"[A-Za-z0-9.:_-]*", values["advertise"]):
         raise UserError("--advertise", f"{values['advertise']!r} is not a host, like 10.0.0.3")
     _check_cors_origins(values["cors_origins"])
@@ -203,6 +206,12 @@ def _build_settings(
         suspect_after_seconds=DEFAULT_SUSPECT_AFTER if suspect_after is None else suspect_after,
         **values,
     )
+
+
+def _check_targets(values: Mapping[str, Any]) -> None:
+    for name in ("http", "grpc", "admin", "metrics", "ui"):
+        if values[name] is not None:
+            split_target(f"--{name}", values[name])
 
 
 def advertised_targets(settings: Settings, http: str, grpc: str) -> str:

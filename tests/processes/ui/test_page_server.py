@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 from support.eventually import eventually
 from support.processes.programs.browser_page import Page, example_swarm, open_page
+from support.processes.swarm import MODEL, two_spans
 
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import session_wire_name
@@ -163,3 +167,40 @@ def test_kill_ends_one_server_and_a_chat_goes_on(page: Page, local: LocalSwarm) 
 
 def pids(local: LocalSwarm) -> dict[str, int | None]:
     return {server.job_status.name: server.job_status.pid for server in local.servers}
+
+
+# ---- the page of a gateway itself
+
+
+def test_gateway_serves_the_page_itself(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm:
+        swarm.gateway("--ui", "127.0.0.1:0")
+        eventually("the page's address is logged", lambda: "the page is at" in swarm.log("gateway"))
+        page = Page(swarm.log("gateway").split("the page is at ")[1].split()[0])
+        shown = page.first_snapshot()
+        assert (shown["can_kill"], shown["can_chat"], shown["error"]) == (False, True, None)
+        assert sorted((each["first"], each["last"]) for each in shown["servers"]) == [
+            (0, 2),
+            (2, 4),
+        ]
+        question = [{"role": "user", "content": "one"}]
+        body = {"model": MODEL, "messages": question, "session_id": "page"}
+        answer = page.post("/api/chat", body)
+        assert answer.status_code == 200 and '"finish_reason"' in answer.text
+        assert httpx.get(page.base, timeout=60).status_code == 403
+        assert page.post("/api/servers/s0/kill").status_code == 404
+
+
+def test_gateway_serves_no_page_to_other_machines(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "modelswarm_gateway", "--discovery-dir", str(tmp_path)]
+    for flag in ("--http", "--grpc", "--admin", "--metrics"):
+        command += [flag, "127.0.0.1:0"]
+    done = subprocess.run(
+        [*command, "--ui", "0.0.0.0:0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--ui: '0.0.0.0' is not an address of this machine alone" in done.stderr

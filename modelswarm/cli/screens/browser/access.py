@@ -33,13 +33,13 @@ def make_token() -> str:
     return secrets.token_urlsafe(32)
 
 
-def check_loopback(host: str) -> None:
+def check_loopback(host: str, flag: str) -> None:
     """Raise UserError unless only this machine can reach the address."""
     if host not in ("127.0.0.1", "localhost"):
         raise UserError(
-            "--listen",
-            f"{host!r} is not an address of this machine alone; allowed: 127.0.0.1:PORT, and from elsewhere an SSH "
-            "tunnel to it",
+            flag,
+            f"{host!r} is not an address of this machine alone; allowed: 127.0.0.1:PORT, and from elsewhere a tunnel "
+            "to it: ssh -L, or kubectl port-forward",
         )
 
 
@@ -49,7 +49,7 @@ def check_page(path: str, headers: Message, token: str) -> None:
     given = parse_qs(urlsplit(path).query).get("token", [""])[0]
     if not _is_equal(given, token):
         raise Refused(
-            HTTPStatus.FORBIDDEN, "the address has no valid token; open the one that ui printed"
+            HTTPStatus.FORBIDDEN, "the address has no valid token; open the one that was printed"
         )
 
 

@@ -1,7 +1,7 @@
-"""The HTTP server of `modelswarm ui`: the page, its snapshots as server-sent events, chat turns and kills.
+"""The HTTP server of the page: the page itself, its snapshots as server-sent events, chat turns and kills.
 
 It listens on this machine alone. Each request has a thread; their number, their bodies and their waits are bounded.
-Called by `cli.commands.ui`; `access.py` decides who may ask, `source.py` answers.
+Run by `modelswarm ui`, and by a gateway with `--ui`; `access.py` decides who may ask, `source.py` answers.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, host: str, port: int, source: Source) -> None:
+    def __init__(self, host: str, port: int, source: Source, *, flag: str = "--listen") -> None:
         """Listen on `host:port`, port 0: any free one. UserError if that is not possible, or not of this machine."""
-        check_loopback(host)
+        check_loopback(host, flag)
         self.source, self.token = source, make_token()
         self.is_stopped = threading.Event()
         self.places = threading.BoundedSemaphore(MAX_REQUESTS)
@@ -60,9 +60,7 @@ class PageServer(ThreadingHTTPServer):
         try:
             super().__init__((host, port), PageHandler)
         except OSError as error:
-            raise UserError(
-                "--listen", f"cannot listen on {host}:{port}: {error.strerror}"
-            ) from None
+            raise UserError(flag, f"cannot listen on {host}:{port}: {error.strerror}") from None
 
     @property
     def url(self) -> str:
