@@ -39,6 +39,9 @@ SCORE_BYTES = 64 << 20
 """Most bytes of attention scores that exist at once; only families that change them, as Gemma 2, have any in memory."""
 LOGIT_ROWS = 64
 """Most rows whose logits exist at once."""
+TRAINING_BYTES = 256 << 20
+"""Most bytes of forward and backward passes, if a server is not told otherwise. They are not part of the plan: a server
+takes what the limit of its container leaves beside it."""
 SAMPLE_BYTES = 64 << 20
 """Bytes of the sampler's tables beside the logits, of as many rows as fit and of one at least."""
 SAMPLE_BYTES_PER_LOGIT = 80
@@ -67,6 +70,7 @@ class ServerMemory:
     retained: int  # rows of the replay log
     margin: int
     kv: int
+    training: int = 0  # of forward and backward passes
 
     @property
     def total(self) -> int:
@@ -83,6 +87,7 @@ class ServerMemory:
             ("retained rows", self.retained),
             ("margin", self.margin),
             ("KV", self.kv),
+            *((("training", self.training),) if self.training else ()),
         )
 
     def __str__(self) -> str:
@@ -100,11 +105,12 @@ class MemoryModel:
     retained_per_page: int  # 0 with a replay log of a given size
     retained: int = 0  # size of such a log
     grammars: int = 0  # 0 but at a tail
+    training: int = 0
 
     def with_pages(self, pages: int) -> ServerMemory:
         retained = self.retained + pages * self.retained_per_page
         kv = pages * self.kv_per_page
-        variable = self.weights + self.activations + self.grammars + retained + kv
+        variable = self.weights + self.activations + self.grammars + retained + kv + self.training
         return ServerMemory(
             process=self.process,
             weights=self.weights,
@@ -113,6 +119,7 @@ class MemoryModel:
             retained=retained,
             margin=MARGIN_BYTES + -(-variable // MARGIN_PARTS),
             kv=kv,
+            training=self.training,
         )
 
     def needed(self, pages: int) -> int:

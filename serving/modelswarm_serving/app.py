@@ -26,6 +26,7 @@ from modelswarm.checkpoint.facts import read_config, read_facts
 from modelswarm.checkpoint.sources import resolve, resolve_config_files
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.placement.memory import TRAINING_BYTES
 from modelswarm.process.command_line import run_with_exit_code
 from modelswarm.process.early_signals import exit_on_signals
 from modelswarm.process.memory_limit import ROOT, read_memory_limit, read_resident_bytes
@@ -34,6 +35,7 @@ from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore
 from modelswarm.process.start_reporter import StartReporter
 from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.model.hash_model import HashModel
+from modelswarm_serving.model.passes.contract import PassRunner
 from modelswarm_serving.runtime.liveness import Liveness
 from modelswarm_serving.runtime.memory_check import check_memory_limit
 from modelswarm_serving.runtime.model_files import ModelFiles, open_model_files
@@ -57,6 +59,8 @@ class LoadedModel:
     model: Model
     files: ModelFiles  # offered to gateways
     revision: str
+    passes: PassRunner | None = None  # None: the model has no gradients
+    training_memory: int = 0  # bytes of passes
 
 
 def main() -> Never:
@@ -90,7 +94,16 @@ def _serve(settings: Settings) -> int:
     # Loaded objects stay for ever: a full garbage collection over them would stop every thread for 0.2 s.
     gc.collect()
     gc.freeze()
-    node = Node(settings, loaded.model, loaded.files, loaded.revision, liveness, probe_server)
+    node = Node(
+        settings,
+        loaded.model,
+        loaded.files,
+        loaded.revision,
+        liveness,
+        probe_server,
+        loaded.passes,
+        loaded.training_memory,
+    )
     asyncio.run(node.run())
     return 0
 
@@ -132,9 +145,15 @@ def load(
     options = replace(options, process=read_resident_bytes(root) or 0, host_limit=limit)
     first, last = settings.first, settings.last
     shape, facts = plan_shape(checkpoint.folder, first, last, options)
-    check_memory_limit(container_memory(facts, first, last, options), shape, limit)
+    memory = container_memory(facts, first, last, options)
+    check_memory_limit(memory, shape, limit)
+    training = settings.training_memory
+    if training is None:
+        planned = memory.with_pages(shape.total_pages).total
+        training = TRAINING_BYTES if limit is None else min(TRAINING_BYTES, limit - planned)
     span = load_span(checkpoint.folder, first, last, options, report)
-    return LoadedModel(span, files, checkpoint.revision + files.revision_suffix)
+    revision = checkpoint.revision + files.revision_suffix
+    return LoadedModel(span, files, revision, span, training)
 
 
 def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
@@ -154,6 +173,7 @@ def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
         pages=settings.pages,
         memory=settings.memory,
         replay_memory=settings.replay_memory,
+        training_memory=settings.training_memory or 0,
         page_size=settings.page_size,
         max_length=settings.max_length,
         token_budget=settings.token_budget,

@@ -16,8 +16,8 @@ import click
 
 from modelswarm.checkpoint.facts import DTYPES
 from modelswarm.errors import UserError
-from modelswarm.placement.memory import MEMORY_FRACTION, TOKEN_BUDGET
-from modelswarm.placement.quantity import bytes_of
+from modelswarm.placement.memory import MEMORY_FRACTION, TOKEN_BUDGET, TRAINING_BYTES
+from modelswarm.placement.quantity import bytes_of, human_bytes
 from modelswarm.process.command_line import Seconds, device, read_flags, split_target, threads
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.link.hello_checks import MODEL, ZONE
@@ -51,6 +51,7 @@ class Settings:
     replay_memory: (
         int | None
     )  # bytes of the replay log; None: a row for every position of the pages
+    training_memory: int | None  # bytes of forward and backward passes; None: what is left
     lease_seconds: float
     drain_timeout_seconds: float
     heartbeat_seconds: float
@@ -106,6 +107,8 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--replay-memory"], help="Host memory of the replay log: rows retained until their session ends, so "
                  "that a lost neighbour can be rebuilt. 0: no replay log. Default: enough for a row of every position "
                  "of the pages."),
+    click.Option(["--training-memory"], help="Memory of forward and backward passes of training clients. 0: none are "
+                 f"run. Default: {human_bytes(TRAINING_BYTES)}, or what the container's limit leaves if that is less."),
     click.Option(["--lease", "lease_seconds"],
                  type=Seconds(min=MIN_LEASE_SECONDS, max=MAX_LEASE_SECONDS),
                  default=30.0, show_default=True,
@@ -142,6 +145,7 @@ def _settings(
     blocks: str,
     memory: str | None,
     replay_memory: str | None,
+    training_memory: str | None,
     served_name: str | None,
     advertise: str | None,
     **values: Any,
@@ -167,16 +171,17 @@ def _settings(
         last=last,
         advertise=_advertised(values["listen"], advertise),
         memory=None if memory is None else bytes_of(memory, "--memory"),
-        replay_memory=_replay_memory(replay_memory),
+        replay_memory=_bytes("--replay-memory", replay_memory),
+        training_memory=_bytes("--training-memory", training_memory),
         served_name=served,
         **values,
     )
 
 
-def _replay_memory(text: str | None) -> int | None:
+def _bytes(flag: str, text: str | None) -> int | None:
     if text is None:
         return None
-    return 0 if text == "0" else bytes_of(text, "--replay-memory")
+    return 0 if text == "0" else bytes_of(text, flag)
 
 
 def _blocks(text: str) -> tuple[int, int]:

@@ -79,6 +79,10 @@ class SessionBackend(Protocol):
 
     def servers(self) -> Sequence[ServerView]: ...
 
+    def servers_of(self, model: str) -> Sequence[ServerView]:
+        """Return the servers on which new sessions of the model may run: those of one variant."""
+        ...
+
     def unlinked_servers(self) -> Mapping[PeerId, str]:
         """Return the discovered servers without a link, and why; empty: the first dial is not over."""
         ...

@@ -292,6 +292,10 @@ class Node:
     def servers(self) -> Sequence[ServerView]:
         return self._core.server_views()
 
+    def servers_of(self, model: str) -> Sequence[ServerView]:
+        peers = {hello.peer for hello in self._core.hellos_of(model)}
+        return [view for view in self._core.server_views() if view.peer in peers]
+
     def unlinked_servers(self) -> Mapping[PeerId, str]:
         return {**self._dialer.unlinked_servers(), **self._unusable}
 

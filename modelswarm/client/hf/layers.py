@@ -1,6 +1,7 @@
 """`model.model.layers`: the blocks of a model, called with hidden states as blocks of transformers are.
 
-Each call runs rows of a batch side by side, each in a session of its own. Knows no tokens.
+A call without gradients runs rows of a batch side by side, each in a session of its own. A call with gradients is a
+pass (`client/training/`), without sessions. Knows no tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.logits import MAX_THREADS
 from modelswarm.client.sessions.block_session import BlockSession
 from modelswarm.client.sessions.connection import Connection, ServedModel
+from modelswarm.client.training.autograd import RemoteRange
+from modelswarm.client.training.passes import BlockPasses
 
 
 class RemoteLayers(nn.Module):
@@ -60,14 +63,29 @@ class RemoteLayers(nn.Module):
     def extra_repr(self) -> str:
         return f"blocks {self.first}:{self.last} of {self._served.name}"
 
-    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        prompts: Tensor | None = None,
+    ) -> Tensor:
         """Return the hidden states [batch, length, hidden] behind these blocks, in the dtype of the input.
 
-        `attention_mask` [batch, length]: 0 for padding on the left, whose rows are zeros in the result. Raise
-        ArgumentError for other shapes, dtypes and numbers that are not finite, NoCapacityError without room.
+        `attention_mask` [batch, length]: 0 for padding, whose rows are zeros in the result. `prompts` [blocks, rows,
+        hidden], or [blocks, batch, rows, hidden]: added to the first rows of each sequence before each block. Gradients
+        flow to states and prompts; the blocks are frozen.
+
+        Raise ArgumentError for other shapes, dtypes and numbers that are not finite, NoCapacityError without room.
         """
-        check_states(hidden_states, self._served.hidden_size)
-        keep = _kept_rows(hidden_states, attention_mask)
+        hidden = self._served.hidden_size
+        check_states(hidden_states, hidden)
+        keep = kept_rows(hidden_states, attention_mask)
+        if prompts is not None or (torch.is_grad_enabled() and hidden_states.requires_grad):
+            check_prompts(prompts, len(self), keep, hidden)
+            passes = BlockPasses(self._connection, self._served)
+            return RemoteRange(passes, self._served, self.first, self.last)(
+                hidden_states, keep, prompts
+            )
         lengths = [int(row.sum()) for row in keep]
         with self.inference_session(max_length=max(lengths), batch_size=len(keep)) as session:
             parts = session._run([row[kept] for row, kept in zip(hidden_states, keep, strict=True)])
@@ -135,6 +153,11 @@ class LayersSession:
         more than max_length positions, SessionClosedError, SessionBusyError.
         """
         check_states(hidden_states, self._served.hidden_size, may_be_empty=True)
+        if torch.is_grad_enabled() and hidden_states.requires_grad:
+            detail = (
+                "a session gives no gradients; call the blocks themselves, or use torch.no_grad()"
+            )
+            raise UnsupportedArgumentError("hidden_states", detail)
         if len(hidden_states) != len(self._rows):
             detail = f"the session was opened for {len(self._rows)} (batch_size)"
             raise ArgumentError("hidden_states", f"{len(hidden_states)} rows; {detail}")
@@ -170,12 +193,32 @@ def check_states(states: Any, hidden: int, *, may_be_empty: bool = False) -> Non
         raise ArgumentError("hidden_states", f"the dtype is {states.dtype}; allowed: floats")
     if not bool(states.isfinite().all()):
         raise ArgumentError("hidden_states", "a number is infinite or NaN; all must be finite")
-    if torch.is_grad_enabled() and states.requires_grad:
-        detail = "gradients through blocks of the swarm are not built"
-        raise UnsupportedArgumentError("hidden_states", f"{detail}; use torch.no_grad()")
 
 
-def _kept_rows(states: Tensor, mask: Tensor | None) -> Tensor:
+def check_prompts(prompts: Any, blocks: int, keep: Tensor, hidden: int) -> None:
+    """Raise ArgumentError unless these are None, or prompts of so many blocks for the rows that are kept."""
+    if prompts is None:
+        return
+    if not isinstance(prompts, Tensor):
+        raise ArgumentError("prompts", f"a {type(prompts).__name__}; allowed: a tensor")
+    shape = list(prompts.shape)
+    own = [blocks, len(keep), *shape[2:]]
+    rows = shape[-2] if prompts.dim() > 2 else 0
+    wrong = shape not in ([blocks, rows, hidden], own) or shape[-1] != hidden or not rows
+    if prompts.dim() not in (3, 4) or wrong:
+        detail = f"allowed: [{blocks}, rows, {hidden}], or [{blocks}, {len(keep)}, rows, {hidden}]"
+        raise ArgumentError("prompts", f"the shape is {shape}; {detail}")
+    if not prompts.is_floating_point():
+        raise ArgumentError("prompts", f"the dtype is {prompts.dtype}; allowed: floats")
+    if not bool(prompts.isfinite().all()):
+        raise ArgumentError("prompts", "a number is infinite or NaN; all must be finite")
+    shortest = int(keep.sum(-1).min())
+    if rows > shortest:
+        detail = f"the shortest sequence has {shortest}"
+        raise ArgumentError("prompts", f"{rows} rows; {detail}")
+
+
+def kept_rows(states: Tensor, mask: Tensor | None) -> Tensor:
     """Return which positions [batch, length] are no padding. Raise ArgumentError for a wrong mask."""
     if mask is None:
         return torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
@@ -183,8 +226,9 @@ def _kept_rows(states: Tensor, mask: Tensor | None) -> Tensor:
         shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
         detail = f"allowed: that of the rows, {list(states.shape[:2])}"
         raise ArgumentError("attention_mask", f"the shape is {shape}; {detail}")
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ArgumentError("attention_mask", "allowed values: 0 for padding, 1 for rows")
     keep = mask.bool()
-    if not bool(keep[:, -1].all()) or not bool((keep[:, 1:] >= keep[:, :-1]).all()):
-        detail = "rows must be padded on the left only"
-        raise ArgumentError("attention_mask", f"padding behind the begin of a row; {detail}")
+    if not bool(keep.any(-1).all()):
+        raise ArgumentError("attention_mask", "a sequence has no row that is not padding")
     return keep

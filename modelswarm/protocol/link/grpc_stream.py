@@ -2,7 +2,7 @@
 
 `DialledStream` opens one lane on a connection of its own, `Listener` accepts lanes. Both transfer whole messages, and
 every error by which gRPC ends a stream becomes StreamBroken. Called by `links.py`. Does not know the content of the
-bytes. TLS belongs into `_open_channel` and `Listener.start`, and nowhere else.
+bytes. TLS belongs into `open_channel` and `Listener.start`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import grpc
@@ -20,6 +20,8 @@ from modelswarm.protocol.messages import Lane
 from modelswarm.protocol.wire.frames import MAX_FRAME
 
 _SERVICE = "modelswarm.link.v1.Link"
+# A pass through blocks (`BlockPass` of api.proto), from a gateway to a server, outside of links.
+PASS_METHOD = "/modelswarm.link.v1.Blocks/Pass"
 _LANES_BY_METHOD = {f"/{_SERVICE}/{lane.value.title()}": lane for lane in Lane}
 _METHODS_BY_LANE = {lane: path for path, lane in _LANES_BY_METHOD.items()}
 
@@ -58,6 +60,14 @@ class StreamBroken(ConnectionError):
     """The stream has ended or could not be opened; the message is the reason."""
 
 
+class CallRefused(Exception):
+    """Ends an accepted call with this status; the message is the sentence for the caller."""
+
+    def __init__(self, code: grpc.StatusCode, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
 class Stream(Protocol):
     async def read(self) -> bytes:
         """Wait for the next message and return it."""
@@ -72,7 +82,7 @@ class DialledStream:
     """One lane opened by this process, on its own connection. The first write connects."""
 
     def __init__(self, target: str, lane: Lane) -> None:
-        self._channel = _open_channel(target)
+        self._channel = open_channel(target)
         method: Any = self._channel.stream_stream  # its type requires serializers; bytes need none
         self._call: Any = method(_METHODS_BY_LANE[lane])()
 
@@ -111,11 +121,22 @@ class AcceptedStream:
             await self._context.write(data)
 
 
-class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
-    """Accepts lanes on one port. A lane ends when `accept` returns; raising StreamBroken refuses it."""
+ServeCall = Callable[[Stream], Awaitable[None]]
 
-    def __init__(self, accept: Callable[[Lane, Stream], Awaitable[None]]) -> None:
+
+class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    """Accepts lanes on one port. A lane ends when `accept` returns; raising StreamBroken refuses it.
+
+    `calls`: other methods of the port, by their paths.
+    """
+
+    def __init__(
+        self,
+        accept: Callable[[Lane, Stream], Awaitable[None]],
+        calls: Mapping[str, ServeCall] | None = None,
+    ) -> None:
         self._accept = accept
+        self._calls = calls or {}
         self._server = grpc.aio.server(options=_SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((self,))
 
@@ -136,7 +157,7 @@ class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         lane = _LANES_BY_METHOD.get(handler_call_details.method)
         if lane is None:
-            return None
+            return self._find_call(handler_call_details.method)
 
         async def run(_: object, context: Any) -> None:
             try:
@@ -146,8 +167,24 @@ class Listener(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in 
 
         return grpc.stream_stream_rpc_method_handler(run)
 
+    def _find_call(self, method: str) -> Any:
+        serve = self._calls.get(method)
+        if serve is None:
+            return None
 
-def _open_channel(target: str) -> grpc.aio.Channel:
+        async def run(_: object, context: Any) -> None:
+            try:
+                await serve(AcceptedStream(context))
+            except CallRefused as error:
+                await context.abort(error.code, str(error))
+            except StreamBroken as error:
+                await context.abort(grpc.StatusCode.CANCELLED, str(error))
+
+        return grpc.stream_stream_rpc_method_handler(run)
+
+
+def open_channel(target: str) -> grpc.aio.Channel:
+    """Return a connection of its own, which is made by the first call."""
     return grpc.aio.insecure_channel(target, options=_CLIENT_OPTIONS)
 
 

@@ -19,7 +19,13 @@ from functools import partial
 from typing import Any, Never, Protocol
 
 from modelswarm.protocol.identity import Address, PeerId, is_dialled_peer
-from modelswarm.protocol.link.grpc_stream import DialledStream, Listener, Stream, StreamBroken
+from modelswarm.protocol.link.grpc_stream import (
+    DialledStream,
+    Listener,
+    ServeCall,
+    Stream,
+    StreamBroken,
+)
 from modelswarm.protocol.link.handshake import LinkAcceptor, exchange_hello
 from modelswarm.protocol.link.lane import LaneQueue, LaneWorker, LinkLimits
 from modelswarm.protocol.messages import Hello, Item, Lane, Send
@@ -111,9 +117,12 @@ class Links:
         self._listener: Listener | None = None
         self._closing = False
 
-    async def listen(self, target: str) -> str:
-        """Accept links on "host:port" (0: any port); returns the bound target. OSError if it fails."""
-        listener = Listener(self._accept)
+    async def listen(self, target: str, calls: Mapping[str, ServeCall] | None = None) -> str:
+        """Accept links on "host:port" (0: any port); returns the bound target. OSError if it fails.
+
+        `calls`: methods of the port beside those of links.
+        """
+        listener = Listener(self._accept, calls)
         bound = await listener.start(target)
         self._listener = listener
         self._hello = replace(self._hello, target=self._hello.target or bound)

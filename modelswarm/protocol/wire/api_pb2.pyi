@@ -1316,6 +1316,133 @@ class SessionHop(_message.Message):
 Global___SessionHop: _TypeAlias = SessionHop  # noqa: Y015
 
 @_typing.final
+class BlockPassRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """a part of the input, at most 1 MiB"""
+    @_builtins.property
+    def head(self) -> Global___PassHead:
+        """the first one, and no other"""
+
+    def __init__(
+        self,
+        *,
+        head: Global___PassHead | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "head", b"head", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "head", b"head", "request", b"request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["head", "data"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___BlockPassRequest: _TypeAlias = BlockPassRequest  # noqa: Y015
+
+@_typing.final
+class PassHead(_message.Message):
+    """The input: the rows of all sequences, one after the other; the prompt rows of each block; and for a backward pass the
+    gradients of the output rows. All are rows of `hidden_size` numbers of `dtype`, little endian.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    LENGTHS_FIELD_NUMBER: _builtins.int
+    PROMPT_ROWS_FIELD_NUMBER: _builtins.int
+    BACKWARD_FIELD_NUMBER: _builtins.int
+    DTYPE_FIELD_NUMBER: _builtins.int
+    HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    SERVER_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    prompt_rows: _builtins.int
+    """Rows that are added to the first ones of each sequence before each block; 0: none."""
+    backward: _builtins.bool
+    dtype: _builtins.str
+    """that of the servers"""
+    hidden_size: _builtins.int
+    server: _builtins.str
+    """identity of the server that is meant, from its gateway; clients leave it empty"""
+    @_builtins.property
+    def blocks(self) -> Global___BlockRange:
+        """A forward pass may end earlier: `accepted` says where. A backward pass runs all blocks."""
+
+    @_builtins.property
+    def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """rows of each sequence"""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        blocks: Global___BlockRange | None = ...,
+        lengths: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_rows: _builtins.int = ...,
+        backward: _builtins.bool = ...,
+        dtype: _builtins.str = ...,
+        hidden_size: _builtins.int = ...,
+        server: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward", b"backward", "blocks", b"blocks", "dtype", b"dtype", "hidden_size", b"hidden_size", "lengths", b"lengths", "model", b"model", "prompt_rows", b"prompt_rows", "server", b"server"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassHead: _TypeAlias = PassHead  # noqa: Y015
+
+@_typing.final
+class BlockPassResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """A part of the result: the output rows. Of a backward pass: the gradients of the rows, then those of the prompts."""
+    @_builtins.property
+    def accepted(self) -> Global___PassAccepted: ...
+    def __init__(
+        self,
+        *,
+        accepted: Global___PassAccepted | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "data", b"data", "response", b"response"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "data", b"data", "response", b"response"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_response: _TypeAlias = _typing.Literal["accepted", "data"]  # noqa: Y015
+    _WhichOneofArgType_response: _TypeAlias = _typing.Literal["response", b"response"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_response) -> _WhichOneofReturnType_response | None: ...
+
+Global___BlockPassResponse: _TypeAlias = BlockPassResponse  # noqa: Y015
+
+@_typing.final
+class PassAccepted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_FIELD_NUMBER: _builtins.int
+    last: _builtins.int
+    """the pass runs blocks [first, last), and the input has the prompts of these"""
+    def __init__(
+        self,
+        *,
+        last: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PassAccepted: _TypeAlias = PassAccepted  # noqa: Y015
+
+@_typing.final
 class ListModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -69,6 +69,11 @@ class InferenceStub:
                 request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.BlockPass = channel.stream_stream(
+                '/modelswarm.v1.Inference/BlockPass',
+                request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.BlockPassRequest.SerializeToString,
+                response_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.BlockPassResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/modelswarm.v1.Inference/Tokenize',
                 request_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.TokenizeRequest.SerializeToString,
@@ -133,6 +138,16 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BlockPass(self, request_iterator, context):
+        """One forward or backward pass through frozen blocks that one server holds, without a session. The call begins with
+        `head`, which `accepted` answers. Then come the numbers of the input, and those of the result. Nothing is kept: a
+        broken call may be repeated. INVALID_ARGUMENT: also more rows than a server has memory for. RESOURCE_EXHAUSTED: not
+        now. FAILED_PRECONDITION (blocks_uncovered): no one server holds all blocks of a backward pass.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Returns the token ids that a prompt is for the model, without running it.
         """
@@ -183,6 +198,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsRequest.FromString,
                     response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'BlockPass': grpc.stream_stream_rpc_method_handler(
+                    servicer.BlockPass,
+                    request_deserializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.BlockPassRequest.FromString,
+                    response_serializer=modelswarm_dot_protocol_dot_wire_dot_api__pb2.BlockPassResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -384,6 +404,33 @@ class Inference:
             '/modelswarm.v1.Inference/ListModels',
             modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsRequest.SerializeToString,
             modelswarm_dot_protocol_dot_wire_dot_api__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BlockPass(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/modelswarm.v1.Inference/BlockPass',
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.BlockPassRequest.SerializeToString,
+            modelswarm_dot_protocol_dot_wire_dot_api__pb2.BlockPassResponse.FromString,
             options,
             channel_credentials,
             insecure,

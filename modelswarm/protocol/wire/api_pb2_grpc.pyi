@@ -56,6 +56,12 @@ class InferenceStub:
     room for it. DATA_LOSS: the log has fewer entries than `position`, or none.
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_api_pb2.ListModelsRequest, _api_pb2.ListModelsResponse]
+    BlockPass: _grpc.StreamStreamMultiCallable[_api_pb2.BlockPassRequest, _api_pb2.BlockPassResponse]
+    """One forward or backward pass through frozen blocks that one server holds, without a session. The call begins with
+    `head`, which `accepted` answers. Then come the numbers of the input, and those of the result. Nothing is kept: a
+    broken call may be repeated. INVALID_ARGUMENT: also more rows than a server has memory for. RESOURCE_EXHAUSTED: not
+    now. FAILED_PRECONDITION (blocks_uncovered): no one server holds all blocks of a backward pass.
+    """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_api_pb2.TokenizeRequest, _api_pb2.TokenizeResponse]
     """Returns the token ids that a prompt is for the model, without running it."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_api_pb2.DetokenizeRequest, _api_pb2.DetokenizeResponse]
@@ -79,6 +85,12 @@ class InferenceAsyncStub(InferenceStub):
     room for it. DATA_LOSS: the log has fewer entries than `position`, or none.
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_api_pb2.ListModelsRequest, _api_pb2.ListModelsResponse]  # type: ignore[assignment]
+    BlockPass: _aio.StreamStreamMultiCallable[_api_pb2.BlockPassRequest, _api_pb2.BlockPassResponse]  # type: ignore[assignment]
+    """One forward or backward pass through frozen blocks that one server holds, without a session. The call begins with
+    `head`, which `accepted` answers. Then come the numbers of the input, and those of the result. Nothing is kept: a
+    broken call may be repeated. INVALID_ARGUMENT: also more rows than a server has memory for. RESOURCE_EXHAUSTED: not
+    now. FAILED_PRECONDITION (blocks_uncovered): no one server holds all blocks of a backward pass.
+    """
     Tokenize: _aio.UnaryUnaryMultiCallable[_api_pb2.TokenizeRequest, _api_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Returns the token ids that a prompt is for the model, without running it."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_api_pb2.DetokenizeRequest, _api_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -141,6 +153,18 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         request: _api_pb2.ListModelsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_api_pb2.ListModelsResponse, _abc.Awaitable[_api_pb2.ListModelsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def BlockPass(
+        self,
+        request_iterator: _MaybeAsyncIterator[_api_pb2.BlockPassRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_api_pb2.BlockPassResponse], _abc.AsyncIterator[_api_pb2.BlockPassResponse]]:
+        """One forward or backward pass through frozen blocks that one server holds, without a session. The call begins with
+        `head`, which `accepted` answers. Then come the numbers of the input, and those of the result. Nothing is kept: a
+        broken call may be repeated. INVALID_ARGUMENT: also more rows than a server has memory for. RESOURCE_EXHAUSTED: not
+        now. FAILED_PRECONDITION (blocks_uncovered): no one server holds all blocks of a backward pass.
+        """
 
     @_abc_1.abstractmethod
     def Tokenize(

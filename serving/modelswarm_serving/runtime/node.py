@@ -21,6 +21,7 @@ from modelswarm.placement.replay_memory import replay_bytes
 from modelswarm.process.run_files import remove_run_file, write_run_file
 from modelswarm.protocol.heartbeat import BUSY_SECONDS, HeartbeatTimer
 from modelswarm.protocol.identity import Address, PeerId, peer_id
+from modelswarm.protocol.link.grpc_stream import PASS_METHOD
 from modelswarm.protocol.link.handshake import lease_fault
 from modelswarm.protocol.link.links import Links
 from modelswarm.protocol.messages import (
@@ -37,10 +38,13 @@ from modelswarm_serving.core.settings import TRANSFER_RATE, ServerSettings, row_
 from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
 from modelswarm_serving.metrics import Metrics
 from modelswarm_serving.model.base import NO_GRAMMARS, Model, ModelShape
-from modelswarm_serving.runtime.engine import Engine, StepDone
+from modelswarm_serving.model.passes.contract import PassRunner
+from modelswarm_serving.runtime.engine import Engine, PartDone, StepDone
 from modelswarm_serving.runtime.hello import ServerIdentity
 from modelswarm_serving.runtime.liveness import Liveness
 from modelswarm_serving.runtime.model_files import ModelFiles, file_chunks
+from modelswarm_serving.runtime.passes.calls import PassCalls, PassServer
+from modelswarm_serving.runtime.passes.schedule import PassSchedule
 from modelswarm_serving.runtime.probe_server import ProbeServer
 from modelswarm_serving.settings import Settings
 
@@ -65,6 +69,8 @@ class Node:
         revision: str,
         liveness: Liveness,
         probe_server: ProbeServer | None = None,
+        passes: PassRunner | None = None,
+        training_memory: int = 0,
     ) -> None:
         self._settings = settings
         self._model = model
@@ -86,6 +92,11 @@ class Node:
         self._liveness, self._probe_server = liveness, probe_server
         if probe_server is not None:
             probe_server.registry = self._metrics.registry
+        self._schedule = PassSchedule()
+        server = PassServer(self._peer, settings.dtype, model.shape)
+        self._passes = PassCalls(
+            server, passes, training_memory, self._schedule, self._schedule_plan
+        )
         self._heartbeats = HeartbeatTimer.for_server(random.random, settings.heartbeat_seconds)
         self._plan_scheduled = False  # a step will be planned in this pass of the loop
         self._step_running = False
@@ -101,7 +112,7 @@ class Node:
         self._clock: Callable[[], float] = loop.time
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        self._engine = Engine(self._model, self._on_step_done)
+        self._engine = Engine(self._model, self._on_step_done, self._on_part_done)
         grammar = await self._start_grammars()
         self._links = Links(self._identity.hello(self._core.max_session_length, grammar), self)
         target = await self._listen(self._settings.listen)
@@ -163,7 +174,8 @@ class Node:
         self._links.send(
             [Send(reply_address(peer), Lane.LIVE, heartbeat) for peer in self._heartbeats.peers]
         )
-        while self._core.is_in_use(self._clock()):
+        self._passes.is_draining = True
+        while self._core.is_in_use(self._clock()) or self._passes.is_busy:
             if self._clock() - began >= self._settings.drain_timeout_seconds:
                 log.warning(
                     "drain timeout of %.1f s reached: stopping with sessions that were not migrated",
@@ -214,6 +226,9 @@ class Node:
                 self._heartbeats.on_sent(send.to.peer, now)
         for request in self._core.take_grammar_requests():
             self._compile_grammar(request)
+        self._schedule_plan()
+
+    def _schedule_plan(self) -> None:
         if not self._plan_scheduled and not self._step_running:
             self._plan_scheduled = True
             asyncio.get_running_loop().call_soon(self._plan_step)
@@ -238,6 +253,9 @@ class Node:
         self._plan_scheduled = False
         if self._step_running or self._stop.is_set():
             return
+        if self._schedule.is_due(self._clock()):
+            self._run_part()
+            return
         try:
             batch = self._core.plan_step(self._clock())
         except Exception as fault:
@@ -247,6 +265,8 @@ class Node:
             self._step_running = True
             self._liveness.on_step_started()
             self._engine.submit(batch)
+        elif self._schedule.has_waiting:
+            self._run_part()
         elif self._core.has_ready_transfers and not self._transfer_pause:
             self._transfer_pause = True
             asyncio.get_running_loop().call_later(_TRANSFER_PAUSE_SECONDS, self._resume_transfers)
@@ -255,6 +275,17 @@ class Node:
         self._transfer_pause = False
         if not self._plan_scheduled:
             self._plan_step()
+
+    def _run_part(self) -> None:
+        self._step_running = True
+        self._liveness.on_step_started()
+        self._engine.submit_part(self._schedule.begin_part(self._clock()))
+
+    def _on_part_done(self, done: PartDone) -> None:
+        self._step_running = False
+        self._liveness.on_step_finished()
+        self._schedule.finish_part(done.result, self._clock())
+        self._schedule_plan()
 
     def _on_step_done(self, done: StepDone) -> None:
         self._step_running = False
@@ -325,7 +356,7 @@ class Node:
 
     async def _listen(self, target: str) -> str:
         try:
-            return await self._links.listen(target)
+            return await self._links.listen(target, {PASS_METHOD: self._passes.serve})
         except OSError as error:
             raise UserError(
                 "--listen", f"cannot listen on {target}: {error_text(error)}"

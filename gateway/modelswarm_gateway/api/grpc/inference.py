@@ -16,6 +16,7 @@ from grpc import aio
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER
 from modelswarm_gateway.api.grpc.answers import Caller, stream_answer
+from modelswarm_gateway.api.grpc.block_passes import BlockPasses
 from modelswarm_gateway.api.grpc.field_names import rename_field
 from modelswarm_gateway.api.grpc.model_calls import ModelCalls, answer_or_abort
 from modelswarm_gateway.api.grpc.requests import check_unary, count_answers
@@ -33,6 +34,7 @@ class Inference(ModelCalls):
     def __init__(self, service: GenerationService) -> None:
         super().__init__(service)
         self._ending: set[asyncio.Task[None]] = set()
+        self._passes = BlockPasses(service)
 
     async def Generate(
         self, request: api_pb2.GenerateRequest, context: Context
@@ -66,6 +68,24 @@ class Inference(ModelCalls):
             failure = ApiError(Code.INTERNAL, "internal error")
         finally:
             self._free(stream)
+        if failure is not None:
+            await abort_call(context, failure)
+
+    async def BlockPass(
+        self, requests: AsyncIterator[api_pb2.BlockPassRequest], context: Context
+    ) -> AsyncIterator[api_pb2.BlockPassResponse]:
+        failure: ApiError | None = None
+        try:
+            async with aclosing(self._passes.answer(requests)) as responses:
+                async for response in responses:
+                    yield response
+        except ApiError as error:
+            failure = error
+        except (asyncio.CancelledError, GeneratorExit, aio.AbortError):
+            raise
+        except Exception:
+            log.exception("internal error in a pass through blocks")
+            failure = ApiError(Code.INTERNAL, "internal error")
         if failure is not None:
             await abort_call(context, failure)
 

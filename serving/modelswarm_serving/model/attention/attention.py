@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -37,13 +37,20 @@ class AttentionCall:
     softcap: float | None
 
 
+class RowAttention(Protocol):
+    """Attention without pages, of the rows of a pass (`model/passes/`)."""
+
+    def attend_rows(self, query: Tensor, fresh: Tensor, scoring: Scoring) -> Tensor: ...
+
+
 class _Context(threading.local):
-    """The step in progress on this thread."""
+    """The step, or the part of a pass, in progress on this thread."""
 
     layout: RowLayout | None = None
     cache: KvCache | None = None
     backend: AttentionBackend | None = None
     calls: list[AttentionCall] | None = None  # recorded for the self-check
+    part: RowAttention | None = None
 
 
 _context = _Context()
@@ -82,6 +89,16 @@ def attention_context(
         yield
     finally:
         _context.layout = _context.cache = _context.calls = _context.backend = None
+
+
+@contextmanager
+def part_context(part: RowAttention) -> Iterator[None]:
+    """Let all attention calls inside attend without pages."""
+    _context.part = part
+    try:
+        yield
+    finally:
+        _context.part = None
 
 
 def paged_attention(
@@ -129,6 +146,9 @@ def attend(
     `query`: [T, heads, D]; `fresh`: keys and values of the same rows, [T, 2, kv_heads, D]. Where both are the same
     vector, it is [T, 1, kv_heads, D]. `slopes` (ALiBi) and `sinks` are per query head.
     """
+    scoring = Scoring(scaling, window, softcap, slopes, sinks)
+    if _context.part is not None:
+        return _context.part.attend_rows(query, fresh, scoring)
     layout, cache, backend = _context.layout, _context.cache, _context.backend
     if layout is None or cache is None or backend is None:
         raise RuntimeError("paged attention was called outside a step")
@@ -136,15 +156,23 @@ def attend(
         _context.calls.append(AttentionCall(index, scaling, window, softcap))
     store = cache.blocks[index]
     store.index_copy_(0, layout.slots, fresh)
-    return backend.attend(layout, store, query, Scoring(scaling, window, softcap, slopes, sinks))
+    return backend.attend(layout, store, query, scoring)
 
 
 def _attend_group(group: AttentionGroup, query: Tensor, store: Tensor, scoring: Scoring) -> Tensor:
-    """Attend for one group. Queries that share a key head become rows of one query block, so no key is repeated."""
+    return attend_keys(group, query, *_gather_kv(store, group), scoring)
+
+
+def attend_keys(
+    group: AttentionGroup, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring
+) -> Tensor:
+    """Attend for one group over keys and values, each [sequences, kv_heads, n_keys, D].
+
+    Queries that share a key head become rows of one query block, so no key is repeated.
+    """
     heads, size = query.shape[1:]
-    kv_heads = store.shape[2]
+    kv_heads = k.shape[1]
     queries_per_key = heads // kv_heads
-    k, v = _gather_kv(store, group)
     scaling, softcap = scoring.scaling, scoring.softcap
     if scoring.slopes is not None or scoring.sinks is not None:
         return attend_biased(group, query, k, v, scaling, scoring.slopes, scoring.sinks)

@@ -75,6 +75,12 @@ class RowLayout(Protocol):
         ...
 
 
+class Blocks(Protocol):
+    """The blocks of a span in one of their two forms, `FusedBlocks` or `GenericBlocks`."""
+
+    def run(self, rows: Tensor, layout: RowLayout, start: int, end: int) -> Tensor: ...
+
+
 class StepLayout:
     """Packed rows of one step; single rows first, so that decode is one run of rows."""
 
@@ -146,7 +152,7 @@ class StepLayout:
         self, items: Sequence[BatchItem], window: int | None
     ) -> list[AttentionGroup]:
         """Return the groups of items of one row each, which are the first rows of the step."""
-        lengths = [_visible_keys(work.first + 1, window) for work in items]
+        lengths = [visible_keys(work.first + 1, window) for work in items]
         n, longest = len(items), max(lengths, default=0)
         limit = min(GATHER_LIMIT, n * GATHER_LIMIT_EACH)
         if n > 1 and n * longest * self._cache.key_bytes <= limit:
@@ -177,18 +183,10 @@ class StepLayout:
     def _prefill_group(self, item: BatchItem, row: int, window: int | None) -> AttentionGroup:
         """Return the group of one sequence's prefill rows: each sees the keys up to itself, at most `window`."""
         count, end = item.count, item.first + item.count
-        length = _visible_keys(end, None if window is None else window + count - 1)
+        length = visible_keys(end, None if window is None else window + count - 1)
         where = self._slots_before(item, end, length)
-        if length == count and (window is None or count <= window):
-            return AttentionGroup(row, 1, count, length, where, None, causal=True)
-        queries = torch.arange(item.first, end, device=self._device)[:, None]
-        keys = torch.arange(end - length, end, device=self._device)
-        hidden = keys > queries
-        if window is not None:
-            hidden |= keys <= queries - window
-        mask = torch.zeros(hidden.shape, dtype=self._cache.dtype, device=self._device)
-        mask.masked_fill_(hidden, float("-inf"))
-        return AttentionGroup(row, 1, count, length, where, mask[None, None])
+        mask = prefill_mask(item.first, count, length, window, self._device, self._cache.dtype)
+        return AttentionGroup(row, 1, count, length, where, mask, causal=mask is None)
 
     def _slots_before(self, item: BatchItem, end: int, length: int) -> slice | Tensor:
         """Return the slots of positions [end - length, end); a slice if their pages are neighbours."""
@@ -206,7 +204,32 @@ class StepLayout:
         return to_device(torch.tensor(values), self._device)
 
 
-def _visible_keys(length: int, window: int | None) -> int:
+def prefill_mask(
+    first: int,
+    count: int,
+    length: int,
+    window: int | None,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """Return what is added to the scores of rows [first, first + count) over the last `length` keys up to them.
+
+    None: the plain triangle.
+    """
+    end = first + count
+    if length == count and (window is None or count <= window):
+        return None
+    queries = torch.arange(first, end, device=device)[:, None]
+    keys = torch.arange(end - length, end, device=device)
+    hidden = keys > queries
+    if window is not None:
+        hidden |= keys <= queries - window
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    mask.masked_fill_(hidden, float("-inf"))
+    return mask[None, None]
+
+
+def visible_keys(length: int, window: int | None) -> int:
     return length if window is None else min(length, window)
 
 

@@ -64,7 +64,7 @@ class Norm:
 
     def __call__(self, rows: Tensor) -> Tensor:
         exact = rows.float()
-        length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).hypot_(self.floor)
+        length = torch.linalg.vector_norm(exact, dim=-1, keepdim=True).hypot(self.floor)
         return (exact * self.weight).div_(length).type_as(rows)
 
 
@@ -91,7 +91,11 @@ class Attention:
             turning = torch.cat((self.q_norm(q), self.k_norm(k)), dim=1)
         cos, sin = angles
         swapped = turning.roll(self.head_dim // 2, -1)
-        torch.addcmul(turning * cos, swapped, sin, out=queries_keys)
+        if torch.is_grad_enabled():  # a backward pass needs the projections as they were
+            turned = torch.addcmul(turning * cos, swapped, sin)
+            parts = torch.cat((turned, parts[:, self.heads + self.kv_heads :]), dim=1)
+        else:
+            torch.addcmul(turning * cos, swapped, sin, out=queries_keys)
         attended = attend(
             self.index,
             parts[:, : self.heads],

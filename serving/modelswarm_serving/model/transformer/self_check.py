@@ -18,12 +18,11 @@ from modelswarm.errors import ModelSourceError
 from modelswarm_serving.model.attention.attention import SDPA, AttentionCall, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.step_layout import StepLayout
+from modelswarm_serving.model.attention.step_layout import Blocks, StepLayout
 from modelswarm_serving.model.base import BatchItem
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
-from modelswarm_serving.model.transformer.span import Blocks
 
 _ROWS = 4
 """Rows of the self-check."""

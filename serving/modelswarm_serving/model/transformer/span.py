@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from modelswarm_serving.model.attention.attention import SDPA, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.staging import current_device, to_device, to_host
-from modelswarm_serving.model.attention.step_layout import RowLayout, StepLayout
+from modelswarm_serving.model.attention.step_layout import Blocks, StepLayout
 from modelswarm_serving.model.base import (
     NO_GRAMMARS,
     BatchItem,
@@ -38,17 +37,13 @@ from modelswarm_serving.model.base import (
 )
 from modelswarm_serving.model.device import HOST, Device
 from modelswarm_serving.model.grammar.matchers import GrammarFault, GrammarMatchers
+from modelswarm_serving.model.passes.contract import PassTask
+from modelswarm_serving.model.passes.transformer_pass import TransformerPass
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
 from modelswarm_serving.model.sampling.prompt_scores import score_tokens
 from modelswarm_serving.model.sampling.sampler import Sampled, Unsampled, sample
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.loading import LoadedSpan
-
-
-class Blocks(Protocol):
-    """The blocks of a span in one of their two forms, `FusedBlocks` or `GenericBlocks`."""
-
-    def run(self, rows: Tensor, layout: RowLayout, start: int, end: int) -> Tensor: ...
 
 
 class TransformerSpan:
@@ -90,6 +85,10 @@ class TransformerSpan:
     @property
     def grammars(self) -> GrammarMatchers | None:
         return self._grammars
+
+    def start_pass(self, task: PassTask, data: bytes | bytearray) -> TransformerPass:
+        """Return a pass through these blocks (`PassRunner`)."""
+        return TransformerPass(self._blocks, self._shape, task, data, self._dtype, self._device)
 
     def prepare_thread(self) -> None:
         """Set the number of threads, which torch keeps per thread: without, matrix products here take all CPUs."""

@@ -5,7 +5,7 @@ Called by `app.py`. Sizes the KV cache, loads the blocks and runs the self-check
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from modelswarm_serving.model.attention.backend import AttentionBackend, Captura
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.attention.selection import choose_backend
 from modelswarm_serving.model.attention.staging import current_device
+from modelswarm_serving.model.attention.step_layout import Blocks
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.device import HOST, Device, check_dtype
 from modelswarm_serving.model.grammar.matchers import GrammarMatchers
@@ -52,7 +53,7 @@ from modelswarm_serving.model.transformer.self_check import (
     check_decode,
     run_reference,
 )
-from modelswarm_serving.model.transformer.span import Blocks, TransformerSpan
+from modelswarm_serving.model.transformer.span import TransformerSpan
 
 _DEFAULT_SESSIONS = 8
 """Default KV room: pages for this many sessions of full length ..."""
@@ -69,6 +70,7 @@ class SpanOptions:
     pages: int | None = None  # excludes `memory`
     memory: int | None = None  # bytes of the whole server; only on a CPU
     replay_memory: int | None = None  # bytes of the host; None: a row of every position
+    training_memory: int = 0  # bytes of passes that the plan of the server counts
     page_size: int = 16
     max_length: int | None = None
     token_budget: int = TOKEN_BUDGET  # rows of the largest step
@@ -237,7 +239,7 @@ def _check_options(options: SpanOptions) -> None:
 def container_memory(facts: ModelFacts, first: int, last: int, options: SpanOptions) -> MemoryModel:
     """Return the memory of the server in its container, whose limit it must keep."""
     if not options.device.is_cpu:
-        return host_memory(
+        memory = host_memory(
             facts,
             Span(first, last),
             options.dtype,
@@ -245,16 +247,18 @@ def container_memory(facts: ModelFacts, first: int, last: int, options: SpanOpti
             options.process,
             options.replay_memory,
         )
-    return server_memory(
-        facts,
-        Span(first, last),
-        options.dtype,
-        options.page_size,
-        options.max_length or facts.config.context,
-        options.token_budget,
-        options.process,
-        options.replay_memory,
-    )
+    else:
+        memory = server_memory(
+            facts,
+            Span(first, last),
+            options.dtype,
+            options.page_size,
+            options.max_length or facts.config.context,
+            options.token_budget,
+            options.process,
+            options.replay_memory,
+        )
+    return replace(memory, training=options.training_memory)
 
 
 def _page_count(facts: ModelFacts, first: int, last: int, length: int, options: SpanOptions) -> int:

@@ -1,0 +1,252 @@
+"""The BlockPass call of api.proto: a pass through blocks on one server, which this gateway chooses.
+
+Used by the Inference service. The input goes through to the server and the result back, so that nothing is kept here.
+A server that refuses before the input comes is no fault of the call: the next one is asked. Once the input is on its
+way, a fault ends the call, and the client repeats it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.link.grpc_stream import PASS_METHOD, open_channel
+from modelswarm.protocol.wire import api_pb2
+from modelswarm_gateway.api.forwarding import PeerGone, await_while_alive
+from modelswarm_gateway.backend.model_card import ModelCard
+from modelswarm_gateway.core.interface.row_sizes import RAW
+from modelswarm_gateway.core.interface.views import ServerView
+from modelswarm_gateway.errors import (
+    ApiError,
+    Code,
+    gateway_stopping,
+    hide_identities,
+    invalid_request,
+)
+from modelswarm_gateway.generation.service import GenerationService
+
+# Passes of one gateway at a time.
+MAX_PASSES = 256
+# Seconds for the next message of the client.
+PATIENCE_SECONDS = 60.0
+# Sequences of one pass.
+MAX_SEQUENCES = 4096
+
+_aio: Any = aio  # its stubs lack a name, and an optional argument
+_EOF = _aio.EOF
+
+Requests = AsyncIterator[api_pb2.BlockPassRequest]
+Responses = AsyncGenerator[api_pb2.BlockPassResponse, None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    """The call of a server that has accepted a pass."""
+
+    view: ServerView
+    call: Any
+    last: int
+
+
+class BlockPasses:
+    def __init__(self, service: GenerationService) -> None:
+        self._service = service
+        self._running: Counter[PeerId] = Counter()  # passes by server
+
+    async def answer(self, requests: Requests) -> Responses:
+        """Yield the responses of one call. Raise ApiError."""
+        head = (await self._next_request(requests)).head
+        card = self._check(head)
+        async with self._accepted(head) as server:
+            yield api_pb2.BlockPassResponse(accepted=api_pb2.PassAccepted(last=server.last))
+            rows, row_bytes = sum(head.lengths), card.boundary_rows.hidden_bytes
+            prompts = (server.last - head.blocks.first) * head.prompt_rows
+            left = ((1 + head.backward) * rows + prompts) * row_bytes
+            while left > 0:
+                part = await self._next_request(requests)
+                left -= len(part.data)
+                if not part.data or left < 0:
+                    detail = f"data: a part of {len(part.data)} bytes; the input lacks {left}"
+                    raise invalid_request("data", detail)
+                await self._await_server(server, server.call.write(part))
+            left = (rows + head.backward * prompts) * row_bytes
+            while left > 0:
+                answer = await self._await_server(server, server.call.read())
+                if answer is _EOF or not answer.data:
+                    await self._await_server(server, _raise_end(server.call))
+                left -= len(answer.data)
+                yield answer
+
+    async def _next_request(self, requests: Requests) -> api_pb2.BlockPassRequest:
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                return await anext(requests)
+        except StopAsyncIteration as error:
+            raise invalid_request("data", "data: the input ended too early") from error
+        except TimeoutError as error:
+            detail = f"data: nothing came for {PATIENCE_SECONDS:.0f} s"
+            raise ApiError(Code.STREAM_UNREAD, detail, param="data") from error
+
+    def _check(self, head: api_pb2.PassHead) -> ModelCard:
+        if not self._service.accepting:
+            raise gateway_stopping()
+        card, _ = self._service.find_model(head.model)
+        if self._running.total() >= MAX_PASSES:
+            detail = f"{MAX_PASSES} passes are running already; retry in 1 s"
+            raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
+        sizes, first, last = card.boundary_rows, head.blocks.first, head.blocks.last
+        if not 0 <= first < last <= card.n_blocks:
+            detail = f"allowed: 0 <= first < last <= {card.n_blocks}, the blocks of {card.name!r}"
+            raise invalid_request("head.blocks", f"head.blocks: blocks {first}:{last}; {detail}")
+        if not 0 < len(head.lengths) <= MAX_SEQUENCES or min(head.lengths) < 1:
+            detail = f"allowed: 1 to {MAX_SEQUENCES} sequences of at least 1 row"
+            raise invalid_request("head.lengths", f"head.lengths: {detail}")
+        if max(head.lengths) > card.max_length > 0:
+            detail = f"a sequence of {max(head.lengths)} rows; the context has {card.max_length}"
+            raise invalid_request("head.lengths", f"head.lengths: {detail}")
+        if head.prompt_rows > min(head.lengths):
+            detail = f"{head.prompt_rows}, and the shortest sequence has {min(head.lengths)} rows"
+            raise invalid_request("head.prompt_rows", f"head.prompt_rows: {detail}")
+        if sizes.dtype == RAW:
+            detail = "its rows have no dtype, so it has no gradients"
+            raise ApiError(Code.UNSUPPORTED, f"head.model: {detail}", param="head.model")
+        width = sizes.hidden_bytes // sizes.number_bytes
+        if (head.dtype, head.hidden_size) != (sizes.dtype, width):
+            detail = f"rows have {width} numbers of {sizes.dtype}"
+            raise invalid_request("head.dtype", f"head.dtype: {head.dtype!r}; {detail}")
+        if head.server:
+            raise invalid_request("head.server", "head.server: only gateways set it")
+        return card
+
+    @asynccontextmanager
+    async def _accepted(self, head: api_pb2.PassHead) -> AsyncIterator[_Server]:
+        """Find a server that accepts the pass. Raise ApiError if there is none."""
+        refusals: list[ApiError] = []
+        for view in self._candidates(head):
+            async with open_channel(view.target) as channel:
+                method: Any = channel.stream_stream(
+                    PASS_METHOD,
+                    request_serializer=api_pb2.BlockPassRequest.SerializeToString,
+                    response_deserializer=api_pb2.BlockPassResponse.FromString,
+                )
+                call = method()
+                self._running[view.peer] += 1
+                try:
+                    server = _Server(view, call, 0)
+                    try:
+                        last = await self._await_server(server, _begin(call, head, view.peer))
+                    except ApiError as error:
+                        if error.code is Code.TOO_LARGE:
+                            raise
+                        refusals.append(error)
+                        continue
+                    yield _Server(view, call, last)
+                    return
+                finally:
+                    call.cancel()
+                    self._running[view.peer] -= 1
+        raise _worst(refusals, head)
+
+    def _candidates(self, head: api_pb2.PassHead) -> list[ServerView]:
+        """Return the servers that can run the pass: those that run most of its blocks first, then idle ones."""
+        first, last = head.blocks.first, head.blocks.last
+        found = [
+            view
+            for view in self._service.backend.servers_of(head.model)
+            if view.first <= first < view.last
+            and (view.last >= last or not head.backward)
+            and not view.suspected
+            and not view.drain_cause
+        ]
+
+        def order(view: ServerView) -> tuple[bool, int, int, float]:
+            busy = self._running[view.peer]
+            return view.ejected, -min(view.last, last), busy, random.random()
+
+        return sorted(found, key=order)
+
+    async def _await_server(self, server: _Server, waiting: Any) -> Any:
+        """Await something of the server's call. Raise ApiError if the call fails, or the server is lost."""
+        peer, model = server.view.peer, server.view.model
+
+        async def is_alive() -> bool:
+            views = self._service.backend.servers_of(model)
+            return any(view.peer == peer and not view.suspected for view in views)
+
+        try:
+            return await await_while_alive(waiting, is_alive)
+        except PeerGone as error:
+            raise _lost("it is silent") from error
+        except aio.AioRpcError as error:
+            raise _translate(error) from error
+        except (asyncio.InvalidStateError, aio.UsageError) as error:
+            raise _lost("its call has ended") from error
+
+
+async def _begin(call: Any, head: api_pb2.PassHead, peer: PeerId) -> int:
+    """Send the head to a server, and return the end of the blocks that it runs."""
+    own = api_pb2.PassHead()
+    own.CopyFrom(head)
+    own.server = peer
+    await call.write(api_pb2.BlockPassRequest(head=own))
+    answer = await call.read()
+    if answer is _EOF:
+        await _raise_end(call)
+    last: int = answer.accepted.last
+    return last
+
+
+async def _raise_end(call: Any) -> None:
+    """Raise the error with which the call ended."""
+    raise _aio.AioRpcError(
+        await call.code(),
+        await call.initial_metadata(),
+        await call.trailing_metadata(),
+        details=await call.details(),
+    )
+
+
+def _translate(error: aio.AioRpcError) -> ApiError:
+    sentence = hide_identities(error.details() or "no reason was given")
+    match error.code():
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return ApiError(Code.TOO_LARGE, f"head.lengths: {sentence}", param="head.lengths")
+        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+            return ApiError(Code.NO_CAPACITY, f"{sentence}; retry in 1 s", retry_after=1.0)
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return ApiError(Code.BLOCKS_UNCOVERED, sentence, param="head.blocks")
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return ApiError(Code.UNSUPPORTED, f"head.model: {sentence}", param="head.model")
+        case grpc.StatusCode.INTERNAL:
+            return ApiError(Code.STREAM_BROKEN, sentence)
+    return _lost(sentence)
+
+
+def _lost(reason: str) -> ApiError:
+    detail = f"the server of this pass was lost ({reason}); repeat the call"
+    return ApiError(Code.NO_SERVERS, detail, retry_after=0.2)
+
+
+def _worst(refusals: list[ApiError], head: api_pb2.PassHead) -> ApiError:
+    """Return the error of a pass that no server runs: the one that a retry may help most."""
+    for code in (Code.NO_CAPACITY, Code.NO_SERVERS, Code.BLOCKS_UNCOVERED):
+        for error in refusals:
+            if error.code is code:
+                return error
+    if refusals:
+        return refusals[0]
+    first, last = head.blocks.first, head.blocks.last
+    if head.backward and last - first > 1:
+        detail = f"no server has all blocks {first}:{last} now"
+        return ApiError(Code.BLOCKS_UNCOVERED, f"head.blocks: {detail}", param="head.blocks")
+    detail = f"no server for block {first} now; retry in 1 s"
+    return ApiError(Code.NO_SERVERS, detail, retry_after=1.0)

@@ -1,0 +1,1 @@
+"""Training through frozen blocks on servers: passes, their gradients, and soft prompts."""

@@ -1,0 +1,160 @@
+"""Blocks on servers as a function of torch's autograd: hidden states and prompts in, hidden states out.
+
+The weights are frozen. A backward pass sends the inputs and the gradients of the outputs, and gets those of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from modelswarm.client.sessions.connection import ServedModel
+from modelswarm.client.training.passes import Batch, BlockPasses, Piece
+
+# Bytes of rows that run in one call, if that is not less than one sequence.
+BATCH_BYTES = 2 << 20
+# Calls of one pass at a time.
+MAX_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Some sequences of the batch [begin, end), and what they were run with."""
+
+    begin: int
+    end: int
+    batch: Batch
+
+
+class RemoteRange:
+    """Blocks [first, last), with which tensors are run forward and back."""
+
+    def __init__(self, passes: BlockPasses, served: ServedModel, first: int, last: int) -> None:
+        self._passes, self._served = passes, served
+        self.first, self.last = first, last
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = getattr(torch, self._served.dtype)
+        return found
+
+    def __call__(self, states: Tensor, keep: Tensor, prompts: Tensor | None) -> Tensor:
+        """Return the states [batch, length, hidden] behind the blocks, zeros where `keep` [batch, length] is False.
+
+        `prompts`: [blocks, rows, hidden], or [blocks, batch, rows, hidden]. They are added to the first kept states of
+        each sequence before each block.
+        """
+        found: Tensor = _Blocks.apply(self, keep, states, prompts)
+        return found
+
+    # ---- for the function
+
+    def groups(self, keep: Tensor, prompts: Tensor | None) -> list[_Group]:
+        """Return the sequences in groups. Each row with prompts of its own is one."""
+        lengths = [int(row.sum()) for row in keep]
+        is_own = prompts is not None and prompts.dim() == 4
+        most = max(1, BATCH_BYTES // self._served.row_bytes)
+        made: list[_Group] = []
+        begin = 0
+        while begin < len(lengths):
+            end, rows = begin + 1, lengths[begin]
+            while end < len(lengths) and not is_own and rows + lengths[end] <= most:
+                rows += lengths[end]
+                end += 1
+            given = prompts[:, begin] if is_own and prompts is not None else prompts
+            made.append(_Group(begin, end, self._batch(lengths[begin:end], given)))
+            begin = end
+        return made
+
+    def _batch(self, lengths: Sequence[int], prompts: Tensor | None) -> Batch:
+        if prompts is None:
+            return Batch(tuple(lengths), 0, (), self.first)
+        rows = tuple(self.pack(each) for each in prompts)
+        return Batch(tuple(lengths), prompts.shape[1], rows, self.first)
+
+    def pack(self, rows: Tensor) -> bytes:
+        """Return rows as bytes in the servers' dtype."""
+        given = rows.detach().to("cpu", self.dtype).contiguous()
+        return given.view(torch.uint8).numpy().tobytes()
+
+    def unpack(self, rows: bytes) -> Tensor:
+        if not rows:
+            return torch.empty(0, self._served.hidden_size, dtype=self.dtype)
+        flat = torch.frombuffer(bytearray(rows), dtype=self.dtype)
+        return flat.view(-1, self._served.hidden_size)
+
+    def run_forward(
+        self, states: Tensor, keep: Tensor, groups: Sequence[_Group]
+    ) -> tuple[Tensor, list[list[Piece]]]:
+        def run(group: _Group) -> tuple[bytes, list[Piece]]:
+            rows = self.pack(states[group.begin : group.end][keep[group.begin : group.end]])
+            return self._passes.run_forward(self.first, self.last, group.batch, rows)
+
+        results = _side_by_side(run, groups)
+        found = torch.zeros_like(states)
+        found[keep] = torch.cat([self.unpack(rows) for rows, _ in results]).to(found)
+        return found, [pieces for _, pieces in results]
+
+    def run_backward(
+        self,
+        gradients: Tensor,
+        keep: Tensor,
+        groups: Sequence[_Group],
+        pieces: Sequence[Sequence[Piece]],
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Return the gradients of the states, and those of each group's prompts [blocks, rows, hidden]."""
+
+        def run(place: int) -> tuple[Tensor, Tensor]:
+            group = groups[place]
+            part = slice(group.begin, group.end)
+            wanted = self.pack(gradients[part][keep[part]])
+            found = self._passes.run_backward(pieces[place], group.batch, wanted)
+            return self.unpack(found.rows), self.unpack(found.prompts)
+
+        results = _side_by_side(run, range(len(groups)))
+        found = torch.zeros_like(gradients)
+        found[keep] = torch.cat([rows for rows, _ in results]).to(found)
+        return found, [
+            each.view(self.last - self.first, -1, self._served.hidden_size) for _, each in results
+        ]
+
+
+class _Blocks(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, blocks: RemoteRange, keep: Tensor, states: Tensor, prompts: Tensor | None
+    ) -> Tensor:
+        ctx.blocks, ctx.keep, ctx.groups = blocks, keep, blocks.groups(keep, prompts)
+        ctx.prompts = None if prompts is None else (prompts.shape, prompts.dtype, prompts.device)
+        found, ctx.pieces = blocks.run_forward(states, keep, ctx.groups)
+        ctx.save_for_backward(states)  # so that a second backward pass is torch's own error
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, Tensor, Tensor | None]:
+        (states,) = ctx.saved_tensors
+        found, parts = ctx.blocks.run_backward(gradients, ctx.keep, ctx.groups, ctx.pieces)
+        return None, None, found.to(states), _prompt_gradients(ctx.prompts, parts)
+
+
+def _prompt_gradients(given: Any, parts: Sequence[Tensor]) -> Tensor | None:
+    if given is None:
+        return None
+    shape, dtype, device = given
+    exact = torch.stack([part.float() for part in parts], dim=1)  # [blocks, groups, rows, hidden]
+    found = exact if len(shape) == 4 else exact.sum(1)
+    return found.to(device, dtype)
+
+
+def _side_by_side(run: Any, each: Sequence[Any]) -> list[Any]:
+    if len(each) == 1:
+        return [run(each[0])]
+    with ThreadPoolExecutor(min(MAX_THREADS, len(each))) as pool:
+        return list(pool.map(run, each))

@@ -1,0 +1,1 @@
+"""Forward and backward passes through frozen blocks, for training at the client."""

@@ -1,0 +1,117 @@
+"""Passes of a span in this process: outputs and gradients are those of transformers, whatever the parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.models.chain import OPTIONS
+from support.models.tiny_models import TINY, load_whole, make_model
+from torch import Tensor
+
+from modelswarm.checkpoint.families.table import FAMILIES
+from modelswarm_serving.model.passes import transformer_pass
+from modelswarm_serving.model.passes.contract import PassTask
+from modelswarm_serving.model.transformer.span import TransformerSpan
+from modelswarm_serving.model.transformer.startup import load_span
+
+FAST = ("llama", "gemma3")  # the plainest, and one with every special feature
+LENGTHS = (21, 1, 40)
+TOLERANCE = 1e-4  # relative to the largest value
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(f, marks=() if f in FAST else pytest.mark.full) for f in TINY],
+)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_model(tmp_path_factory.mktemp(request.param), str(request.param))
+
+
+def raw(*parts: Tensor) -> bytes:
+    return b"".join(part.contiguous().numpy().tobytes() for part in parts)
+
+
+def run_pass(span: TransformerSpan, task: PassTask, data: bytes) -> list[Tensor]:
+    """Return the result, [rows, hidden], and for a backward pass the gradients of the prompts behind it."""
+    assert len(data) == task.input_bytes(span.shape)
+    running = span.start_pass(task, data)
+    parts = 1
+    while not running.advance():
+        parts += 1
+    found = running.result()
+    assert len(found) == task.result_bytes(span.shape)
+    hidden = span.shape.row_bytes // 4
+    flat = torch.frombuffer(bytearray(found), dtype=torch.float32).view(-1, hidden)
+    return [flat[: task.rows], flat[task.rows :]]
+
+
+def whole_blocks(model: Any, first: int, last: int, rows: Tensor, prompts: Tensor) -> Tensor:
+    """Run blocks of transformers on rows [1, length, hidden], by hooks that add the prompts before each."""
+    layers = model.get_submodule(FAMILIES[model.config.model_type].tables.blocks)
+    found: dict[int, Tensor] = {}
+
+    def enter(index: int) -> Any:
+        def hook(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            given = kwargs.pop("hidden_states", None)
+            hidden = args[0] if given is None else given
+            if index == first:
+                hidden = rows
+            if index == last:
+                found[last] = hidden
+            if first <= index < last and prompts.shape[1]:
+                count = prompts.shape[1]
+                head = hidden[:, :count] + prompts[index - first]
+                hidden = torch.cat((head, hidden[:, count:]), dim=1)
+            return (hidden, *args[1:]), kwargs
+
+        return hook
+
+    handles = [
+        layer.register_forward_pre_hook(enter(index), with_kwargs=True)
+        for index, layer in enumerate(layers)
+    ]
+    try:
+        model(torch.zeros(1, rows.shape[1], dtype=torch.int64), use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found[last]
+
+
+@pytest.mark.parametrize("part_rows", [7, 64])
+def test_gradients_equal_those_of_transformers(
+    folder: Path, part_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks 1:3 of a span 1:4, of sequences of other lengths, with and without prompts."""
+    monkeypatch.setattr(transformer_pass, "PART_ROWS", part_rows)
+    model = load_whole(folder).requires_grad_(False)
+    span = load_span(folder, 1, 4, OPTIONS)
+    hidden = span.shape.row_bytes // 4
+    generator = torch.Generator().manual_seed(5)
+    for lengths, count in ((LENGTHS, 0), ((9, 30), 3)):
+        rows = [torch.randn(length, hidden, generator=generator) for length in lengths]
+        wanted = [torch.randn(length, hidden, generator=generator) for length in lengths]
+        prompts = torch.randn(2, count, hidden, generator=generator).requires_grad_()
+        leaves = [each.clone().requires_grad_() for each in rows]
+        outputs = [whole_blocks(model, 1, 3, each[None], prompts)[0] for each in leaves]
+        right = torch.autograd.grad(
+            outputs, [*leaves, prompts], wanted, allow_unused=True, materialize_grads=True
+        )
+        task = PassTask((1, 3), lengths, count)
+        given = raw(*rows, prompts.detach())
+        (found, _) = run_pass(span, task, given)
+        check(found, torch.cat(outputs))
+        back = PassTask((1, 3), lengths, count, is_backward=True)
+        found, of_prompts = run_pass(span, back, given + raw(*wanted))
+        check(found, torch.cat(right[:-1]))
+        check(of_prompts, right[-1].view(-1, hidden))
+
+
+def check(found: Tensor, right: Tensor) -> None:
+    assert found.shape == right.shape
+    if found.numel():
+        assert (found - right).abs().max() <= TOLERANCE * right.abs().max()
