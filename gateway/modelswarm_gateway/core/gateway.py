@@ -1,8 +1,7 @@
 """The gateway's half of the protocol: sessions, links and protocol items in; items for servers and tokens out.
 
 Sans-I/O: `runtime/node.py` calls it and executes `take_effects()`; the simulator does the same in virtual time. Every
-call takes `now` in seconds of one monotonic clock. It does not know sockets, threads or the clock: nothing here blocks
-or sleeps, and no message of a server raises.
+call takes `now` in seconds of one monotonic clock. Nothing here blocks or sleeps, and no message of a server raises.
 """
 
 from __future__ import annotations
@@ -347,6 +346,7 @@ class GatewayCore:
         if item.start > s.scored:
             self._recovery.on_fault(s, "gap", peer, now)
         elif (found := take_scores(s, item)) is not None:
+            self._record_progress(s, now)
             self._effects.append(found)
 
     def _on_rows(self, peer: PeerId, item: Rows, now: float) -> None:

@@ -28,7 +28,7 @@ class Progress:
     """The last progress of a session."""
 
     epoch: Epoch
-    items: int  # Tokens logged, and items with returned rows
+    items: int  # Tokens logged, and items with returned rows or scores
     progress_at: float
     seconds_per_token: float = 0.0  # the longest of the last ones; forced tokens take none
 

@@ -43,6 +43,7 @@ def take_scores(session: Session, item: PromptLogprobs) -> PromptScored | None:
     if not entries:
         return None
     session.scored += len(entries)
+    session.result_groups += 1
     _end_scores(session)
     return PromptScored(session.name, first, entries)
 

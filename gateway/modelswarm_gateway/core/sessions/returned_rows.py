@@ -46,5 +46,5 @@ def take_rows(session: Session, item: Rows) -> RowsReturned | None:
         return None
     payload = bytes(item.payload[known * session.row_bytes :])
     first, session.next_row = session.next_row, item.first + item.count
-    session.returned_groups += 1
+    session.result_groups += 1
     return RowsReturned(session.name, first, payload)

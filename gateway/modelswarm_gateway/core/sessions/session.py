@@ -127,7 +127,7 @@ class Session:
     scored: int = 1  # entries of the prompt below this have their log probabilities
     next_row: int = 0  # the first row to be returned that is missing
     row_bytes: int = 0  # of a returned row
-    returned_groups: int = 0  # items with returned rows that were taken
+    result_groups: int = 0  # items with returned rows, or scores of the prompt, that were taken
     discards_token: bool = False  # the token of this turn is not logged
     turn_number: int = 0
     read_only: bool = False  # max_tokens 0
@@ -175,8 +175,8 @@ class Session:
 
     @property
     def progress(self) -> int:
-        """Number of items that have brought the turns on: Tokens and returned rows."""
-        return self.groups + self.returned_groups
+        """Number of items that have brought the turns on: Tokens, returned rows and scores of prompts."""
+        return self.groups + self.result_groups
 
     @property
     def is_in_turn(self) -> bool:

@@ -77,6 +77,7 @@ from support.simulator.planted.regressions import (
     AttributesAfterHolds,
     AwaitsLostAnswers,
     CountsEachDirection,
+    CountsNoScores,
     ForgetsAwaitedServers,
     IgnoresLostAcknowledgements,
     IgnoresStepsOfFenceAcks,
@@ -271,6 +272,7 @@ REGRESSIONS: dict[str, Regression] = {
         in_recovery(IgnoresLostAcknowledgements, "one_way"), 1_300_025
     ),
     "ignores steps of FenceAcks": at_seed(in_gateway(IgnoresStepsOfFenceAcks, "stops"), 1_400_066),
+    "counts no scores": at_seed(in_gateway(CountsNoScores, "slow_bulk"), 1_500_212),
     "attributes after holds": at_seed(in_recovery(AttributesAfterHolds, "slow_bulk"), 700_180),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 223),

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
-from modelswarm.protocol.messages import FenceAck, StartEpoch
+from modelswarm.protocol.messages import FenceAck, PromptLogprobs, StartEpoch
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.recovery.fault_attribution import attribute
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
@@ -69,6 +69,18 @@ class IgnoresStepsOfFenceAcks(GatewayCore):
     @override
     def _on_fence_ack(self, peer: PeerId, answer: FenceAck, now: float) -> None:
         super()._on_fence_ack(peer, replace(answer, steps=0), now)
+
+
+class CountsNoScores(GatewayCore):
+    """R21 (failure detection): scores of a prompt are no progress, so its token is overdue while they arrive."""
+
+    @override
+    def _on_prompt_logprobs(self, peer: PeerId, item: PromptLogprobs, now: float) -> None:
+        found = self._recovery.hops.by_handle.get(item.handle)
+        before = 0 if found is None else found[0].result_groups
+        super()._on_prompt_logprobs(peer, item, now)
+        if found is not None:
+            found[0].result_groups = before
 
 
 class AttributesAfterHolds(Recovery):
