@@ -50,6 +50,10 @@ class Metrics:
         self._failed_steps = counter("failed_steps", "Steps that raised an exception.")
         full = "Steps that failed because their device was full; admissions pause after each."
         self._out_of_memory = counter("out_of_memory_steps", full)
+        part = "Duration of one part of a forward or backward pass; a row waits for one at most."
+        self._part_seconds = histogram("pass_part_seconds", part, STEP_BUCKETS)
+        self._passes = counter("passes", "Forward and backward passes that were completed.")
+        self._failed_passes = counter("failed_passes", "Passes that raised an exception.")
         self._stats_collector = _StatsCollector(labels, shape, compute)
         own.register(self._stats_collector)
         ProcessCollector(registry=own)
@@ -61,6 +65,14 @@ class Metrics:
             self._step_rows.observe(rows)
         if failed:
             self._failed_steps.inc()
+
+    def observe_part(self, seconds: float, result: bytes | str | None) -> None:
+        """Count a part of a pass, and the pass if it ended: with its result, or with a failure as text."""
+        self._part_seconds.observe(seconds)
+        if isinstance(result, str):
+            self._failed_passes.inc()
+        elif result is not None:
+            self._passes.inc()
 
     def count_out_of_memory(self) -> None:
         self._out_of_memory.inc()

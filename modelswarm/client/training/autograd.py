@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from modelswarm.client.sessions.connection import ServedModel
-from modelswarm.client.training.passes import Batch, BlockPasses, Piece
+from modelswarm.client.training.passes import Batch, BatchTooLargeError, BlockPasses, Piece
 
 # Bytes of rows that run in one call, if that is not less than one sequence.
 BATCH_BYTES = 2 << 20
@@ -25,11 +25,28 @@ MAX_THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Some sequences of the batch [begin, end), and what they were run with."""
+    """Sequences [begin, end) of the batch, and the prompts that are added to them."""
 
     begin: int
     end: int
     batch: Batch
+
+    def halves(self) -> tuple[_Group, _Group]:
+        middle = (self.begin + self.end) // 2
+        lengths, count = self.batch.lengths, middle - self.begin
+        return (
+            _Group(self.begin, middle, replace(self.batch, lengths=lengths[:count])),
+            _Group(middle, self.end, replace(self.batch, lengths=lengths[count:])),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A group that was run forward: its output, and the inputs that its way back needs."""
+
+    group: _Group
+    rows: bytes
+    pieces: list[Piece]
 
 
 class RemoteRange:
@@ -91,38 +108,41 @@ class RemoteRange:
 
     def run_forward(
         self, states: Tensor, keep: Tensor, groups: Sequence[_Group]
-    ) -> tuple[Tensor, list[list[Piece]]]:
-        def run(group: _Group) -> tuple[bytes, list[Piece]]:
-            rows = self.pack(states[group.begin : group.end][keep[group.begin : group.end]])
-            return self._passes.run_forward(self.first, self.last, group.batch, rows)
+    ) -> tuple[Tensor, list[_Run]]:
+        """Return the states behind the blocks, and the groups as they were run."""
 
-        results = _side_by_side(run, groups)
-        found = torch.zeros_like(states)
-        found[keep] = torch.cat([self.unpack(rows) for rows, _ in results]).to(found)
-        return found, [pieces for _, pieces in results]
+        def run(group: _Group) -> list[_Run]:
+            part = slice(group.begin, group.end)
+            given = self.pack(states[part][keep[part]])
+            try:
+                rows, pieces = self._passes.run_forward(self.first, self.last, group.batch, given)
+            except BatchTooLargeError:
+                if group.end - group.begin == 1:
+                    raise
+                return [each for half in group.halves() for each in run(half)]
+            return [_Run(group, rows, pieces)]
+
+        runs = [each for found in _side_by_side(run, groups) for each in found]
+        output = torch.zeros_like(states)
+        output[keep] = torch.cat([self.unpack(each.rows) for each in runs]).to(output)
+        return output, [replace(each, rows=b"") for each in runs]
 
     def run_backward(
-        self,
-        gradients: Tensor,
-        keep: Tensor,
-        groups: Sequence[_Group],
-        pieces: Sequence[Sequence[Piece]],
+        self, gradients: Tensor, keep: Tensor, runs: Sequence[_Run]
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the gradients of the states, and those of each group's prompts [blocks, rows, hidden]."""
 
-        def run(place: int) -> tuple[Tensor, Tensor]:
-            group = groups[place]
-            part = slice(group.begin, group.end)
+        def run(one: _Run) -> tuple[Tensor, Tensor]:
+            part = slice(one.group.begin, one.group.end)
             wanted = self.pack(gradients[part][keep[part]])
-            found = self._passes.run_backward(pieces[place], group.batch, wanted)
+            found = self._passes.run_backward(one.pieces, one.group.batch, wanted)
             return self.unpack(found.rows), self.unpack(found.prompts)
 
-        results = _side_by_side(run, range(len(groups)))
+        results = _side_by_side(run, runs)
         found = torch.zeros_like(gradients)
         found[keep] = torch.cat([rows for rows, _ in results]).to(found)
-        return found, [
-            each.view(self.last - self.first, -1, self._served.hidden_size) for _, each in results
-        ]
+        hidden = self._served.hidden_size
+        return found, [each.view(self.last - self.first, -1, hidden) for _, each in results]
 
 
 class _Blocks(torch.autograd.Function):
@@ -130,9 +150,9 @@ class _Blocks(torch.autograd.Function):
     def forward(
         ctx: Any, blocks: RemoteRange, keep: Tensor, states: Tensor, prompts: Tensor | None
     ) -> Tensor:
-        ctx.blocks, ctx.keep, ctx.groups = blocks, keep, blocks.groups(keep, prompts)
+        ctx.blocks, ctx.keep = blocks, keep
         ctx.prompts = None if prompts is None else (prompts.shape, prompts.dtype, prompts.device)
-        found, ctx.pieces = blocks.run_forward(states, keep, ctx.groups)
+        found, ctx.runs = blocks.run_forward(states, keep, blocks.groups(keep, prompts))
         ctx.save_for_backward(states)  # so that a second backward pass is torch's own error
         return found
 
@@ -140,7 +160,7 @@ class _Blocks(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradients: Tensor) -> tuple[None, None, Tensor, Tensor | None]:
         (states,) = ctx.saved_tensors
-        found, parts = ctx.blocks.run_backward(gradients, ctx.keep, ctx.groups, ctx.pieces)
+        found, parts = ctx.blocks.run_backward(gradients, ctx.keep, ctx.runs)
         return None, None, found.to(states), _prompt_gradients(ctx.prompts, parts)
 
 

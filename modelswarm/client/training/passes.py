@@ -18,7 +18,7 @@ import grpc
 
 from modelswarm.client.sessions.base import RECONNECT_SECONDS, RETRY_SECONDS
 from modelswarm.client.sessions.connection import Connection, ServedModel
-from modelswarm.client.sessions.errors import ConnectionLostError, translate
+from modelswarm.client.sessions.errors import ConnectionLostError, RefusedError, translate
 from modelswarm.errors import ModelSwarmError, UnavailableError
 from modelswarm.protocol.wire import api_pb2
 
@@ -30,6 +30,10 @@ Result = TypeVar("Result")
 
 class _NotOnOneServer(ModelSwarmError):
     """No server has all blocks of a backward pass, or the memory for them."""
+
+
+class BatchTooLargeError(RefusedError):
+    """A pass needs more memory than a server has; fewer sequences, or shorter ones, need less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,9 @@ def _translated(error: grpc.RpcError, target: str) -> ModelSwarmError:
     codes = dict(failed.trailing_metadata() or ())
     if codes.get("error-code") == "blocks_uncovered":
         return _NotOnOneServer(failed.details())
+    if codes.get("error-code") == "request_too_large":
+        field = codes.get("error-param", "request")
+        return BatchTooLargeError(field, failed.details().removeprefix(f"{field}: "))
     if failed.code() is grpc.StatusCode.UNIMPLEMENTED:
         return ModelSwarmError(
             f"the gateway at {target} is older, and runs no forward and backward passes"

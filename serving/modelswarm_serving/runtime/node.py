@@ -285,6 +285,7 @@ class Node:
         self._step_running = False
         self._liveness.on_step_finished()
         self._schedule.finish_part(done.result, self._clock())
+        self._metrics.observe_part(done.seconds, done.result)
         self._schedule_plan()
 
     def _on_step_done(self, done: StepDone) -> None:

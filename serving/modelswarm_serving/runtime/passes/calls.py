@@ -177,7 +177,7 @@ class PassCalls:
         needed, limit = human_bytes(fitting[-1].memory(shape)), human_bytes(self._memory.limit)
         blocks = fitting[-1].blocks[1] - first
         detail = (
-            f"{task.rows} rows of {blocks} blocks need {needed} for a pass, and the server has "
+            f"{task.rows} rows of {blocks} block{'s' * (blocks > 1)} need {needed} for a pass, and the server has "
             f"{limit} (--training-memory); send fewer rows at a time"
         )
         code = _Code.FAILED_PRECONDITION if blocks > 1 else _Code.INVALID_ARGUMENT
