@@ -15,7 +15,7 @@ from modelswarm.protocol.opaque import is_opaque, opaque_entries
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
-from modelswarm_gateway.generation.grammar.source import GrammarSource
+from modelswarm_gateway.generation.grammar.source import CONTENT_KINDS, GrammarSource
 from modelswarm_gateway.generation.rows.returned_rows import RowOptions
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, check_answer
 from modelswarm_gateway.generation.tool_calls.families import ChatFormat
@@ -124,12 +124,31 @@ def fit_to_format(request: GenerationRequest, form: ChatFormat) -> GenerationReq
     if request.answer is None:
         return replace(request, prompt=replace(request.prompt, messages=messages))
     check_answer(request.answer, form)
-    if request.grammar is not None and request.answer.tools:
-        param = request.grammar.param
-        detail = "a grammar leaves no room for calls; leave it or tools out"
-        raise ApiError(Code.UNSUPPORTED, f"{param}: {detail}", param=param)
-    tools = [tool.template_value() for tool in request.answer.tools]
-    return replace(request, prompt=replace(request.prompt, messages=messages, tools=tools))
+    answer = _with_format(request.answer, request.grammar, form, request.prompt)
+    tools = [tool.template_value() for tool in answer.tools]
+    prompt = replace(request.prompt, messages=messages, tools=tools)
+    return replace(request, prompt=prompt, answer=answer)
+
+
+def _with_format(
+    answer: AnswerOptions, grammar: GrammarSource | None, form: ChatFormat, prompt: ChatPrompt
+) -> AnswerOptions:
+    """Return the options with the grammar as format of the content, if there may be more than content.
+
+    Raise ApiError for a grammar that describes the whole answer beside tools.
+    """
+    if grammar is None:
+        return answer
+    if grammar.kind in CONTENT_KINDS:
+        may_reason = (form.has_reasoning or form.is_harmony) and not prompt.continues
+        return replace(answer, has_format=bool(answer.tools) or may_reason)
+    if answer.tools:
+        detail = (
+            "it describes the whole answer and leaves no room for calls; "
+            "give a JSON schema, a regex or a choice, or leave tools out"
+        )
+        raise ApiError(Code.UNSUPPORTED, f"{grammar.param}: {detail}", param=grammar.param)
+    return answer
 
 
 def check_append(session_id: str | None, append: bool | None, position: int | None) -> None:

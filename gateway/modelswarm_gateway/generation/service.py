@@ -32,9 +32,9 @@ from modelswarm_gateway.generation.continuation import (
     session_expired,
 )
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
+from modelswarm_gateway.generation.grammar.answer_grammar import answer_grammar
 from modelswarm_gateway.generation.grammar.check_process import GrammarProcess
 from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
-from modelswarm_gateway.generation.grammar.tool_grammar import answer_grammar
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import (
     GenerationRequest,
@@ -166,8 +166,8 @@ class GenerationService:
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         sampling = await add_bad_words(sampling, request.options, tokenizer)
-        source = _with_tokens(request.grammar, tokenizer)
-        source = source or _answer_grammar(request, form, tokenizer, tokens)
+        source = _answer_grammar(request, form, tokenizer, tokens)
+        source = source or _with_tokens(request.grammar, tokenizer)
         if source is not None:
             if not card.can_constrain:
                 raise invalid_request(source.param, f"{source.param}: {NO_GRAMMARS}")
@@ -329,15 +329,20 @@ def _with_tokens(source: GrammarSource | None, tokenizer: ModelTokenizer) -> Gra
 def _answer_grammar(
     request: GenerationRequest, form: ChatFormat, tokenizer: ModelTokenizer, prompt: Sequence[int]
 ) -> GrammarSource | None:
-    """Return the grammar that holds the answer to the request's tools; None if none is needed. Raise ApiError."""
-    if request.answer is None or not request.answer.is_constrained:
+    """Return the grammar of an answer with calls, or with reasoning and a format; None if none is needed.
+
+    Raise ApiError.
+    """
+    answer = request.answer
+    if answer is None or not (answer.is_constrained or answer.has_format):
         return None
     if request.options.ignore_eos:
         detail = "an answer whose calls are constrained ends by itself; leave ignore_eos out"
         raise invalid_request("ignore_eos", f"ignore_eos: {detail}")
     special = tokenizer.tokens_within("\n".join(form.markers))
     end = tokenizer.decode(prompt[-PROMPT_END_TOKENS:], form.markers)
-    return answer_grammar(request.answer, form, end, special)
+    content = request.grammar if answer.has_format else None
+    return answer_grammar(answer, form, end, special, content)
 
 
 def _with_forced_tokens(grammar: Grammar, request: GenerationRequest) -> Grammar:

@@ -58,6 +58,15 @@ def test_forced_calls_follow_their_schemas(
     assert made.tool_choice == choice or made.to_dict()["tool_choice"] == choice
 
 
+def test_format_beside_tools_is_of_the_content(client: openai.OpenAI) -> None:
+    form: Any = {"format": {"type": "json_schema", "name": "a", "schema": SCHEMAS["stop"]}}
+    made = client.responses.create(**BODY | {"text": form})
+    calls = [item for item in made.output if item.type == "function_call"]
+    assert bool(calls) != bool(made.output_text)
+    made = client.responses.create(**BODY | {"text": form, "tools": []})
+    jsonschema.validate(json.loads(made.output_text), SCHEMAS["stop"])
+
+
 def test_unusable_schema_of_a_tool_has_its_flat_name(client: openai.OpenAI) -> None:
     tools: Any = [TOOLS[0] | {"parameters": {"uniqueItems": True}}]
     with pytest.raises(openai.BadRequestError) as refusal:

@@ -48,11 +48,3 @@ def test_json_object_is_one(client: openai.OpenAI) -> None:
     if made.status == "completed":
         assert isinstance(json.loads(made.output_text), dict)
     assert made.output_text.startswith("{")
-
-
-def test_grammar_beside_tools_is_refused_by_its_name(client: openai.OpenAI) -> None:
-    tools: Any = [{"type": "function", "name": "f"}]
-    form: Any = {"format": {"type": "json_object"}}
-    with pytest.raises(openai.BadRequestError) as refusal:
-        client.responses.create(**ASK, text=form, tools=tools)
-    assert refusal.value.param in ("text.format", "tools")

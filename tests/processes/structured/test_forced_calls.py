@@ -85,6 +85,39 @@ def test_strict_tool_leaves_text_free_and_holds_calls(running: Running) -> None:
         jsonschema.validate(json.loads(call["function"]["arguments"]), STOP)
 
 
+def test_answer_with_format_is_calls_or_content(running: Running) -> None:
+    """The model calls, as it always does; with its marker biased away, its content follows the schema."""
+    schema = {"name": "stop", "strict": True, "schema": STOP}
+    form = {"type": "json_schema", "json_schema": schema}
+    body = {"response_format": form, "tool_choice": "auto", "tools": [tool("stop", strict=True)]}
+    choice = post(running, **body).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    for call in choice["message"]["tool_calls"]:
+        jsonschema.validate(json.loads(call["function"]["arguments"]), STOP)
+    url = f"http://{running.local.http}/tokenize"
+    asked = {"model": BODY["model"], "prompt": "<tool_call>", "add_special_tokens": False}
+    (marker,) = httpx.post(url, json=asked, timeout=60).json()["tokens"]
+    choice = post(running, **body, logit_bias={str(marker): -100}).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"].get("tool_calls")) == ("stop", None)
+    jsonschema.validate(json.loads(choice["message"]["content"]), STOP)
+
+
+def test_forced_call_leaves_no_content_to_format(running: Running) -> None:
+    message = post(running, response_format={"type": "json_object"}, seed=3).json()["choices"][0][
+        "message"
+    ]
+    assert message["content"] is None and message["tool_calls"]
+
+
+def test_content_with_format_may_follow_reasoning(running: Running) -> None:
+    """Greedily the model reasons first; its content is then bent to the format."""
+    form = {"type": "json_schema", "json_schema": {"name": "stop", "schema": STOP}}
+    body = {"tools": None, "tool_choice": None, "temperature": 0, "response_format": form}
+    message = post(running, **body).json()["choices"][0]["message"]
+    assert message["reasoning_content"] == "Hm.."
+    jsonschema.validate(json.loads(message["content"]), STOP)
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
@@ -101,7 +134,17 @@ def test_strict_tool_leaves_text_free_and_holds_calls(running: Running) -> None:
             "tools[0].function.parameters",
         ),
         ({"ignore_eos": True}, "ignore_eos"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_grammar": 'start: "a"'}, "guided_grammar"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs.grammar"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"type": "strnig"}},
+                }
+            },
+            "response_format.json_schema.schema",
+        ),
     ],
 )
 def test_unusable_tools_are_refused_before_a_session(

@@ -44,6 +44,9 @@ class CallSyntax:
     has_text_after: bool = True
     opening: str = ""  # regex of a text's begin that is read as a call even without the trigger
     other_trigger: str = ""  # text that is read as a call too, and is not written here
+    is_json: bool = (
+        False  # a call without the trigger is a JSON object with `name` and `parameters`
+    )
 
 
 def write_syntax(rules: LarkRules, options: AnswerOptions, form: ChatFormat) -> CallSyntax:
@@ -89,6 +92,12 @@ def _object(arguments_key: str) -> _Write:
     return write
 
 
+def _compact_object(rules: LarkRules, tool: Tool, name: str) -> str:
+    """Write an object as the grammar of JSON does: two grammars that begin alike must have the same lexemes."""
+    parts = ("{", '"name"', ":", f'"{tool.name}"', ",", '"parameters"', ":")
+    return " ".join([*map(rules.words, parts), json_arguments(rules, tool), rules.words("}")])
+
+
 def _named(middle: str, begin: str = "", end: str = "") -> _Write:
     """Write the tool's name and the arguments behind it."""
 
@@ -119,9 +128,10 @@ def _tagged(
 
 
 def _llama(rules: LarkRules, options: AnswerOptions, template: str) -> CallSyntax:
-    call = write_calls(rules, options, _object("parameters"))
+    write = _compact_object if options.has_format else _object("parameters")
+    call = write_calls(rules, options, write)
     calls = _several(call, rules.words("; "), options)
-    return CallSyntax(calls, llama.TAG, calls, has_text_after=False, opening=r"\{")
+    return CallSyntax(calls, llama.TAG, calls, has_text_after=False, opening=r"\{", is_json=True)
 
 
 def _pythonic(rules: LarkRules, options: AnswerOptions, template: str) -> CallSyntax:
@@ -133,15 +143,24 @@ def _pythonic(rules: LarkRules, options: AnswerOptions, template: str) -> CallSy
     calls = f"{rules.words('[')} {_several(call, rules.words(', '), options)} {rules.words(']')}"
     end = f"({rules.words(pythonic.END)})?"
     begun = f"({rules.words(pythonic.BEGIN)})? {calls} {end}"
-    return CallSyntax(begun, pythonic.BEGIN, f"{calls} {end}", has_text_after=False, opening=r"\[")
+    return CallSyntax(
+        begun,
+        pythonic.BEGIN,
+        f"{calls} {end}",
+        has_text_after=False,
+        opening=r"\[",
+    )
 
 
 def _mistral(rules: LarkRules, options: AnswerOptions, template: str) -> CallSyntax:
+    begin = rules.words(mistral.BEGIN)
+    if not rules.is_token(mistral.BEGIN):  # JSON may begin with the same bracket
+        begin = f"{rules.words('[')} {rules.words(mistral.BEGIN[1:])}"
     if mistral.ARGS not in template:
         call = write_calls(rules, options, _object("arguments"))
         calls = _several(call, rules.words(", "), options)
         calls = f"/ ?/ {rules.words('[')} {calls} {rules.words(']')}"
-        return CallSyntax(f"{rules.words(mistral.BEGIN)} {calls}", mistral.BEGIN, calls)
+        return CallSyntax(f"{begin} {calls}", mistral.BEGIN, calls)
 
     def write(rules: LarkRules, tool: Tool, name: str) -> str:
         head = rules.words(tool.name)
@@ -150,7 +169,7 @@ def _mistral(rules: LarkRules, options: AnswerOptions, template: str) -> CallSyn
         return f"{head} {rules.words(mistral.ARGS)} {json_arguments(rules, tool)}"
 
     call = write_calls(rules, options, write)
-    one = rules.add_rule("marked", f"{rules.words(mistral.BEGIN)} {call}")
+    one = rules.add_rule("marked", f"{begin} {call}")
     return CallSyntax(_several(one, "", options), mistral.BEGIN, call)
 
 

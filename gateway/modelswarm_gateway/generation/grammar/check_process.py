@@ -24,7 +24,7 @@ from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.grammar import check_worker
 from modelswarm_gateway.generation.grammar.check_worker import CPU_SECONDS
 from modelswarm_gateway.generation.grammar.lark import placeholders
-from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource, SchemaPart
+from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarPart, GrammarSource
 from modelswarm_gateway.models.model_process import ANSWER_SECONDS, child_environment
 from modelswarm_gateway.models.worker_messages import pack_message, receive_message
 
@@ -85,7 +85,7 @@ class GrammarProcess:
             "text": source.text,
             "whitespace": source.whitespace,
             "markers": [marker for marker, _ in source.tokens],
-            "parts": [part.text for part in source.parts],
+            "parts": [[part.kind.value, part.text] for part in source.parts],
         }
         self._waiting += 1
         try:
@@ -108,7 +108,7 @@ class GrammarProcess:
         self._executor.submit(self._end_child)
         self._executor.shutdown(wait=False)
 
-    def _ask(self, request: dict[str, Any], parts: Sequence[SchemaPart]) -> str:
+    def _ask(self, request: dict[str, Any], parts: Sequence[GrammarPart]) -> str:
         try:
             connection = self._connect()
             connection.sendall(pack_message(request))

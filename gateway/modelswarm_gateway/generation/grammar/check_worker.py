@@ -25,9 +25,9 @@ MEMORY_BYTES = 512 << 20  # address space of the process
 def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     where: dict[str, Any] = {}
     try:
-        for place, part in enumerate(request["parts"]):
+        for place, (kind, text) in enumerate(request["parts"]):
             where = {"part": place}
-            compile_source(GrammarKind.JSON_SCHEMA, part, "")
+            compile_source(GrammarKind(kind), text, "")
         where = {}
         grammar = compile_source(
             GrammarKind(request["kind"]),

@@ -42,10 +42,10 @@ class LarkRules:
         parts: list[str] = []
         start = 0
         for found in self._markers.finditer(text):
-            parts.append(_quote(text[start : found.start()]))
+            parts.append(quote(text[start : found.start()]))
             parts.append(self._placeholders[found.group()])
             start = found.end()
-        parts.append(_quote(text[start:]))
+        parts.append(quote(text[start:]))
         return " ".join(part for part in parts if part)
 
     def token_at_start(self, text: str) -> str:
@@ -66,7 +66,7 @@ class LarkRules:
             other = f"{starts or ANY_TEXT} & ~{holding(marker)}"
             terminal = self.add_rule(name.upper(), other)
             return f"{terminal} {self.words(marker)}"
-        return self.add_rule(f"{name}[lazy]", f"{starts or ANY_TEXT} {_quote(marker)}")
+        return self.add_rule(f"{name}[lazy]", f"{starts or ANY_TEXT} {quote(marker)}")
 
 
 def placeholders(count: int) -> list[str]:
@@ -98,6 +98,6 @@ def _dump(value: object) -> str:
     return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
-def _quote(words: str) -> str:
+def quote(words: str) -> str:
     """Return a Lark string; nothing for no words."""
     return _dump(words) if words else ""

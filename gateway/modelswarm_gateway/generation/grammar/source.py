@@ -1,6 +1,6 @@
 """The grammar that a request asks for, before it is translated and checked.
 
-Made by `request_fields.py` and `tool_grammar.py`, translated by `translation.py` in the grammar process.
+Made by `request_fields.py` and `answer_grammar.py`, translated by `translation.py` in the grammar process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,17 @@ class GrammarKind(enum.Enum):
     STRUCTURAL_TAG = "structural_tag"  # text: a JSON list of [trigger, begin, schema, end]
 
 
+CONTENT_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX, GrammarKind.CHOICE)
+"""Formats of a chat's content, beside its reasoning and calls. The other kinds describe the whole answer."""
+
+
 @dataclass(frozen=True, slots=True)
-class SchemaPart:
-    """A schema that a grammar is made of, to say which one cannot be used."""
+class GrammarPart:
+    """A source that a grammar is made of, to say which one cannot be used."""
 
     param: str  # field of the request
-    text: str  # JSON
+    text: str
+    kind: GrammarKind = GrammarKind.JSON_SCHEMA
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,6 @@ class GrammarSource:
     param: str  # field of the request, for errors
     whitespace: str | None = ""
     """Regex of the whitespace between the parts of JSON; empty: none, None: any."""
-    parts: tuple[SchemaPart, ...] = ()  # checked one by one before the whole
+    parts: tuple[GrammarPart, ...] = ()  # checked one by one before the whole
     tokens: tuple[tuple[str, int], ...] = ()
     """Markers in the text that are one token of the model, sorted, with its id. Clients' grammars name them."""

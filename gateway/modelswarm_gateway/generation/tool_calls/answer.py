@@ -49,6 +49,7 @@ class AnswerOptions:
     one_call: bool = False  # the answer ends behind its first call
     include_reasoning: bool = True
     allowed: tuple[str, ...] = ()  # names of the tools that may be called; empty: all
+    has_format: bool = False  # the answer is calls, or content that follows a grammar
 
     @property
     def must_call(self) -> bool:
@@ -109,6 +110,7 @@ class AnswerParser:
             has_reasoning=form.has_reasoning,
             is_thinking=form.has_reasoning and opens_reasoning(prompt_end),
             one_call=options.one_call,
+            has_format=options.has_format,
         )
         self._prompt, self._seed = prompt, seed & (1 << 64) - 1
         self.reasoning_tokens = 0

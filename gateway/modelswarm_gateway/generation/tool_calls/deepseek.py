@@ -16,7 +16,7 @@ FENCE = "```"
 class DeepSeekReader(JsonCallReader):
     @override
     def _parse(self) -> Steps[None]:
-        while not self.has_ended and (yield from self._read_text((BEGIN,))):
+        while not self.has_ended and (yield from self._text_before_call(BEGIN)):
             self._mark()
             self._take(len(BEGIN))
             yield from self._skip_space()

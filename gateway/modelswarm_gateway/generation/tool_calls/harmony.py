@@ -41,7 +41,10 @@ class HarmonyReader(OutputReader):
         self._marked = None
         self.is_reasoning = not is_call and channel is not None and channel[1] == "analysis"
         sink = self._argue if is_call else self._reason if self.is_reasoning else self._show
-        end = yield from self._read_text((*ENDS, START), sink)
+        # Content with a format is the last message, and may spell the ends of messages.
+        is_content = self._has_format and not is_call and not self.is_reasoning
+        ends = () if is_content else (*ENDS, START)
+        end = yield from self._read_text(ends, sink)
         if self.is_reasoning:
             self._space = ""
         self.is_reasoning = False

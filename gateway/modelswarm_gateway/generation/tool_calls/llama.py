@@ -14,7 +14,7 @@ class LlamaReader(JsonCallReader):
     @override
     def _parse(self) -> Steps[None]:
         yield from self._calls()
-        while not self.has_ended and (yield from self._read_text((TAG,))):
+        while not self.has_ended and (yield from self._text_before_call(TAG)):
             yield from self._calls()
 
     def _calls(self) -> Steps[None]:
@@ -23,6 +23,8 @@ class LlamaReader(JsonCallReader):
         yield from self._skip_space()
         yield from self._accept(TAG)
         yield from self._skip_space()
+        if self._has_format and not self.calls and not (yield from self._begins_call()):
+            return self._show_marked()
         while (yield from self._json_call()):
             if self._end_call():
                 return
@@ -32,3 +34,10 @@ class LlamaReader(JsonCallReader):
                 self._marked = None
                 return
         self._show_marked()
+
+    def _begins_call(self) -> Steps[bool]:
+        """Return whether a call follows as the grammar writes it beside content that is JSON."""
+        for name in self._tools:
+            if (yield from self._looks_at(f'{{"name":"{name}","parameters":')):
+                return True
+        return False

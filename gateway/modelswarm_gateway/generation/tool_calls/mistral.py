@@ -13,7 +13,7 @@ BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 class MistralReader(JsonCallReader):
     @override
     def _parse(self) -> Steps[None]:
-        while not self.has_ended and (yield from self._read_text((BEGIN,))):
+        while not self.has_ended and (yield from self._text_before_call(BEGIN)):
             self._mark()
             self._take(len(BEGIN))
             yield from self._skip_space()

@@ -20,7 +20,7 @@ class PythonicReader(OutputReader):
     @override
     def _parse(self) -> Steps[None]:
         yield from self._calls()
-        while not self.has_ended and (yield from self._read_text((BEGIN,))):
+        while not self.has_ended and (yield from self._text_before_call(BEGIN)):
             yield from self._calls()
 
     def _calls(self) -> Steps[None]:

@@ -22,7 +22,7 @@ PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
 class QwenXmlReader(OutputReader):
     @override
     def _parse(self) -> Steps[None]:
-        while not self.has_ended and (yield from self._read_text((BEGIN, FUNCTION))):
+        while not self.has_ended and (yield from self._text_before_call(BEGIN, FUNCTION)):
             self._mark()
             if (yield from self._accept(BEGIN)):
                 yield from self._skip_space()

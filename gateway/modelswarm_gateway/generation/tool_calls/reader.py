@@ -42,9 +42,14 @@ class OutputReader:
         has_reasoning: bool = False,
         is_thinking: bool = False,
         one_call: bool = False,
+        has_format: bool = False,
     ) -> None:
-        """`is_thinking`: the prompt has opened the reasoning. `one_call`: the text ends behind the first call."""
-        self._tools, self._one_call = tools, one_call
+        """`is_thinking`: the prompt has opened the reasoning. `one_call`: the text ends behind the first call.
+
+        `has_format`: a text that does not begin with a call has none.
+        """
+        self._tools, self._one_call, self._has_format = tools, one_call, has_format
+        self._has_text = False  # that was shown behind the reasoning
         self._has_reasoning, self._starts_thinking = has_reasoning or is_thinking, is_thinking
         self.is_reasoning = is_thinking
         self.calls = 0  # started
@@ -89,6 +94,27 @@ class OutputReader:
     def _parse(self) -> Steps[None]:
         """Read the answer behind the reasoning."""
         yield from self._read_text(())
+
+    def _text_before_call(self, *markers: str) -> Steps[str]:
+        """Pass on text up to one of the markers of calls, as `_read_text` does."""
+        if self._has_format and not self.calls and not (yield from self._begins_with(markers)):
+            markers = ()  # the content may spell them
+        return (yield from self._read_text(markers))
+
+    def _begins_with(self, markers: Sequence[str]) -> Steps[bool]:
+        """Return whether the whole text begins with one of the markers, behind white space."""
+        if self._has_text:
+            return False
+        self._mark()
+        yield from self._skip_space()
+        for marker in markers:
+            if (yield from self._looks_at(marker)):
+                break
+        else:
+            self._rewind()
+            return False
+        self._rewind()
+        return True
 
     def _read_reasoning(self) -> Steps[None]:
         """Read up to the end of the reasoning. White space around it is dropped, as chat templates do."""
@@ -199,10 +225,12 @@ class OutputReader:
             yield
 
     def _show_at_once(self, text: str) -> None:
+        self._has_text = True
         self._events.append(TextDelta(text))
 
     def _show(self, text: str) -> None:
         """Show text; withhold white space at its end, which is dropped if a call follows."""
+        self._has_text = True
         self._events.extend(map(TextDelta, self._without_space(text)))
 
     def _reason(self, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.models.sampled import check_sampled, next_seeds
+from support.models.sampling.sampled import check_sampled, next_seeds
 from support.processes.swarm import Running
 from transformers import AutoTokenizer, StoppingCriteria, TextIteratorStreamer, TextStreamer
 from typing_extensions import override

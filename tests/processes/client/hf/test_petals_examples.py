@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.models.sampled import check_sampled, next_seeds
+from support.models.sampling.sampled import check_sampled, next_seeds
 from support.models.tiny_models import EOS, load_whole, make_model
 from support.processes.swarm import Running, local_settings, running_swarm
 

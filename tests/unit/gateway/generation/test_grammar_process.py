@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.grammar.check_process import GrammarProcess, GrammarRefused
-from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource, SchemaPart
+from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarPart, GrammarSource
 from modelswarm_gateway.generation.grammar.translation import _byte_tokenizer
 
 EOS = 256
@@ -132,8 +132,8 @@ async def test_source_beyond_the_budget_is_refused() -> None:
 
 async def test_part_that_cannot_be_used_is_named(process: GrammarProcess) -> None:
     """Also a part that the whole would show only in the middle of an answer; special tokens get their ids."""
-    good = SchemaPart("a", '{"type": "object"}')
-    bad = SchemaPart("b", '{"type": "object", "properties": {"n": false}, "required": ["n"]}')
+    good = GrammarPart("a", '{"type": "object"}')
+    bad = GrammarPart("b", '{"type": "object", "properties": {"n": false}, "required": ["n"]}')
     text = 'start: <|marker_0|> "x"'
     tokens = (("[X]", 77),)
     source = GrammarSource(GrammarKind.ANSWER, text, "tools", parts=(good,), tokens=tokens)

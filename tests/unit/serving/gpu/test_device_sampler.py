@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.models.sampling_cases import LOG, SAMPLINGS, VOCAB
+from support.models.sampling.sampling_cases import LOG, SAMPLINGS, VOCAB
 
 from modelswarm_serving.model.base import SampleRequest
 from modelswarm_serving.model.sampling import sampler

@@ -9,8 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.models.hf_processors import filtered_by_transformers, processed_by_transformers
-from support.models.sampling_cases import SAMPLINGS
+from support.models.sampling.hf_processors import (
+    filtered_by_transformers,
+    processed_by_transformers,
+)
+from support.models.sampling.sampling_cases import SAMPLINGS
 from torch import Tensor
 
 from modelswarm.protocol.messages import Sampling

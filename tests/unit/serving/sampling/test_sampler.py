@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from support.models.hf_processors import filtered_by_transformers
 from support.models.margins import margin
-from support.models.sampling_cases import BEGIN, LOG, SAMPLINGS, VOCAB
+from support.models.sampling.hf_processors import filtered_by_transformers
+from support.models.sampling.sampling_cases import BEGIN, LOG, SAMPLINGS, VOCAB
 from torch import Tensor
 
 from modelswarm.protocol.messages import Sampling
