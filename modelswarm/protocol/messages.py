@@ -69,6 +69,7 @@ class Hello:
     grammar: str = ""  # library and version by which a tail constrains answers; empty: it cannot
     logit_bytes: int = 0  # of a row of logits that a tail returns; 0: it returns none
     hidden_bytes: int = 0  # of a row of last hidden states that a tail returns; 0: it returns none
+    numerics: str = ""  # numerics class: device, torch and dtype; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)

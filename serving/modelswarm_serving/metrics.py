@@ -98,11 +98,11 @@ class _StatsCollector(Collector):
         )
         page = self._shape.page_size
         yield self._gauge("kv_page_tokens", "Positions of KV in one page.", page)
-        dtype, device = self._compute.dtype, self._compute.device
-        text = "Device and number format of the steps."
-        labels = [*self._labels, "device", "dtype"]
+        how = self._compute
+        text = "Device, number format and numerics class of the steps."
+        labels = [*self._labels, "device", "dtype", "numerics"]
         family = GaugeMetricFamily(PREFIX + "compute_info", text, labels=labels)
-        family.add_metric([*self._labels.values(), device, dtype], 1.0)
+        family.add_metric([*self._labels.values(), how.device, how.dtype, how.numerics], 1.0)
         yield family
         yield self._gauge("threads", "CPU threads that compute a step.", self._compute.threads)
         stats = self.stats

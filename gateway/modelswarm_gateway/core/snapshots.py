@@ -46,6 +46,7 @@ def server_view(server: Server, registry: ServerRegistry, now: float) -> ServerV
         suspected=peer in registry.suspected,
         ejected=status.ejected,
         score=status.score,
+        numerics=server.hello.numerics,
     )
 
 

@@ -26,6 +26,7 @@ _TEXTS = {
     "revision": re.compile(r"[^\x00-\x1f\x7f]{0,256}"),
     "grammar": re.compile(r"([a-z]{1,32} [A-Za-z0-9_.+-]{1,32})?"),
     "dtype": re.compile(r"[A-Za-z0-9_.]{0,32}"),
+    "numerics": re.compile(r"[A-Za-z0-9_.+=/-]{0,256}"),
 }
 
 

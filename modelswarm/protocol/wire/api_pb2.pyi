@@ -2089,6 +2089,7 @@ class Server(_message.Message):
     STEPS_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     target: _builtins.str
     model: _builtins.str
@@ -2110,6 +2111,8 @@ class Server(_message.Message):
     rows: _builtins.int
     score: _builtins.float
     """health, in (0, 1]"""
+    numerics: _builtins.str
+    """numerics class: device, torch and dtype; empty: unknown"""
     def __init__(
         self,
         *,
@@ -2129,10 +2132,11 @@ class Server(_message.Message):
         steps: _builtins.int = ...,
         rows: _builtins.int = ...,
         score: _builtins.float = ...,
+        numerics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "free_pages", b"free_pages", "health", b"health", "last", b"last", "model", b"model", "n_blocks", b"n_blocks", "own_sessions", b"own_sessions", "peer", b"peer", "revision", b"revision", "rows", b"rows", "score", b"score", "sessions", b"sessions", "step_ms", b"step_ms", "steps", b"steps", "target", b"target", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "free_pages", b"free_pages", "health", b"health", "last", b"last", "model", b"model", "n_blocks", b"n_blocks", "numerics", b"numerics", "own_sessions", b"own_sessions", "peer", b"peer", "revision", b"revision", "rows", b"rows", "score", b"score", "sessions", b"sessions", "step_ms", b"step_ms", "steps", b"steps", "target", b"target", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

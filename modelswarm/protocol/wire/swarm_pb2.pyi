@@ -319,6 +319,7 @@ class Hello(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     LOGIT_BYTES_FIELD_NUMBER: _builtins.int
     HIDDEN_BYTES_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     role: Global___Role.ValueType
     link: _builtins.str
@@ -342,6 +343,8 @@ class Hello(_message.Message):
     """library and version of a tail's grammars; empty: it has none"""
     logit_bytes: _builtins.int
     hidden_bytes: _builtins.int
+    numerics: _builtins.str
+    """numerics class; empty: unknown"""
     @_builtins.property
     def version(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """major, minor"""
@@ -375,10 +378,11 @@ class Hello(_message.Message):
         grammar: _builtins.str = ...,
         logit_bytes: _builtins.int = ...,
         hidden_bytes: _builtins.int = ...,
+        numerics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first", b"first", "grammar", b"grammar", "heartbeat_ms", b"heartbeat_ms", "hidden_bytes", b"hidden_bytes", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "logit_bytes", b"logit_bytes", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "page_size", b"page_size", "peer", b"peer", "replaces", b"replaces", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first", b"first", "grammar", b"grammar", "heartbeat_ms", b"heartbeat_ms", "hidden_bytes", b"hidden_bytes", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "logit_bytes", b"logit_bytes", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "numerics", b"numerics", "page_size", b"page_size", "peer", b"peer", "replaces", b"replaces", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -175,6 +175,7 @@ class Compute:
     threads: int = 1  # of the CPU
     device: str = "cpu"
     dtype: str = ""  # "": no number format
+    numerics: str = ""  # numerics class; "": unknown
 
 
 class OutOfDeviceMemory(Exception):

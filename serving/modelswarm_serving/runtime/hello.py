@@ -20,6 +20,7 @@ class ServerIdentity:
     peer: PeerId
     shape: ModelShape
     revision: str
+    numerics: str = ""  # numerics class; empty: unknown
 
     def hello(self, longest_session: int, grammar: str) -> Hello:
         """Return the Hello. An empty `target` means the address where the links listen.
@@ -51,6 +52,7 @@ class ServerIdentity:
             grammar=grammar,
             logit_bytes=shape.logit_bytes if shape.is_tail else 0,
             hidden_bytes=shape.hidden_bytes if shape.is_tail else 0,
+            numerics=self.numerics,
         )
 
     def member_file(self, target: str, metrics: str) -> MemberFile:

@@ -86,9 +86,12 @@ class Node:
         # One thread: compiling drops the interpreter's lock, and recoveries wait for nothing else here.
         self._grammar_compiler = ThreadPoolExecutor(1, "grammars")
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
-        self._identity = ServerIdentity(settings, self._peer, model.shape, revision)
+        compute = model.compute
+        self._identity = ServerIdentity(
+            settings, self._peer, model.shape, revision, compute.numerics
+        )
         self._files = files
-        self._metrics = Metrics(settings.served_name, model.shape, model.compute)
+        self._metrics = Metrics(settings.served_name, model.shape, compute)
         self._liveness, self._probe_server = liveness, probe_server
         if probe_server is not None:
             probe_server.registry = self._metrics.registry

@@ -68,6 +68,8 @@ async def ending_of(call: Any) -> str:
         {"model": "m" * 129},
         {"zone": "z" * 64},
         {"zone": "a\x1b[31m"},
+        {"numerics": "n" * 257},
+        {"numerics": "cpu avx2"},
         {"target": "host:1\nx"},
         {"revision": "r" * 257},
         {"dtype": "float32 "},

@@ -1,8 +1,9 @@
-"""The device of a server: found by its flag, or refused with one sentence that names what is there."""
+"""The device of a server: found by its flag, or refused with one sentence; and its numerics class."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import click
 import pytest
@@ -10,7 +11,11 @@ import torch
 from support.models.device_library import DeviceLibrary
 
 from modelswarm.errors import DeviceError
+from modelswarm.process.cpu_features import cpu_kernels
+from modelswarm.protocol.link.hello_checks import hello_fault
+from modelswarm.protocol.messages import Hello, Lane, Role
 from modelswarm_serving.model.device import HOST, TorchDrivers, check_dtype, find_device
+from modelswarm_serving.model.numerics import numerics_class
 from modelswarm_serving.settings import parse
 
 SERVER = ["--name", "s0", "--model", "demo://counting", "--blocks", "0:4"]
@@ -133,3 +138,61 @@ def test_device_flag_takes_kinds_and_numbers(flag: str) -> None:
 def test_unknown_device_flag_is_refused(flag: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a device; allowed: auto, cpu, accel"):
         parse([*SERVER, "--device", flag])
+
+
+def cpu_root(folder: Path, *cpus: str, vendor: str = "vendor_id\t: GenuineIntel") -> Path:
+    """Return a root folder with a cpuinfo of these features, one text for each CPU."""
+    (folder / "proc").mkdir()
+    name = "Features" if "implementer" in vendor else "flags"
+    text = "\n".join(f"{vendor}\n{name}\t\t: {features}\n" for features in cpus)
+    (folder / "proc/cpuinfo").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("cpus", "vendor", "kernels"),
+    [
+        (["fpu avx avx2 fma"], "vendor_id\t: GenuineIntel", "intel-avx2"),
+        (
+            ["avx2 avx512bw avx512_vnni", "avx2 avx512bw"],
+            "vendor_id\t: AuthenticAMD",
+            "amd-avx512bw",
+        ),
+        (["avx2 avx512bw avx512_bf16"], "vendor_id\t: AuthenticAMD", "amd-avx512_bf16"),
+        (["avx2 avx512_fp16 amx_bf16"], "vendor_id\t: GenuineIntel", "intel-amx_bf16"),
+        (["avx2"], "vendor_id\t: CentaurHauls", "CentaurHauls-avx2"),
+        (["fp asimd sve bf16"], "CPU implementer\t: 0x41", "0x41-sve"),
+        (["fpu sse2"], "vendor_id\t: GenuineIntel", ""),
+        (["avx2"], "", ""),
+        ([], "", ""),
+    ],
+)
+def test_kernels_follow_vendor_and_widest_common_extension(
+    tmp_path: Path, cpus: list[str], vendor: str, kernels: str
+) -> None:
+    assert cpu_kernels(cpu_root(tmp_path, *cpus, vendor=vendor)) == kernels
+
+
+def test_cpu_class_names_isa_torch_dtype_and_limits(tmp_path: Path) -> None:
+    root = cpu_root(tmp_path, "avx avx2 avx512bw")
+    plain = f"cpu-intel-avx512bw/torch-{torch.__version__}/float32"
+    assert numerics_class(HOST, "float32", {"PATH": "/bin", "MKL_CBWR": ""}, root) == plain
+    limits = {"ONEDNN_MAX_CPU_ISA": "avx2 ;", "ATEN_CPU_CAPABILITY": "a" * 99}
+    limited = numerics_class(HOST, "float32", limits | {"NVIDIA_TF32_OVERRIDE": "0"}, root)
+    assert limited == f"{plain}/ATEN_CPU_CAPABILITY={'a' * 32}/ONEDNN_MAX_CPU_ISA=avx2__"
+    hello = Hello((2, 2), "s/1/a", Role.SERVER, "", Lane.LIVE, numerics=limited)
+    assert hello_fault(hello) == ""
+
+
+def test_unknown_cpu_has_no_class(tmp_path: Path) -> None:
+    assert numerics_class(HOST, "float32", {}, cpu_root(tmp_path)) == ""
+
+
+def test_device_class_names_capability_or_device() -> None:
+    rest = f"/torch-{torch.__version__}/bfloat16"
+    cuda = DeviceLibrary(compute_capability=(9, 0)).open()
+    assert numerics_class(cuda, "bfloat16", {"MKL_CBWR": "AVX2"}) == f"cuda-9.0{rest}"
+    tf32 = {"NVIDIA_TF32_OVERRIDE": "0"}
+    assert numerics_class(cuda, "bfloat16", tf32) == f"cuda-9.0{rest}/NVIDIA_TF32_OVERRIDE=0"
+    other = DeviceLibrary(accelerator="xpu", compute_capability=None).open("xpu")
+    assert numerics_class(other, "bfloat16", {}) == f"xpu-Stand-in_1000{rest}"

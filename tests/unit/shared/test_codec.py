@@ -64,7 +64,10 @@ SAMPLING = Sampling(
     0.7, 40, 0.9, 0.05, 1.1, (1 << 64) - 1, 2, (0, 151645), 5, 0.9, 0.5, -1.5, 3,
     ((5, -100.0), (0, 2.5)), ((7,), (8, 9)), 4, (5, 0), 20, Grammar('{\n"grammars": []}', "llguidance 1.9.1", 16),
 )  # fmt: skip
-HELLO = Hello((1, 0), "s0/1/ab", Role.SERVER, "l1", Lane.LIVE, "h:1", "m", "r", 0, 4, 8, "bf16", 8)
+HELLO = Hello(
+    (1, 0), "s0/1/ab", Role.SERVER, "l1", Lane.LIVE, "h:1", "m", "r", 0, 4, 8, "bf16", 8,
+    numerics="cuda-9.0/torch-2.15.0/bfloat16",
+)  # fmt: skip
 HASHES = (b"", bytes(range(32)))
 
 MESSAGES: list[Message] = [

@@ -28,6 +28,7 @@ class ServerView:
     suspected: bool = False  # silent
     ejected: bool = False  # gets no new sessions for now, except one canary
     score: float = 1.0  # health, in (0, 1]
+    numerics: str = ""  # numerics class; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from modelswarm_serving.model.base import (
 )
 from modelswarm_serving.model.device import HOST, Device
 from modelswarm_serving.model.grammar.matchers import GrammarFault, GrammarMatchers
+from modelswarm_serving.model.numerics import numerics_class
 from modelswarm_serving.model.passes.contract import PassTask
 from modelswarm_serving.model.passes.transformer_pass import TransformerPass
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
@@ -80,7 +81,8 @@ class TransformerSpan:
     @property
     def compute(self) -> Compute:
         dtype = str(self._dtype).removeprefix("torch.")
-        return Compute(self._threads, self._accelerator.name, dtype)
+        numerics = numerics_class(self._accelerator, dtype)
+        return Compute(self._threads, self._accelerator.name, dtype, numerics)
 
     @property
     def grammars(self) -> GrammarMatchers | None:

@@ -64,6 +64,7 @@ def _server(view: ServerView) -> api_pb2.Server:
         health=_health(view),
         score=view.score,
         own_sessions=view.own_sessions,
+        numerics=view.numerics,
     )
     if view.heartbeat is not None:
         heartbeat = view.heartbeat
