@@ -78,6 +78,16 @@ def needs_logits(given: Mapping[str, Any]) -> bool:
     return any(_is_set(name, given.get(name)) for name in LOGITS)
 
 
+def check_tuned_forward(given: Mapping[str, Any]) -> None:
+    """Raise UnsupportedArgumentError for an argument that a forward pass with gradients does not have."""
+    for name, value in given.items():
+        if value:
+            detail = (
+                "a forward pass with labels or soft prompts runs the whole input and keeps nothing"
+            )
+            raise UnsupportedArgumentError(name, f"{detail}; leave it out")
+
+
 def _is_set(name: str, value: Any) -> bool:
     """Return whether a value asks for something that transformers does not do by itself."""
     if name in ("num_beams", "num_beam_groups", "num_return_sequences"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -19,9 +20,11 @@ from modelswarm.client.hf.blocks import Blocks
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.model import DistributedModelForCausalLM, Sampler
 from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.training.prompts import SoftPrompts, TuningMode
 
 _CONFIG_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "token")
 """Arguments of transformers' from_pretrained that concern the two files."""
+_OWN_ARGUMENTS = ("gateway", "served_name", "sampling", "tuning_mode", "pre_seq_len")
 _REFUSED = {
     "initial_peers": "a swarm is found by its gateway; use gateway=",
     "dht_prefix": "a swarm is found by its gateway; use gateway= and served_name=",
@@ -34,8 +37,6 @@ _REFUSED = {
     "low_cpu_mem_usage": "no weights are loaded",
     "attn_implementation": "the blocks are on the servers",
     "trust_remote_code": "only the families of transformers are served",
-    "tuning_mode": "soft prompts are not built",
-    "pre_seq_len": "soft prompts are not built",
     "active_adapter": "adapters are not built",
 }
 
@@ -56,6 +57,8 @@ class AutoDistributedModelForCausalLM:
         gateway: str | None = None,
         served_name: str | None = None,
         sampling: Sampler = "servers",
+        tuning_mode: TuningMode | None = None,
+        pre_seq_len: int | None = None,
         **options: Any,
     ) -> DistributedModelForCausalLM:
         """Return the model of a swarm.
@@ -65,9 +68,12 @@ class AutoDistributedModelForCausalLM:
         `served_name`: the name under which it is served; default: that of `model`, or the only one.
         `sampling`: "servers" draw tokens at full speed. "client" draws them here by torch's generator: `generate` gives
         the tokens that transformers gives with the same seed, and each one costs a round trip.
+        `tuning_mode`: "ptune" trains `pre_seq_len` rows before the tokens of every input, and "deep_ptune" also rows of
+        every block. The model itself is frozen.
         `options`: `revision`, `token`, `cache_dir` and `local_files_only` of transformers.
         """
-        return load_model(cls.model_types, model, gateway, served_name, sampling, options)
+        tuning = Tuning.parse(tuning_mode, pre_seq_len)
+        return load_model(cls.model_types, model, gateway, served_name, sampling, tuning, options)
 
 
 def find_class(name: str) -> Any:
@@ -100,9 +106,12 @@ def _family_class(name: str, types: frozenset[str]) -> Any:
         gateway: str | None = None,
         served_name: str | None = None,
         sampling: Sampler = "servers",
+        tuning_mode: TuningMode | None = None,
+        pre_seq_len: int | None = None,
         **options: Any,
     ) -> DistributedModelForCausalLM:
-        return load_model(types, model, gateway, served_name, sampling, options)
+        tuning = Tuning.parse(tuning_mode, pre_seq_len)
+        return load_model(types, model, gateway, served_name, sampling, tuning, options)
 
     from_pretrained.__doc__ = AutoDistributedModelForCausalLM.from_pretrained.__doc__
     members = {"from_pretrained": classmethod(from_pretrained), "__module__": __name__}
@@ -115,12 +124,13 @@ def load_model(
     gateway: str | None,
     served_name: str | None,
     sampling: Sampler,
+    tuning: Tuning | None,
     options: dict[str, Any],
 ) -> DistributedModelForCausalLM:
     """Read the model's two files, and return a model that asks the gateway."""
     for name in options:
         if name not in _CONFIG_ARGUMENTS:
-            allowed = ", ".join(("gateway", "served_name", "sampling", *_CONFIG_ARGUMENTS))
+            allowed = ", ".join((*_OWN_ARGUMENTS, *_CONFIG_ARGUMENTS))
             reason = _REFUSED.get(name, "it has no effect here")
             raise UnsupportedArgumentError(name, f"{reason}; allowed: {allowed}")
     if sampling not in get_args(Sampler):
@@ -143,9 +153,43 @@ def load_model(
         models[served],
         Blocks(connection, models[served], address, config, options),
         sampling,
+        None if tuning is None else tuning.make_prompts(config.get_text_config()),
     )
     loaded: DistributedModelForCausalLM = made.eval()
     return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The arguments of prompt tuning."""
+
+    mode: TuningMode
+    rows: int
+
+    @staticmethod
+    def parse(mode: Any, rows: Any) -> Tuning | None:
+        """Return the tuning that is asked for; None: none. Raise ArgumentError for impossible values."""
+        if mode is not None and mode not in get_args(TuningMode):
+            allowed = ", ".join(map(repr, get_args(TuningMode)))
+            raise ArgumentError("tuning_mode", f"{mode!r}; allowed: {allowed}")
+        if mode is None and rows is not None:
+            raise ArgumentError("pre_seq_len", f"{rows!r} without tuning_mode; give both")
+        if mode is None:
+            return None
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+            detail = "allowed: an integer of at least 1, the rows of the soft prompt"
+            raise ArgumentError("pre_seq_len", f"{rows!r}; {detail}")
+        return Tuning(mode, rows)
+
+    def make_prompts(self, config: Any) -> SoftPrompts:
+        """Return new prompts for a model of this configuration. Raise ArgumentError if its context is too short."""
+        context = getattr(config, "max_position_embeddings", None)
+        if context and self.rows >= context:
+            detail = f"the model's context has {context} positions"
+            raise ArgumentError("pre_seq_len", f"{self.rows}; {detail}")
+        deviation = float(getattr(config, "initializer_range", 0.02))
+        blocks = config.num_hidden_layers
+        return SoftPrompts(self.mode, self.rows, config.hidden_size, blocks, deviation)
 
 
 def choose_served_name(served: Collection[str], model: str, wanted: str | None, target: str) -> str:

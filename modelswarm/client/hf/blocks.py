@@ -25,8 +25,11 @@ from modelswarm.checkpoint.hub import HUB_SCHEME
 from modelswarm.checkpoint.sources import resolve
 from modelswarm.checkpoint.tensor_index import INDEX_FILE, SINGLE_FILE, read_tensors, shard_names
 from modelswarm.checkpoint.tensor_names import canonical_name
+from modelswarm.client.hf.errors import UnsupportedArgumentError
 from modelswarm.client.hf.layers import RemoteLayers
 from modelswarm.client.sessions.connection import Connection, ServedModel
+from modelswarm.client.sessions.session import Prefix
+from modelswarm.client.training.prompts import NAMES, SoftPrompts
 from modelswarm.errors import ModelSourceError, UnavailableError
 
 _hf: Any = import_module("transformers")
@@ -66,6 +69,27 @@ class Blocks:
         self._source, self._config, self._options = source, config, options
         self.tables: Tables = FAMILIES[config.get_text_config().model_type].tables
         self._local: Any = None
+        self.prompts: SoftPrompts | None = None  # those that are trained
+
+    def prefix(self) -> Prefix | None:
+        """Return the soft prompt as rows before the tokens of a session; None: there is none.
+
+        Raise UnsupportedArgumentError for prompts of blocks, which sessions do not have.
+        """
+        if self.prompts is None:
+            return None
+        if self.prompts.deep is not None:
+            detail = (
+                "sessions add no rows inside of their blocks, also not after the loss of a server"
+            )
+            raise UnsupportedArgumentError(
+                "tuning_mode", f"'deep_ptune' does not generate: {detail}; use 'ptune'"
+            )
+        served = self._known_model()
+        dtype: torch.dtype = getattr(torch, served.dtype)
+        rows = self.prompts.first.detach().to("cpu", dtype).contiguous()
+        data = rows.view(torch.uint8).numpy().tobytes()
+        return Prefix(len(rows), served.hidden_size, served.dtype, data)
 
     @property
     def layers(self) -> RemoteLayers:
@@ -112,6 +136,30 @@ class Blocks:
             RUN_BLOCKS.reset(token)
         return logits.float(), tuple(states)
 
+    def forward_tuned(self, ids: Tensor, mask: Tensor | None) -> Tensor:
+        """Return logits [batch, length, vocabulary] in float32 behind the soft prompt, with gradients.
+
+        `mask` [batch, length]: 0 for padding, on either side, whose logits mean nothing.
+        """
+        local, prompts = self.local, self.prompts
+        embedded = local.get_input_embeddings()(ids)
+        keep = torch.ones_like(ids) if mask is None else mask
+        before, deep = 0, None
+        if prompts is not None:
+            before, deep = prompts.rows, prompts.deep
+            first = prompts.first.to(embedded).expand(len(ids), -1, -1)
+            embedded = torch.cat((first, embedded), dim=1)
+            keep = torch.cat((keep.new_ones(len(ids), before), keep), dim=1)
+        given: dict[str, Any] = {"attention_mask": keep, "use_cache": False}
+        if "position_ids" in inspect.signature(local.forward).parameters:
+            given["position_ids"] = (keep.long().cumsum(-1) - 1).clamp(min=0)
+        token = RUN_BLOCKS.set(lambda hidden: self.layers(hidden, keep, deep))
+        try:
+            logits: Tensor = local(inputs_embeds=embedded, **given).logits
+        finally:
+            RUN_BLOCKS.reset(token)
+        return logits[:, before:].float().contiguous()
+
 
 class _Body:
     """`model.model`: the path to the blocks, and the modules beside them."""
@@ -122,6 +170,8 @@ class _Body:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if name in NAMES and self._blocks.prompts is not None:
+            return getattr(self._blocks.prompts, name)
         path = f"{self._path}.{name}"
         if path == self._blocks.tables.blocks:
             return self._blocks.layers

@@ -47,6 +47,34 @@ def check_mask(mask: Tensor, ids: Tensor) -> None:
         raise ArgumentError("attention_mask", f"a row ends with padding; {detail}")
 
 
+def check_training_mask(mask: Tensor, ids: Tensor) -> None:
+    """Raise ArgumentError for a mask that is not one of `ids`, or hides a whole row. Padding may be on both sides."""
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        detail = f"allowed: that of input_ids, {list(ids.shape)}"
+        raise ArgumentError("attention_mask", f"the shape is {shape}; {detail}")
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise ArgumentError("attention_mask", "allowed values: 0 for padding, 1 for tokens")
+    if not bool(mask.any(-1).all()):
+        raise ArgumentError("attention_mask", "a row has no token that is not padding")
+
+
+def check_labels(labels: Tensor | None, ids: Tensor, vocabulary: int) -> None:
+    """Raise ArgumentError for labels that are no token ids of the inputs' shape, or -100."""
+    if labels is None:
+        return
+    if not isinstance(labels, Tensor) or labels.shape != ids.shape:
+        shape = list(labels.shape) if isinstance(labels, Tensor) else type(labels).__name__
+        detail = f"allowed: that of input_ids, {list(ids.shape)}"
+        raise ArgumentError("labels", f"the shape is {shape}; {detail}")
+    if labels.dtype != torch.int64:
+        raise ArgumentError("labels", f"the dtype is {labels.dtype}; allowed: torch.int64")
+    wrong = labels[(labels != -100) & ((labels < 0) | (labels >= vocabulary))]
+    if wrong.numel():
+        detail = f"the vocabulary has the ids 0 to {vocabulary - 1}, and -100 leaves a position out"
+        raise ArgumentError("labels", f"{int(wrong[0])} is no token of the model; {detail}")
+
+
 def check_padding(ids: Tensor, pad: int | None, eos: list[int]) -> None:
     """Raise ArgumentError for rows that seem to be padded, if no mask says so and none can be inferred."""
     if pad is None or pad not in eos or len(ids) < 2:

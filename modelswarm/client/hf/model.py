@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
@@ -18,25 +18,33 @@ import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, GenerationConfig, MaxLengthCriteria
 
-from modelswarm.client.hf.arguments import check_arguments, check_forward, needs_logits
+from modelswarm.client.hf.arguments import (
+    check_arguments,
+    check_forward,
+    check_tuned_forward,
+    needs_logits,
+)
 from modelswarm.client.hf.blocks import Blocks, ModelWithRemoteBlocks
 from modelswarm.client.hf.decoding import decode_rows
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.inputs import (
     Rows,
     check_ids,
+    check_labels,
     check_mask,
     check_padding,
+    check_training_mask,
     pad_rows,
     split_rows,
 )
 from modelswarm.client.hf.remote_cache import RemoteCache
 from modelswarm.client.hf.rows import AnswerRow, SessionRow, TokenRow, start_answers
-from modelswarm.client.hf.sampling import ModelFacts, ServerSampling, plan_sampling
+from modelswarm.client.hf.sampling import ModelFacts, ServerSampling, plan_sampling, seeded
 from modelswarm.client.hf.session import InputRule, ModelSession
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import SessionLengthError
 from modelswarm.client.sessions.session import GatewaySession
+from modelswarm.client.training.prompts import SoftPrompts
 from modelswarm.protocol.wire import api_pb2
 
 
@@ -49,6 +57,7 @@ class Turn:
     session: ModelSession | None
     needs_logits: bool = False
     cache: RemoteCache | None = None
+    sessions: list[GatewaySession] = field(default_factory=list)  # opened for this call alone
 
 
 Sampler: TypeAlias = Literal["servers", "client"]
@@ -73,10 +82,14 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         served: ServedModel,
         blocks: Blocks,
         sampling: Sampler = "servers",
+        prompts: SoftPrompts | None = None,
     ) -> None:
-        """`sampling`: see `from_pretrained`."""
+        """`sampling`: see `from_pretrained`. `prompts`: those that are trained, if any are."""
         super().__init__(config, blocks)
-        self.context = served.context  # positions that the swarm has for a request; 0: not known
+        self.prompts = blocks.prompts = prompts
+        before = 0 if prompts is None else prompts.rows
+        # Positions that the swarm has for a request; 0: not known.
+        self.context = max(0, served.context - before)
         self.sampling = sampling
         self.generation_config = generation_config
         self.served_name = served.name
@@ -106,8 +119,12 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         `ttl`: seconds that it is kept without a turn. Raise NoCapacityError if the servers have no room.
         """
 
+        prefix = self.blocks.prefix()
+
         def open_row() -> GatewaySession:
-            return GatewaySession(self.connection, self.served_name, max_length, ttl=ttl)
+            return GatewaySession(
+                self.connection, self.served_name, max_length, ttl=ttl, prefix=prefix
+            )
 
         return ModelSession(open_row, max_length, inputs, self.use_session, batch_size)
 
@@ -230,6 +247,8 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             self._call.reset(token)
             if turn.cache is not None:
                 turn.cache.close()
+            for one in turn.sessions:
+                one.close()
         if not isinstance(result, Tensor):
             result.past_key_values = None  # its sessions are closed
         return result
@@ -273,14 +292,15 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
                 **model_kwargs,
             )
         max_new = generation_config.max_length - input_ids.shape[1]
-        if turn.session is None:
-            rows: list[TokenRow] = [*self._start_answers(contexts, max_new, plan)]
-        else:
-            can_end = any(
-                type(each) not in (EosTokenCriteria, MaxLengthCriteria)
-                for each in stopping_criteria
-            )
+        can_end = any(
+            type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in stopping_criteria
+        )
+        if turn.session is not None:
             rows = self._start_turn(turn, contexts, max_new, plan, can_end)
+        elif self.prompts is not None:
+            rows = self._start_tuned(turn, contexts, max_new, plan, can_end)
+        else:
+            rows = [*self._start_answers(contexts, max_new, plan)]
         pad = generation_config._pad_token_tensor
         ids = decode_rows(
             rows,
@@ -313,7 +333,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
                 sampling=sampling,
                 ignore_eos=True,  # those of generation_config are in stop_token_ids
             )
-            for context, sampling in zip(contexts, _seeded(plan, len(contexts)), strict=True)
+            for context, sampling in zip(contexts, seeded(plan, len(contexts)), strict=True)
         ]
         return start_answers(self.connection, requests)
 
@@ -323,11 +343,23 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         session = turn.session
         assert session is not None
         rows: list[TokenRow] = []
-        samplings = _seeded(plan, len(contexts))
+        samplings = seeded(plan, len(contexts))
         for place, (context, sampling) in enumerate(zip(contexts, samplings, strict=True)):
             new = session.begin_turn(place, context, has_input=turn.shown is not None)
             one = session.rows[place]
             rows.append(SessionRow(one, new, max_new, sampling, can_end=can_end))
+        return rows
+
+    def _start_tuned(
+        self, turn: Turn, contexts: Rows, max_new: int, plan: ServerSampling, can_end: bool
+    ) -> list[TokenRow]:
+        """Start each row in a session of its own, behind the soft prompt. All of them need room at once."""
+        prefix, rows = self.blocks.prefix(), list[TokenRow]()
+        for context, sampling in zip(contexts, seeded(plan, len(contexts)), strict=True):
+            length = max(2, len(context) + max_new)
+            one = GatewaySession(self.connection, self.served_name, length, prefix=prefix)
+            turn.sessions.append(one)
+            rows.append(SessionRow(one, context, max_new, sampling, can_end=can_end))
         return rows
 
     def _prepare_cache_for_generation(
@@ -348,8 +380,12 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         model_kwargs["past_key_values"] = turn.cache
 
     def _make_cache(self, max_length: int, session: ModelSession | None = None) -> RemoteCache:
+        prefix = self.blocks.prefix()
+
         def open_session() -> GatewaySession:
-            return GatewaySession(self.connection, self.served_name, max(2, max_length))
+            return GatewaySession(
+                self.connection, self.served_name, max(2, max_length), prefix=prefix
+            )
 
         return RemoteCache(open_session, None if session is None else session.rows)
 
@@ -361,6 +397,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         use_cache: bool | None = None,
         logits_to_keep: int = 0,
         output_hidden_states: bool | None = None,
+        labels: Tensor | None = None,
         **options: Any,
     ) -> Any:
         """Return the logits [batch, length, vocabulary] in float32; those of padding are zeros.
@@ -368,9 +405,22 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         `attention_mask` [batch, all positions so far]. `logits_to_keep`: only those of the last positions; 0: of all.
         With `use_cache` the result has a cache for the next call; it holds sessions until its `close`.
         `output_hidden_states`: also those before each block and after the norm. Each block is a call, so it is slower.
+
+        With soft prompts, or with `labels` [batch, length], the modules beside the blocks run here, and gradients flow.
+        Labels give the loss of transformers; -100 leaves a position out. Then padding may be on both sides.
         """
         check_forward(options)
         ids = check_ids(input_ids, self._facts.vocabulary)
+        is_cached = use_cache or past_key_values is not None
+        if labels is not None or (self.prompts is not None and not is_cached):
+            unused = {
+                "past_key_values": past_key_values,
+                "use_cache": use_cache,
+                "output_hidden_states": output_hidden_states,
+            }
+            check_tuned_forward(unused)
+            check_labels(labels, ids, self._facts.vocabulary)
+            return self._forward_tuned(ids, attention_mask, labels, logits_to_keep)
         if output_hidden_states:
             return self._forward_blocks(
                 ids, attention_mask, past_key_values, use_cache, logits_to_keep
@@ -385,6 +435,24 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             cache.close()
             cache = None
         return _hf.modeling_outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+
+    def _forward_tuned(
+        self, ids: Tensor, mask: Tensor | None, labels: Tensor | None, keep: int
+    ) -> Any:
+        """Return logits and loss of the whole input, with gradients."""
+        if mask is not None:
+            check_training_mask(mask, ids)
+        else:
+            pads = self.generation_config
+            check_padding(ids, pads.pad_token_id, _end_tokens(pads))
+        logits = self.blocks.forward_tuned(ids, mask)
+        loss = None
+        if labels is not None:
+            if mask is not None:  # no token precedes one behind padding
+                labels = labels.masked_fill(mask.roll(1, -1) == 0, -100)
+            vocabulary = self.config.get_text_config().vocab_size
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=vocabulary)
+        return _hf.modeling_outputs.CausalLMOutputWithPast(loss=loss, logits=logits[:, -keep:])
 
     def _forward_blocks(
         self, ids: Tensor, mask: Tensor | None, cache: Any, use_cache: bool | None, keep: int
@@ -421,16 +489,3 @@ def _turn_streamer(streamer: Any, turn: Turn) -> SimpleNamespace:
 def _end_tokens(config: GenerationConfig) -> list[int]:
     eos: Any = config.eos_token_id
     return eos if isinstance(eos, list) else [] if eos is None else [eos]
-
-
-def _seeded(plan: ServerSampling, count: int) -> list[api_pb2.Sampling]:
-    """Return the fields for each row, with seeds of torch's generator: `torch.manual_seed` decides the answers."""
-    samplings = []
-    is_drawn = plan.message.temperature > 0
-    seeds = torch.randint(0, (1 << 63) - 1, (count,)).tolist() if is_drawn else [0] * count
-    for seed in seeds:
-        sampling = api_pb2.Sampling()
-        sampling.CopyFrom(plan.message)
-        sampling.seed = seed
-        samplings.append(sampling)
-    return samplings

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers.generation import logits_process as hf
 
 from modelswarm.protocol.sampling import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS
@@ -192,3 +193,16 @@ _ARGUMENTS = {
     "SynthIDTextWatermarkLogitsProcessor": "watermarking_config",
 }
 """Processors of transformers that need the logits -> the argument of `generate` that asks for them."""
+
+
+def seeded(plan: ServerSampling, count: int) -> list[api_pb2.Sampling]:
+    """Return the fields for each row, with seeds of torch's generator: `torch.manual_seed` decides the answers."""
+    samplings = []
+    is_drawn = plan.message.temperature > 0
+    seeds = torch.randint(0, (1 << 63) - 1, (count,)).tolist() if is_drawn else [0] * count
+    for seed in seeds:
+        sampling = api_pb2.Sampling()
+        sampling.CopyFrom(plan.message)
+        sampling.seed = seed
+        samplings.append(sampling)
+    return samplings

@@ -95,13 +95,18 @@ class SessionBase:
         *,
         ttl: int | None = None,
         blocks: tuple[int, int] | None = None,
+        more_positions: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not isinstance(max_length, int) or max_length < 2:
-            raise UserError("max_length", f"{max_length!r}; allowed: an integer of at least 2")
+        """`more_positions`: positions that the session needs beside those of its caller."""
+        least = max(1, 2 - more_positions)  # a session has two positions at least
+        if not isinstance(max_length, int) or max_length < least:
+            detail = f"allowed: an integer of at least {least}"
+            raise UserError("max_length", f"{max_length!r}; {detail}")
         self._connection, self._model, self._clock = connection, model, clock
         self._ttl, self._blocks = ttl, blocks
         self.max_length = max_length
+        self._reserved = max_length + more_positions
         self._lock = threading.Lock()
         self._is_closed = False
         self._stream = self._open()
@@ -167,7 +172,7 @@ class SessionBase:
         opened = api_pb2.OpenSession(model=self._model, session_id=attach, attach=bool(attach))
         if not attach:
             opened.session_id = _new_name()
-            opened.max_length = self.max_length
+            opened.max_length = self._reserved
             if self._ttl is not None:
                 opened.ttl = self._ttl
             if self._blocks is not None:

@@ -41,11 +41,15 @@ class BlockSession(SessionBase):
         Raise NoCapacityError if the servers have no room, RefusedError for blocks that the model does not have,
         UnreachableError if no gateway answers.
         """
-        # A row needs the position behind it.
         super().__init__(
-            connection, model.name, max_length + 1, ttl=ttl, blocks=blocks, clock=clock
+            connection,
+            model.name,
+            max_length,
+            ttl=ttl,
+            blocks=blocks,
+            more_positions=1,  # a row needs the position behind it
+            clock=clock,
         )
-        self.max_length = max_length
         self._served = model
         self._rows = bytearray()  # that were sent, in order
 

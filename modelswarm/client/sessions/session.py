@@ -56,6 +56,21 @@ class StepOptions:
     all_positions: bool = False  # logits of the whole input, not only of its last entry
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """Rows in place of embeddings that stand before the first token of a session."""
+
+    count: int
+    hidden_size: int
+    dtype: str
+    rows: bytes
+
+    def as_step(self) -> api_pb2.SessionStep:
+        shape = (self.count, self.hidden_size)
+        tensor = api_pb2.Tensor(dtype=self.dtype, shape=shape, data=self.rows)
+        return api_pb2.SessionStep(hidden_states=tensor, max_tokens=0)
+
+
 class GatewaySession(SessionBase):
     """A context of at most `max_length` positions, prompts and answers together.
 
@@ -70,14 +85,18 @@ class GatewaySession(SessionBase):
         max_length: int,
         *,
         ttl: int | None = None,
+        prefix: Prefix | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open the session. `ttl`: seconds that it is kept without a step.
+        """Open the session. `ttl`: seconds that it is kept without a step. `prefix`: counts in no position.
 
         Raise NoCapacityError if the servers have no room, RefusedError for an impossible max_length,
         UnreachableError if no gateway answers.
         """
-        super().__init__(connection, model, max_length, ttl=ttl, clock=clock)
+        self._prefix, self._before = prefix, 0 if prefix is None else prefix.count
+        super().__init__(
+            connection, model, max_length, ttl=ttl, more_positions=self._before, clock=clock
+        )
         self._log: list[int] = []
 
     @property
@@ -117,8 +136,9 @@ class GatewaySession(SessionBase):
             made = copy(self)
             made._lock = threading.Lock()
             made._log = self._log[:end]
-            can_copy = 0 < end <= self._stream.position
-            made._stream = made._open_fork(self.session_id, end) if can_copy else made._open()
+            whole = self._before + end
+            can_copy = end > 0 and whole <= self._stream.position
+            made._stream = made._open_fork(self.session_id, whole) if can_copy else made._open()
             return made
 
     def step(self, tokens: Sequence[int], options: StepOptions | None = None) -> Iterator[StepPart]:
@@ -220,10 +240,11 @@ class GatewaySession(SessionBase):
         if not self._stream.end.alive:  # an error has ended it
             self._recover(SessionLostError("the session's call has ended"))
         log = before + tokens
-        start = min(self._stream.position, len(before), len(log) - 1)
         stream = self._stream
-        if start < stream.position:
-            stream.ask(rewind=api_pb2.Rewind(position=start))
+        self._send_prefix()
+        start = min(stream.position - self._before, len(before), len(log) - 1)
+        if self._before + start < stream.position:
+            stream.ask(rewind=api_pb2.Rewind(position=self._before + start))
         fields: dict[str, Any] = {
             "ignore_eos": options.ignore_eos,
             "return_logits": options.return_logits,
@@ -237,6 +258,18 @@ class GatewaySession(SessionBase):
         stream.is_in_step = True
         while stream.is_in_step:
             yield _step_part(stream.receive_part())
+
+    def _send_prefix(self) -> None:
+        """Bring a session that is new, or has a part of the prefix, to the end of the prefix."""
+        stream = self._stream
+        if self._prefix is None or stream.position >= self._before:
+            return
+        if stream.position:
+            stream.ask(rewind=api_pb2.Rewind(position=0))
+        stream.send(step=self._prefix.as_step())
+        stream.is_in_step = True
+        while stream.is_in_step:
+            stream.receive_part()
 
 
 def _step_part(part: api_pb2.GenerateResponse) -> StepPart:

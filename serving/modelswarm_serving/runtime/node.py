@@ -38,7 +38,7 @@ from modelswarm_serving.core.settings import TRANSFER_RATE, ServerSettings, row_
 from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
 from modelswarm_serving.metrics import Metrics
 from modelswarm_serving.model.base import NO_GRAMMARS, Model, ModelShape
-from modelswarm_serving.model.passes.contract import PassRunner
+from modelswarm_serving.model.passes.contract import PART_ROWS, PassRunner
 from modelswarm_serving.runtime.engine import Engine, PartDone, StepDone
 from modelswarm_serving.runtime.hello import ServerIdentity
 from modelswarm_serving.runtime.liveness import Liveness
@@ -98,7 +98,12 @@ class Node:
         self._schedule = PassSchedule()
         server = PassServer(self._peer, settings.dtype, model.shape)
         self._passes = PassCalls(
-            server, passes, training_memory, self._schedule, self._schedule_plan
+            server,
+            passes,
+            training_memory,
+            min(PART_ROWS, settings.token_budget),
+            self._schedule,
+            self._schedule_plan,
         )
         self._heartbeats = HeartbeatTimer.for_server(random.random, settings.heartbeat_seconds)
         self._plan_scheduled = False  # a step will be planned in this pass of the loop

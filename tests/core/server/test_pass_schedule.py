@@ -97,6 +97,9 @@ async def test_memory_is_given_in_the_order_of_requests() -> None:
     await waiting[1]
     assert (order, memory.is_crowded) == (["first", "small"], False)
     memory.free(9)
+    whole = await asyncio.wait_for(memory.reserve(10), 10)
+    for size in (7, 9, 0, 0):
+        whole.shrink(size)
     await asyncio.wait_for(memory.reserve(10), 10)
 
 

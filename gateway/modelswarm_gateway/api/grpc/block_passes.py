@@ -23,7 +23,6 @@ from modelswarm.protocol.link.grpc_stream import PASS_METHOD, open_channel
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.forwarding import PeerGone, await_while_alive
 from modelswarm_gateway.backend.model_card import ModelCard
-from modelswarm_gateway.core.interface.row_sizes import RAW
 from modelswarm_gateway.core.interface.views import ServerView
 from modelswarm_gateway.errors import (
     ApiError,
@@ -38,6 +37,8 @@ from modelswarm_gateway.generation.service import GenerationService
 MAX_PASSES = 256
 # Seconds for the next message of the client.
 PATIENCE_SECONDS = 60.0
+# Bytes of one message of the input.
+MESSAGE_BYTES = 1 << 20
 # Sequences of one pass.
 MAX_SEQUENCES = 4096
 
@@ -64,7 +65,10 @@ class BlockPasses:
 
     async def answer(self, requests: Requests) -> Responses:
         """Yield the responses of one call. Raise ApiError."""
-        head = (await self._next_request(requests)).head
+        first = await self._next_request(requests, "head")
+        if not first.HasField("head"):
+            raise invalid_request("head", "head: the first message must have it")
+        head = first.head
         card = self._check(head)
         async with self._accepted(head) as server:
             yield api_pb2.BlockPassResponse(accepted=api_pb2.PassAccepted(last=server.last))
@@ -74,9 +78,9 @@ class BlockPasses:
             while left > 0:
                 part = await self._next_request(requests)
                 left -= len(part.data)
-                if not part.data or left < 0:
-                    detail = f"data: a part of {len(part.data)} bytes; the input lacks {left}"
-                    raise invalid_request("data", detail)
+                if not 0 < len(part.data) <= MESSAGE_BYTES or left < 0:
+                    detail = f"allowed: 1 to {MESSAGE_BYTES}, and no more than the input needs"
+                    raise invalid_request("data", f"data: {len(part.data)} bytes; {detail}")
                 await self._await_server(server, server.call.write(part))
             left = (rows + head.backward * prompts) * row_bytes
             while left > 0:
@@ -86,15 +90,17 @@ class BlockPasses:
                 left -= len(answer.data)
                 yield answer
 
-    async def _next_request(self, requests: Requests) -> api_pb2.BlockPassRequest:
+    async def _next_request(
+        self, requests: Requests, field: str = "data"
+    ) -> api_pb2.BlockPassRequest:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 return await anext(requests)
         except StopAsyncIteration as error:
-            raise invalid_request("data", "data: the input ended too early") from error
+            raise invalid_request(field, f"{field}: the input ended too early") from error
         except TimeoutError as error:
-            detail = f"data: nothing came for {PATIENCE_SECONDS:.0f} s"
-            raise ApiError(Code.STREAM_UNREAD, detail, param="data") from error
+            detail = f"{field}: nothing came for {PATIENCE_SECONDS:.0f} s"
+            raise ApiError(Code.STREAM_UNREAD, detail, param=field) from error
 
     def _check(self, head: api_pb2.PassHead) -> ModelCard:
         if not self._service.accepting:
@@ -116,9 +122,6 @@ class BlockPasses:
         if head.prompt_rows > min(head.lengths):
             detail = f"{head.prompt_rows}, and the shortest sequence has {min(head.lengths)} rows"
             raise invalid_request("head.prompt_rows", f"head.prompt_rows: {detail}")
-        if sizes.dtype == RAW:
-            detail = "its rows have no dtype, so it has no gradients"
-            raise ApiError(Code.UNSUPPORTED, f"head.model: {detail}", param="head.model")
         width = sizes.hidden_bytes // sizes.number_bytes
         if (head.dtype, head.hidden_size) != (sizes.dtype, width):
             detail = f"rows have {width} numbers of {sizes.dtype}"

@@ -68,6 +68,8 @@ class RunningPass(Protocol):
 class PassRunner(Protocol):
     """A model that computes passes."""
 
-    def start_pass(self, task: PassTask, data: bytes | bytearray) -> RunningPass:
-        """Return the pass, of which nothing is computed yet."""
+    def start_pass(
+        self, task: PassTask, data: bytes | bytearray, part_rows: int = PART_ROWS
+    ) -> RunningPass:
+        """Return the pass, of which nothing is computed yet. A part has at most `part_rows` rows of one block."""
         ...

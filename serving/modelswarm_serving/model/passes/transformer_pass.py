@@ -8,6 +8,7 @@ is that of its own rows, whatever the length of the sequence. Knows no calls.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,8 +17,18 @@ from modelswarm_serving.model.attention.attention import part_context
 from modelswarm_serving.model.attention.staging import current_device, to_device, to_host
 from modelswarm_serving.model.attention.step_layout import Blocks
 from modelswarm_serving.model.base import ModelShape
-from modelswarm_serving.model.passes.contract import PART_ROWS, PassTask
+from modelswarm_serving.model.passes.contract import PassTask
 from modelswarm_serving.model.passes.parts import Part, PartAttention, PartLayout, split_parts
+
+
+@dataclass(frozen=True, slots=True)
+class PassForm:
+    """The form in which a span computes its passes."""
+
+    shape: ModelShape
+    dtype: torch.dtype
+    device: torch.device
+    part_rows: int
 
 
 class TransformerPass:
@@ -26,21 +37,19 @@ class TransformerPass:
     def __init__(
         self,
         blocks: Blocks,
-        shape: ModelShape,
+        form: PassForm,
         task: PassTask,
         data: bytes | bytearray,
-        dtype: torch.dtype,
-        device: torch.device,
     ) -> None:
-        self._blocks, self._shape, self._task = blocks, shape, task
-        self._dtype, self._device = dtype, device
+        self._blocks, self._shape, self._task = blocks, form.shape, task
+        self._dtype, self._device = form.dtype, form.device
         self._data: bytes | bytearray | None = data
-        self._parts = split_parts(task.lengths, PART_ROWS)
-        self._layouts = [PartLayout(part, device) for part in self._parts]
+        self._parts = split_parts(task.lengths, form.part_rows)
+        self._layouts = [PartLayout(part, form.device) for part in self._parts]
         first = torch.tensor(task.lengths).cumsum(0) - torch.tensor(task.lengths)
         # Places of the rows to which prompts are added, [sequences, prompt_rows].
         places = first[:, None] + torch.arange(task.prompt_rows)
-        self._places = places.to(device)
+        self._places = places.to(form.device)
         self._result: list[Tensor] = []
         self._work = self._run()
 

@@ -38,8 +38,8 @@ from modelswarm_serving.model.base import (
 from modelswarm_serving.model.device import HOST, Device
 from modelswarm_serving.model.grammar.matchers import GrammarFault, GrammarMatchers
 from modelswarm_serving.model.numerics import numerics_class
-from modelswarm_serving.model.passes.contract import PassTask
-from modelswarm_serving.model.passes.transformer_pass import TransformerPass
+from modelswarm_serving.model.passes.contract import PART_ROWS, PassTask
+from modelswarm_serving.model.passes.transformer_pass import PassForm, TransformerPass
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
 from modelswarm_serving.model.sampling.prompt_scores import score_tokens
 from modelswarm_serving.model.sampling.sampler import Sampled, Unsampled, sample
@@ -88,9 +88,12 @@ class TransformerSpan:
     def grammars(self) -> GrammarMatchers | None:
         return self._grammars
 
-    def start_pass(self, task: PassTask, data: bytes | bytearray) -> TransformerPass:
+    def start_pass(
+        self, task: PassTask, data: bytes | bytearray, part_rows: int = PART_ROWS
+    ) -> TransformerPass:
         """Return a pass through these blocks (`PassRunner`)."""
-        return TransformerPass(self._blocks, self._shape, task, data, self._dtype, self._device)
+        form = PassForm(self._shape, self._dtype, self._device, part_rows)
+        return TransformerPass(self._blocks, form, task, data)
 
     def prepare_thread(self) -> None:
         """Set the number of threads, which torch keeps per thread: without, matrix products here take all CPUs."""

@@ -19,7 +19,7 @@ from modelswarm.protocol.link.grpc_stream import CallRefused, Stream
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.passes.contract import PassRunner, PassTask
-from modelswarm_serving.runtime.passes.memory import PassMemory
+from modelswarm_serving.runtime.passes.memory import PassMemory, Reservation
 from modelswarm_serving.runtime.passes.schedule import PassSchedule, ScheduledPass
 
 # Calls that may wait for memory.
@@ -51,10 +51,15 @@ class PassCalls:
         server: PassServer,
         runner: PassRunner | None,
         memory: int,
+        part_rows: int,
         schedule: PassSchedule,
         wake: Callable[[], None],
     ) -> None:
-        """`memory`: bytes for all passes; 0: none are run. `wake` is called when a pass waits for the engine."""
+        """`memory`: bytes for all passes; 0: none are run. `part_rows`: most rows of a part of one.
+
+        `wake` is called when a pass waits for the engine.
+        """
+        self._part_rows = part_rows
         self._server, self._runner, self._schedule, self._wake = server, runner, schedule, wake
         self._memory = PassMemory(memory, MAX_WAITING)
         self._running = 0
@@ -71,60 +76,64 @@ class PassCalls:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 request = _parse(await stream.read())
             task = self._check(request.head)
-            await self._reserve(task)
-            await self._run(stream, task)
+            reserved = await self._reserve(task)
+            await self._run(stream, task, reserved)
         except TimeoutError as error:
             detail = f"the caller sent or took nothing for {PATIENCE_SECONDS:.0f} s"
             raise CallRefused(_Code.DEADLINE_EXCEEDED, detail) from error
         finally:
             self._running -= 1
 
-    async def _reserve(self, task: PassTask) -> None:
+    async def _reserve(self, task: PassTask) -> Reservation:
         if self._memory.is_crowded:
             detail = f"{MAX_WAITING} passes wait for memory already"
             raise CallRefused(_Code.RESOURCE_EXHAUSTED, detail)
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._memory.reserve(task.memory(self._server.shape))
+                return await self._memory.reserve(task.memory(self._server.shape))
         except TimeoutError as error:
             detail = f"other passes took the memory for {WAIT_SECONDS:.0f} s"
             raise CallRefused(_Code.RESOURCE_EXHAUSTED, detail) from error
 
-    async def _run(self, stream: Stream, task: PassTask) -> None:
-        size = task.memory(self._server.shape)
+    async def _run(self, stream: Stream, task: PassTask, reserved: Reservation) -> None:
         scheduled: ScheduledPass | None = None
         try:
             accepted = api_pb2.PassAccepted(last=task.blocks[1])
             await _write(stream, api_pb2.BlockPassResponse(accepted=accepted))
             data = await self._read_input(stream, task)
             ended: asyncio.Future[bytes | str | None] = asyncio.get_running_loop().create_future()
-            assert self._runner is not None
-            scheduled = ScheduledPass(
-                self._runner.start_pass(task, data), lambda result: self._end(ended, result, size)
-            )
+            scheduled = self._scheduled_pass(task, data, ended, reserved)
             del data
             self._schedule.enqueue_pass(scheduled)
             self._wake()
             result = await ended
-        except BaseException:
-            if scheduled is None:
-                self._memory.free(size)
+            if not isinstance(result, bytes):
+                raise CallRefused(_Code.INTERNAL, f"the pass failed: {result}")
+            reserved.shrink(len(result))
+            for at in range(0, len(result), MESSAGE_BYTES):
+                part = result[at : at + MESSAGE_BYTES]
+                await _write(stream, api_pb2.BlockPassResponse(data=part))
+        finally:
+            if scheduled is None or scheduled.has_ended:
+                reserved.shrink(0)
             else:
                 self._schedule.abandon(scheduled)
-            raise
-        if not isinstance(result, bytes):
-            raise CallRefused(_Code.INTERNAL, f"the pass failed: {result}")
-        for at in range(0, len(result), MESSAGE_BYTES):
-            part = result[at : at + MESSAGE_BYTES]
-            await _write(stream, api_pb2.BlockPassResponse(data=part))
 
-    def _end(
-        self, ended: asyncio.Future[bytes | str | None], result: bytes | str | None, size: int
-    ) -> None:
-        """The engine is done with the pass, whose memory is free but for the result."""
-        self._memory.free(size)
-        if not ended.done():
-            ended.set_result(result)
+    def _scheduled_pass(
+        self,
+        task: PassTask,
+        data: bytearray,
+        ended: asyncio.Future[bytes | str | None],
+        reserved: Reservation,
+    ) -> ScheduledPass:
+        def on_end(result: bytes | str | None) -> None:
+            if ended.done():  # the caller is gone
+                reserved.shrink(0)
+            else:
+                ended.set_result(result)
+
+        assert self._runner is not None
+        return ScheduledPass(self._runner.start_pass(task, data, self._part_rows), on_end)
 
     async def _read_input(self, stream: Stream, task: PassTask) -> bytearray:
         wanted = task.input_bytes(self._server.shape)

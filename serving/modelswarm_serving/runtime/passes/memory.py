@@ -9,6 +9,19 @@ import asyncio
 from collections import deque
 
 
+class Reservation:
+    """The bytes of one call; it gives them back step by step."""
+
+    def __init__(self, memory: PassMemory, size: int) -> None:
+        self._memory, self._size = memory, size
+
+    def shrink(self, size: int) -> None:
+        """Keep `size` bytes at most."""
+        if size < self._size:
+            self._memory.free(self._size - size)
+            self._size = size
+
+
 class PassMemory:
     def __init__(self, limit: int, max_waiting: int) -> None:
         self.limit = limit
@@ -21,11 +34,11 @@ class PassMemory:
         """True if no further call may wait."""
         return len(self._waiting) >= self._max_waiting
 
-    async def reserve(self, size: int) -> None:
+    async def reserve(self, size: int) -> Reservation:
         """Wait until `size` bytes are free, behind all calls that wait, and take them. `size` is at most the limit."""
         if not self._waiting and size <= self._left:
             self._left -= size
-            return
+            return Reservation(self, size)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, turn))
         try:
@@ -37,6 +50,7 @@ class PassMemory:
                 self._waiting.remove((size, turn))
                 self._wake()
             raise
+        return Reservation(self, size)
 
     def free(self, size: int) -> None:
         self._left += size

@@ -23,6 +23,11 @@ class ScheduledPass:
     running: RunningPass
     on_end: Callable[[bytes | str | None], None]
     is_abandoned: bool = False  # its caller is gone
+    has_ended: bool = False  # the engine has nothing of it any more
+
+    def end(self, result: bytes | str | None) -> None:
+        self.has_ended = True
+        self.on_end(result)
 
 
 class PassSchedule:
@@ -47,7 +52,7 @@ class PassSchedule:
         scheduled.is_abandoned = True
         if scheduled in self._waiting:
             self._waiting.remove(scheduled)
-            scheduled.on_end(None)
+            scheduled.end(None)
 
     def begin_part(self, now: float) -> RunningPass:
         """Return the pass whose next part shall run; passes take turns."""
@@ -62,4 +67,4 @@ class PassSchedule:
         if result is None and not current.is_abandoned:
             self._waiting.append(current)
         else:
-            current.on_end(result)
+            current.end(result)

@@ -17,10 +17,10 @@ PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "from-petals.md").rea
 ADDRESS = "127.0.0.1:8001"
 
 
-@pytest.mark.parametrize("place", [0, pytest.param(1, marks=pytest.mark.full)])
+@pytest.mark.parametrize("place", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
 def test_example_of_the_page_runs(toy_swarm: Running, toy_folder: Path, place: int) -> None:
     example = python_examples(PAGE)[place]
-    assert len(python_examples(PAGE)) == 2
+    assert len(python_examples(PAGE)) == 3
     assert example.count('"MODEL"') == 1
     script = example.replace('"MODEL"', repr(str(toy_folder)))
     run_example(script, ADDRESS, toy_swarm.local.grpc)

@@ -12,7 +12,6 @@ from support.models.tiny_models import TINY, load_whole, make_model
 from torch import Tensor
 
 from modelswarm.checkpoint.families.table import FAMILIES
-from modelswarm_serving.model.passes import transformer_pass
 from modelswarm_serving.model.passes.contract import PassTask
 from modelswarm_serving.model.transformer.span import TransformerSpan
 from modelswarm_serving.model.transformer.startup import load_span
@@ -35,10 +34,10 @@ def raw(*parts: Tensor) -> bytes:
     return b"".join(part.contiguous().numpy().tobytes() for part in parts)
 
 
-def run_pass(span: TransformerSpan, task: PassTask, data: bytes) -> list[Tensor]:
+def run_pass(span: TransformerSpan, task: PassTask, data: bytes, part_rows: int) -> list[Tensor]:
     """Return the result, [rows, hidden], and for a backward pass the gradients of the prompts behind it."""
     assert len(data) == task.input_bytes(span.shape)
-    running = span.start_pass(task, data)
+    running = span.start_pass(task, data, part_rows)
     parts = 1
     while not running.advance():
         parts += 1
@@ -83,11 +82,8 @@ def whole_blocks(model: Any, first: int, last: int, rows: Tensor, prompts: Tenso
 
 
 @pytest.mark.parametrize("part_rows", [7, 64])
-def test_gradients_equal_those_of_transformers(
-    folder: Path, part_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_equal_those_of_transformers(folder: Path, part_rows: int) -> None:
     """Blocks 1:3 of a span 1:4, of sequences of other lengths, with and without prompts."""
-    monkeypatch.setattr(transformer_pass, "PART_ROWS", part_rows)
     model = load_whole(folder).requires_grad_(False)
     span = load_span(folder, 1, 4, OPTIONS)
     hidden = span.shape.row_bytes // 4
@@ -103,10 +99,10 @@ def test_gradients_equal_those_of_transformers(
         )
         task = PassTask((1, 3), lengths, count)
         given = raw(*rows, prompts.detach())
-        (found, _) = run_pass(span, task, given)
+        (found, _) = run_pass(span, task, given, part_rows)
         check(found, torch.cat(outputs))
         back = PassTask((1, 3), lengths, count, is_backward=True)
-        found, of_prompts = run_pass(span, back, given + raw(*wanted))
+        found, of_prompts = run_pass(span, back, given + raw(*wanted), part_rows)
         check(found, torch.cat(right[:-1]))
         check(of_prompts, right[-1].view(-1, hidden))
 
