@@ -157,6 +157,11 @@ SERVERS = Row("Servers", [
     Panel("Failed steps", "Steps of the model that raised an error; full: those that found the device full.", "short",
           [Query(increase(server("failed_steps_total"), by="blocks"), "{{blocks}}"),
            Query(increase(server("out_of_memory_steps_total"), by="blocks"), "{{blocks}}, full")]),
+    Panel("Training passes", "Forward and backward passes of training clients; failed: raised an error.", "short",
+          [Query(increase(server("passes_total"), by="blocks"), "{{blocks}}"),
+           Query(increase(server("failed_passes_total"), by="blocks"), "{{blocks}}, failed")]),
+    Panel("Part of a pass", "Duration of one part of a pass: a row of a session waits for one at most.", "s",
+          [Query(quantile(0.99, server("pass_part_seconds"), by="blocks"), "{{blocks}} p99")]),
     Panel("Links", "Links of the servers to gateways and to other servers.", "short",
           [Query(f"sum by (role) ({server('links')})", "{{role}}")]),
     Panel("CPU", "Cores in use by server processes.", "short", [
