@@ -41,7 +41,11 @@ def test_modules_around_the_blocks_are_those_of_the_family(tmp_path: Path, famil
     token = RUN_BLOCKS.set(run)
     try:
         logits = local(IDS, use_cache=False).logits
+        embedded = local.get_input_embeddings()(IDS)  # as for soft prompts
+        given = {"attention_mask": torch.ones_like(IDS), "use_cache": False}
+        again = local(inputs_embeds=embedded, **given).logits
     finally:
         RUN_BLOCKS.reset(token)
     assert torch.equal(entered[0], right.hidden_states[0])
-    assert torch.equal(logits, right.logits)
+    assert torch.equal(entered[1], right.hidden_states[0])
+    assert torch.equal(logits, right.logits) and torch.equal(again, right.logits)

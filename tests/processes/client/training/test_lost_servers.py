@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -13,13 +14,17 @@ import pytest
 import torch
 from processes.client.training.test_layer_gradients import close, gradients, local, states
 from support.eventually import eventually
+from support.ports import free_port
 from support.processes.streams import Request
 from support.processes.swarm import Running, local_settings, metrics, running_swarm, total
 from torch import Tensor
 
 from modelswarm.client.hf import AutoDistributedModelForCausalLM
-from modelswarm.client.sessions.errors import RefusedError
+from modelswarm.client.sessions.base import RECONNECT_SECONDS
+from modelswarm.client.sessions.connection import Connection, ServedModel
+from modelswarm.client.sessions.errors import ConnectionLostError, RefusedError
 from modelswarm.client.training.passes import Batch, BlockPasses, Piece
+from modelswarm.local.run_folder import GATEWAY_JOB
 
 PARTS = "modelswarm_server_pass_part_seconds_count"
 LENGTH = 900
@@ -71,6 +76,7 @@ def peer_of(running: Running, name: str) -> str:
     return next(member.peer for member in running.members() if member.name == name)
 
 
+@pytest.mark.full
 def test_kills_change_no_gradient(toy_swarm: Running, model: Any, toy_model: Any) -> None:
     """A server is killed in the forward pass, and another one in the backward pass."""
     ours, theirs = states(4, LENGTH), states(4, LENGTH)
@@ -88,6 +94,32 @@ def test_kills_change_no_gradient(toy_swarm: Running, model: Any, toy_model: Any
     assert close(output, right)
     assert close(found, gradients(right, [theirs])[0])
     toy_swarm.wait_whole()
+
+
+@pytest.mark.full
+def test_lost_gateway_costs_a_piece_again(toy_swarm: Running, model: Any, toy_model: Any) -> None:
+    """The gateway is killed in a pass, and comes back at its address."""
+    toy_swarm.wait_whole()
+    ours, theirs = states(4, LENGTH), states(4, LENGTH)
+    before = parts(toy_swarm)
+    forward = InThread(lambda: model.model.layers(ours))
+    wait_for_part(toy_swarm, before, "-s1-")
+    toy_swarm.local.kill(GATEWAY_JOB)
+    output, right = forward.result(), local(toy_model, theirs, 0, 8)
+    assert close(output, right)
+    toy_swarm.wait_whole()
+    assert close(gradients(output, [ours])[0], gradients(right, [theirs])[0])
+
+
+def test_no_gateway_is_an_error_at_the_deadline() -> None:
+    clock = itertools.count(0, RECONNECT_SECONDS / 3)
+    passes = BlockPasses(
+        Connection(f"127.0.0.1:{free_port()}"),
+        ServedModel("toy", 1024, 8, 128, "float32"),
+        lambda: next(clock),
+    )
+    with pytest.raises(ConnectionLostError):
+        passes.run_forward(0, 2, Batch((1,), 0, (), 0), bytes(512))
 
 
 @pytest.mark.full
