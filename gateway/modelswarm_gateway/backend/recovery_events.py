@@ -37,6 +37,8 @@ class EventObserver(Protocol):
 
     def on_grammar_version_changed(self, model: str) -> None: ...
 
+    def on_numerics_changed(self, model: str) -> None: ...
+
 
 class RecoveryEvents:
     def __init__(self) -> None:
@@ -65,6 +67,10 @@ class RecoveryEvents:
     def record_grammar_version(self, session: str) -> None:
         if self.observer is not None:
             self.observer.on_grammar_version_changed(self._models.get(session, ""))
+
+    def record_numerics(self, session: str) -> None:
+        if self.observer is not None:
+            self.observer.on_numerics_changed(self._models.get(session, ""))
 
     def record_migration(self, moved: MigrationEnded) -> None:
         if self.observer is not None:

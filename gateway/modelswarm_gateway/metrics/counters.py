@@ -188,6 +188,11 @@ class Metrics:
             "Sessions with a grammar that went on at a tail with another version of its library.",
             "model",
         )
+        self._numerics_changes = count(
+            "numerics_changes",
+            "Replaced hops that run in another numerics class than before.",
+            "model",
+        )
         self._migrations = count(
             "migrations",
             "Migrations of sessions off a server by cause and outcome.",
@@ -268,6 +273,9 @@ class Metrics:
     def on_grammar_version_changed(self, model: str) -> None:
         self._grammar_changes.labels(self._label(model)).inc()
 
+    def on_numerics_changed(self, model: str) -> None:
+        self._numerics_changes.labels(self._label(model)).inc()
+
     def on_migrated(self, model: str, cause: str, outcome: str) -> None:
         self._migrations.labels(self._label(model), cause, outcome).inc()
 
@@ -300,6 +308,7 @@ class Metrics:
     def _create_series(self, label: str) -> None:
         """Create all series of a model at zero: a counter that appears with its first event shows no increase."""
         self._grammar_changes.labels(label)
+        self._numerics_changes.labels(label)
         for status in USUAL_CODES:
             self._requests.labels(label, str(status))
         for outcome in TurnOutcome:

@@ -38,6 +38,7 @@ from modelswarm_gateway.core.interface.effects import (
     Emitted,
     GrammarVersionChanged,
     MigrationEnded,
+    NumericsChanged,
     OwnershipLost,
     PromptScored,
     Refused,
@@ -360,6 +361,12 @@ class Node:
                     "session %s goes on at %s with %s, after %s", session, peer, now, before
                 )
                 self.recovery_events.record_grammar_version(session)
+            case NumericsChanged(session=session, peer=peer, before=before, now=now):
+                log.warning(
+                    "session %s goes on at %s in numerics class %s, after %s",
+                    *(session, peer, now or "unknown", before),
+                )
+                self.recovery_events.record_numerics(session)
             case MigrationEnded():
                 log.info("migration of session %s off %s (%s): %s after %.3f s", *astuple(effect))
                 self.recovery_events.record_migration(effect)

@@ -117,6 +117,7 @@ async def test_every_exported_metric_is_queried_or_listed() -> None:
         "modelswarm_gateway_grammar_version_changes",
         "modelswarm_gateway_log_tokens",
         "modelswarm_gateway_model_ready",
+        "modelswarm_gateway_numerics_changes",
         "modelswarm_gateway_uncovered_blocks",
         "modelswarm_server_compute_info",
         "modelswarm_server_draining",

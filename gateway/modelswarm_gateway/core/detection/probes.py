@@ -45,7 +45,9 @@ class Probes:
             and replica.load < server.load
             and can_receive(self._registry, replica, now)
         ]
-        for replica in sorted(replicas, key=lambda replica: (replica.load, replica.hello.peer)):
+        numerics = server.hello.numerics
+        replicas.sort(key=lambda r: (r.hello.numerics != numerics, r.load, r.hello.peer))
+        for replica in replicas:
             shift = Shift(peer, replica.hello.peer)
             for session, hop in sessions_to_shift(self._registry, sessions, shift, now):
                 if self._migrations.migrate(session, hop, shift.target, now):

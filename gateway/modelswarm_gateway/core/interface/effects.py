@@ -120,6 +120,16 @@ class GrammarVersionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class NumericsChanged:
+    """A session with blocks that go on in another numerics class; for logs and metrics."""
+
+    session: str
+    peer: PeerId  # the server that runs them now
+    before: str
+    now: str  # empty: unknown
+
+
+@dataclass(frozen=True, slots=True)
 class CloseLink:
     """A link to close and dial again, because its server has been silent for too long."""
 
@@ -148,6 +158,7 @@ Effect: TypeAlias = (
     | Resumed
     | MigrationEnded
     | GrammarVersionChanged
+    | NumericsChanged
     | Ejected
     | CloseLink
     | SessionLocation

@@ -47,21 +47,28 @@ class Rebalancer:
             self._imbalance.on_started(now)
 
     def _groups(self, now: float) -> dict[Hashable, list[Load]]:
-        """Return the loads of groups of replicas in which one server has many sessions of this gateway."""
+        """Return the loads of groups of replicas in which one server has many sessions of this gateway.
+
+        Replicas of one numerics class come first, then all: the first group with a shift decides.
+        """
         running = (s for s in self._sessions.values() if s.state is SessionState.RUNNING)
         own = Counter(hop.peer for session in running for hop in session.hops)
         busy = [
             self._registry.find_server(peer) for peer, count in own.items() if count >= MIN_LEAD
         ]
         spans = {_span_key(server): server for server in busy if server}  # one server of each
-        return {
-            span: [
-                Load(peer, own[peer], max(replica.load, own[peer]))
-                for replica in self._registry.replicas_of(server)
-                if can_receive(self._registry, replica, now) and (peer := replica.hello.peer)
-            ]
-            for span, server in spans.items()
-        }
+        groups: dict[Hashable, list[Load]] = {}
+        for span, server in spans.items():
+            by_class: dict[str, list[Load]] = {}
+            for replica in self._registry.replicas_of(server):
+                if can_receive(self._registry, replica, now):
+                    peer = replica.hello.peer
+                    load = Load(peer, own[peer], max(replica.load, own[peer]))
+                    by_class.setdefault(replica.hello.numerics, []).append(load)
+            if len(by_class) > 1:
+                groups |= {(span, numerics): loads for numerics, loads in by_class.items()}
+            groups[span] = [load for loads in by_class.values() for load in loads]
+        return groups
 
     def _shift(self, shift: Shift, now: float) -> bool:
         there = sessions_to_shift(self._registry, self._sessions.values(), shift, now)

@@ -33,12 +33,12 @@ from modelswarm_gateway.core.recovery.route_planner import RoutePlanner
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
-from modelswarm_gateway.core.sessions.grammar_version import record_version
 from modelswarm_gateway.core.sessions.hop_messages import HopMessages
 from modelswarm_gateway.core.sessions.hop_table import HopTable
 from modelswarm_gateway.core.sessions.prompt_scores import truncate_unscored
 from modelswarm_gateway.core.sessions.replay_plan import HopState, restart_points
 from modelswarm_gateway.core.sessions.returned_rows import truncate_missing
+from modelswarm_gateway.core.sessions.route_record import classes_of, record_route
 from modelswarm_gateway.core.sessions.session import (
     NO_TRUNCATION,
     Hop,
@@ -322,7 +322,7 @@ class Recovery:
         self.hop_messages.send_log(session, head, min(points[0].start, head.log))
         if tail is not head:
             self.hop_messages.send_log(session, tail, tail.log)
-        record_version(session, tail, self._emit)
+        record_route(session, self._emit)
         session.state, session.has_run, session.fork = SessionState.RUNNING, True, None
         session.excluded.clear()
         session.refusal = RefusalReason.FAULTS
@@ -422,6 +422,7 @@ class Recovery:
             if peer in compatible
         ]
         self._set_route(session, longest_chain(found))
+        session.numerics = classes_of(session.hops)
         session.raise_epoch()
         for hop in session.hops:  # they may have run on since they were found
             hop.kv_limit, hop.log_limit = session.length - 1, session.length

@@ -23,13 +23,11 @@ REASONS = {  # of a session that a server refused
 
 def explain_refusal(registry: ServerRegistry, session: Session, reason: RefusalReason) -> str:
     """Return the message for the client."""
-    model = session.model
+    model, needed = session.model, session.turn.reserved_positions
     if reason is RefusalReason.TOO_LONG:
-        return f"{session.turn.reserved_positions} positions are more than a server of {model} can ever hold"
+        return f"{needed} positions are more than a server of {model} can ever hold"
     if reason is RefusalReason.NO_ROOM:
-        return (
-            f"no free KV for {session.turn.reserved_positions} positions on the servers of {model}"
-        )
+        return f"no free KV for {needed} positions on the servers of {model}"
     if reason is RefusalReason.FAULTS:
         last = f": the last route ended with {session.last_fault}" if session.last_fault else ""
         return f"no token in {session.attempts} attempts{last}"

@@ -18,7 +18,7 @@ from modelswarm_gateway.core.routing.ring_search import find_ring
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.link_failures import unreliable_links, unreliable_neighbours
 from modelswarm_gateway.core.servers.variant import ModelVariant
-from modelswarm_gateway.core.sessions.grammar_version import wanted_version
+from modelswarm_gateway.core.sessions.route_record import wanted_version
 from modelswarm_gateway.core.sessions.session import (
     Hop,
     Session,
@@ -198,4 +198,5 @@ def hop_needs(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] 
         lost_domains=frozenset(hop.zone for hop in lost if hop.zone and for_recovery),
         excluded=without,
         grammar=wanted_version(session),
+        numerics=session.numerics,
     )

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.routing.cost_table import CostTable
 from modelswarm_gateway.core.routing.path_search import LAST_RESORT, Floats, RouteHop
 from modelswarm_gateway.core.routing.zones import ZoneDelays
 from modelswarm_gateway.core.servers.health import HealthStatus
+from modelswarm_gateway.core.servers.numerics import BlockClass
 from modelswarm_gateway.core.servers.server import (
     DEFAULT_BLOCK_MS,
     HOP_OVERHEAD_MS,
@@ -35,6 +37,9 @@ CACHE_SECONDS = 0.05
 MAX_CACHED = 64
 # Cost in ms of a recovery that stays in a failure domain it has lost a hop in.
 LOST_DOMAIN_MS = 50.0
+# Cost in ms of a hop in another numerics class than its blocks ran in: more than a usual step or a lost failure domain,
+# less than a wait for KV.
+OTHER_NUMERICS_MS = 500.0
 # Greatest cost in ms of a block, a hop or its KV, whatever is measured or declared; less than a last resort.
 MAX_COST_MS = 1e5
 # Cost in ms of a server that can never hold the session.
@@ -56,6 +61,7 @@ class Needs:
     lost_domains: frozenset[str] = frozenset()  # failure domains of the hops it lost
     excluded: frozenset[PeerId] = frozenset()
     grammar: str = ""  # library and version that should run its grammar; empty: it has none
+    numerics: tuple[BlockClass, ...] = ()  # classes that its blocks ran in last
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +162,7 @@ class CostModel:
         before, after = (self._zone(table, peer) for peer in between)
         if blocks[1] < variant.n_blocks:
             needs = replace(needs, grammar="")  # the tail stays
-        extra, question = _extra_hop_ms(table, needs)
+        extra, question = _extra_hop_ms(table, needs, blocks)
         hop_ms = table.hop_ms if extra is None else table.hop_ms + extra
         to_go = table.cached.get((blocks, after, question))
         if to_go is None:
@@ -227,7 +233,22 @@ def _grammar_ms(table: CostTable, version: str) -> Floats:
     return cost
 
 
-def _extra_hop_ms(table: CostTable, needs: Needs) -> tuple[Floats | None, object]:
+def _has_other_numerics(
+    table: CostTable, ran: Sequence[BlockClass], blocks: tuple[int, int]
+) -> npt.NDArray[np.bool_]:
+    """Return, by server, whether it has another class than one of its own among `blocks` ran in."""
+    other = np.zeros(len(table.servers), dtype=np.bool_)
+    for first, last, numerics in ran:
+        start, end = max(first, blocks[0]), min(last, blocks[1])
+        if numerics and start < end:
+            overlaps = (table.first < end) & (table.last > start)
+            other |= overlaps & (table.numerics != table.numerics_id(numerics))
+    return other
+
+
+def _extra_hop_ms(
+    table: CostTable, needs: Needs, blocks: tuple[int, int]
+) -> tuple[Floats | None, object]:
     """Return the cost of a hop for this session beyond the common cost, and a key for it; None if there is none."""
     asked: list[object] = []
     extra = np.zeros(len(table.servers))
@@ -248,6 +269,10 @@ def _extra_hop_ms(table: CostTable, needs: Needs) -> tuple[Floats | None, object
         cost = _grammar_ms(table, needs.grammar)
         extra += cost
         asked.append(needs.grammar)
+    other = _has_other_numerics(table, needs.numerics, blocks)
+    if other.any():
+        extra[other] += OTHER_NUMERICS_MS
+        asked.append(needs.numerics)
     out = [table.row_of[peer] for peer in needs.excluded if peer in table.row_of]
     if out:
         extra[out] = math.inf

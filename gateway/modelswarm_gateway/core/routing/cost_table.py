@@ -45,6 +45,8 @@ class CostTable(PathTable):
         self.score: Floats = np.zeros(0)  # health
         self.grammar: Rows = np.zeros(0, dtype=np.intp)  # `grammar_id` of its version
         self._grammar_ids = {"": 0}
+        self.numerics: Rows = np.zeros(0, dtype=np.intp)  # `numerics_id` of its class
+        self._numerics_ids = {"": 0}
         candidates = [_candidate(server) for server in servers]
         super().__init__(candidates, servers[0].hello.n_blocks, zones.delay_ms)
         for server in servers:
@@ -98,12 +100,14 @@ class CostTable(PathTable):
         self.last_resort_ms = np.append(self.last_resort_ms, np.zeros(count))
         self.score = np.append(self.score, np.ones(count))
         self.grammar = np.append(self.grammar, np.zeros(count, dtype=np.intp))
+        self.numerics = np.append(self.numerics, np.zeros(count, dtype=np.intp))
 
     def _fill_row(self, row: int, server: Server | None) -> None:
         """Set a row before it has a cost. An empty row gets values that count nowhere."""
         self.servers[row] = server
         self.last_resort_ms[row], self.score[row] = 0.0, 1.0
         self.grammar[row] = self.grammar_id("" if server is None else server.hello.grammar)
+        self.numerics[row] = self.numerics_id("" if server is None else server.hello.numerics)
         if server is None:
             self.measured_ms[row], self.max_length[row] = math.nan, math.inf
             self.free_pages[row] = self.total_pages[row] = self.page_size[row] = 0.0
@@ -117,6 +121,10 @@ class CostTable(PathTable):
     def grammar_id(self, version: str) -> int:
         """Return the number of a version of grammars in the column `grammar`."""
         return self._grammar_ids.setdefault(version, len(self._grammar_ids))
+
+    def numerics_id(self, name: str) -> int:
+        """Return the number of a numerics class in the column `numerics`."""
+        return self._numerics_ids.setdefault(name, len(self._numerics_ids))
 
     # ---- costs
 

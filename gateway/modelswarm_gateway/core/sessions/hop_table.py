@@ -48,7 +48,7 @@ class HopTable:
             reply = self._draw()
         hello = server.hello
         hop = Hop(server.address, first, last, reply, kv_limit=kv, zone=hello.zone)
-        hop.grammar_version = hello.grammar
+        hop.grammar_version, hop.numerics = hello.grammar, hello.numerics
         return hop
 
     def attach(self, session: Session, hop: Hop) -> None:

@@ -23,6 +23,7 @@ from modelswarm.protocol.identity import (
 from modelswarm.protocol.messages import Counters, RetainedRows, Turn
 from modelswarm_gateway.core.interface.turn import RefusalReason, TokenLogprobs
 from modelswarm_gateway.core.routing.path_search import RouteHop
+from modelswarm_gateway.core.servers.numerics import BlockClass
 from modelswarm_gateway.core.servers.variant import ModelVariant
 
 NO_TRUNCATION = 1 << 60  # positions: a limit that no log reaches
@@ -61,6 +62,7 @@ class Hop:
     is_relinquished: bool = False  # its Close leaves KV and log to another gateway
     zone: str = ""  # failure domain of its server
     grammar_version: str = ""  # library and version of the grammars of its server
+    numerics: str = ""  # numerics class of its server
     route_hop: RouteHop | None = None  # the planner's choice and its costs; None after a takeover
 
     def truncate(self, kv: int, log: int) -> None:
@@ -148,6 +150,7 @@ class Session:
     attempts: int = 0  # passes of the recovery loop since the last new token
     overdue_attempts: int = 0  # those of them that an overdue token started
     grammar_version: str = ""  # of the tail that ran the turn's grammar last
+    numerics: tuple[BlockClass, ...] = ()  # that its blocks ran in last
     has_migrated: bool = False  # a cutover since the last new token
     is_resumed: bool = False  # the turn continues another gateway's; no new token yet
     fork: Fork | None = None  # what the hops of a first turn copy; None once an epoch has started
