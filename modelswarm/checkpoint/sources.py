@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
+from modelswarm.checkpoint.config.adapter_config import ADAPTER_FILES
 from modelswarm.checkpoint.facts import read_config
 from modelswarm.checkpoint.hub import (
     HUB_SCHEME,
@@ -36,7 +37,7 @@ from modelswarm.checkpoint.tensor_index import (
 )
 from modelswarm.checkpoint.tensor_names import canonical_name
 from modelswarm.demo import counting_folder
-from modelswarm.errors import ModelSourceError
+from modelswarm.errors import ModelSourceError, UserError
 
 SCHEMES = "demo://counting, file:///FOLDER (or a path), hf://ORG/NAME[@REVISION], pvc://CLAIM/PATH"
 MODEL_FILES = (
@@ -88,6 +89,20 @@ def resolve(
         return Checkpoint(source, folder, fingerprint(folder))
     except OSError as error:  # no permission, a name too long, a failing volume
         raise ModelSourceError("model", f"{source} cannot be read: {error.strerror}") from error
+
+
+def resolve_adapter(source: str, locations: SourceLocations | None = None) -> Path:
+    """Return the folder of a LoRA adapter; UserError if there is none. Addresses are those of models."""
+    locations = locations or SourceLocations()
+    try:
+        if source.startswith(HUB_SCHEME):
+            return _download(parse_hub_source(source), list(ADAPTER_FILES), locations)
+        folder = _local_folder(source, locations.pvc_root)
+        if not folder.is_dir():
+            raise ModelSourceError("adapters", f"{source}: {folder} is not a folder")
+        return folder
+    except ModelSourceError as error:
+        raise UserError("adapters", error.message) from error
 
 
 def resolve_config_files(source: str, locations: SourceLocations | None = None) -> Path:

@@ -85,7 +85,11 @@ def server_command(
         flags["--lease"] = str(settings.lease)
     if settings.token_budget is not None:
         flags["--token-budget"] = str(settings.token_budget)
+    if plan.adapters:
+        flags["--max-lora-rank"] = str(plan.max_lora_rank)
     switches = ["--hash-model"] if settings.hash_model else []
+    for each in plan.adapters:
+        switches += ["--adapters", f"{each.name}={each.source}"]
     extra_flags = settings.flags.get(slot.name, ())
     return [*_python_module("modelswarm_serving"), *_flatten(flags), *switches, *extra_flags]
 

@@ -32,6 +32,8 @@ def plan_document(swarm: ModelSwarm, memory: str | None = None, device: str = "c
     source = source_address(swarm.spec.model)
 
     _check_tokenizer_and_template(swarm.spec.model)
+    for adapter in swarm.spec.model.adapters:
+        _check_reachable(adapter.source, f"spec.model.adapters[{adapter.name}].source")
     found = inspect_model(source, swarm.spec.model.tokenizer)
     plan = plan_swarm(swarm, found.facts, source, limit, hardware=machine_hardware(device))
     if swarm.spec.model.chat_template is not None:  # it replaces the model's own

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from modelswarm.checkpoint.facts import ModelFacts
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
     MEMORY_FRACTION,
     MemoryModel,
+    adapter_bytes,
     device_memory,
     host_memory,
     server_memory,
@@ -41,21 +42,29 @@ class ServerSizes:
     page_size: int
     max_length: int
     token_budget: int
+    adapters: int = 0  # number of them
+    lora_rank: int = 0  # of each
 
     def in_container(self, span: Span) -> MemoryModel:
         """Return the memory of a server that computes on the CPU."""
-        return server_memory(
+        memory = server_memory(
             self.facts, span, self.dtype, self.page_size, self.max_length, self.token_budget
         )
+        return self._with_adapters(memory, span)
 
     def on_device(self, span: Span) -> MemoryModel:
-        return device_memory(
+        memory = device_memory(
             self.facts, span, self.dtype, self.page_size, self.max_length, self.token_budget
         )
+        return self._with_adapters(memory, span)
 
     def beside_device(self, span: Span) -> MemoryModel:
         """Return the memory of the container of a server that computes on an accelerator."""
-        return host_memory(self.facts, span, self.dtype, self.page_size)
+        return self._with_adapters(host_memory(self.facts, span, self.dtype, self.page_size), span)
+
+    def _with_adapters(self, memory: MemoryModel, span: Span) -> MemoryModel:
+        size = adapter_bytes(self.facts, span, self.dtype, self.adapters, self.lora_rank)
+        return replace(memory, adapters=size)
 
 
 @dataclass(frozen=True, slots=True)

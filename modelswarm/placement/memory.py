@@ -71,6 +71,7 @@ class ServerMemory:
     margin: int
     kv: int
     training: int = 0  # of forward and backward passes
+    adapters: int = 0  # weights of LoRA adapters
 
     @property
     def total(self) -> int:
@@ -88,6 +89,7 @@ class ServerMemory:
             ("margin", self.margin),
             ("KV", self.kv),
             *((("training", self.training),) if self.training else ()),
+            *((("adapters", self.adapters),) if self.adapters else ()),
         )
 
     def __str__(self) -> str:
@@ -106,11 +108,13 @@ class MemoryModel:
     retained: int = 0  # size of such a log
     grammars: int = 0  # 0 but at a tail
     training: int = 0
+    adapters: int = 0
 
     def with_pages(self, pages: int) -> ServerMemory:
         retained = self.retained + pages * self.retained_per_page
         kv = pages * self.kv_per_page
-        variable = self.weights + self.activations + self.grammars + retained + kv + self.training
+        weights = self.weights + self.adapters
+        variable = weights + self.activations + self.grammars + retained + kv + self.training
         return ServerMemory(
             process=self.process,
             weights=self.weights,
@@ -120,6 +124,7 @@ class MemoryModel:
             margin=MARGIN_BYTES + -(-variable // MARGIN_PARTS),
             kv=kv,
             training=self.training,
+            adapters=self.adapters,
         )
 
     def needed(self, pages: int) -> int:
@@ -191,6 +196,13 @@ def host_memory(
         facts, span, dtype, page_size, 1, 1, process=process, replay_memory=replay_memory
     )
     return replace(memory, activations=0, kv_per_page=0)
+
+
+def adapter_bytes(facts: ModelFacts, span: Span, dtype: str, count: int, rank: int) -> int:
+    """Return the weights of `count` adapters of this rank, each in all projections of the blocks."""
+    # A projection joins the model's width and another one, and has the product of both in weights.
+    elements = facts.block_elements // facts.config.hidden + _HIDDEN_ROWS * facts.config.hidden
+    return count * rank * elements * span.blocks * DTYPES[dtype]
 
 
 def grammar_bytes(facts: ModelFacts, span: Span) -> int:

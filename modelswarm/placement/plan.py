@@ -24,7 +24,14 @@ from modelswarm.placement.memory import TOKEN_BUDGET, MemoryModel, ServerMemory
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
 from modelswarm.resources.accelerators import has_accelerator
-from modelswarm.resources.spec import ModelSwarm, Spec, parse_duration, servers_fault
+from modelswarm.resources.spec import (
+    MAX_LORA_RANK,
+    Adapter,
+    ModelSwarm,
+    Spec,
+    parse_duration,
+    servers_fault,
+)
 
 PAGE_SIZE = 16
 """Positions per page."""
@@ -68,6 +75,8 @@ class SwarmPlan:
     servers: tuple[ServerPlan, ...]  # one per span, in order
     tokenizer: str | None = None  # address; None: the model's own
     chat_template: str | None = None  # the text; None: the model's own
+    adapters: tuple[Adapter, ...] = ()
+    max_lora_rank: int = MAX_LORA_RANK
     warnings: tuple[str, ...] = ()  # sentences about what will not work
 
     @property
@@ -103,10 +112,12 @@ def plan_swarm(
     """
     spec = swarm.spec
     _check_supported(spec)
+    _check_adapters(swarm)
     chosen = plan_dtype(spec, facts.dtype, hardware)
     dtype = chosen.name
     max_length = _max_length(spec, facts)
-    sizes = ServerSizes(facts, dtype, PAGE_SIZE, max_length, token_budget)
+    count, rank = len(spec.model.adapters), spec.model.max_lora_rank
+    sizes = ServerSizes(facts, dtype, PAGE_SIZE, max_length, token_budget, count, rank)
     if memory is None:
         budgets = pool_budgets(spec, sizes, node_memory or {})
     else:
@@ -129,6 +140,8 @@ def plan_swarm(
         servers=servers,
         tokenizer=spec.model.tokenizer,
         chat_template=spec.model.chat_template,
+        adapters=spec.model.adapters,
+        max_lora_rank=spec.model.max_lora_rank,
     )
 
 
@@ -139,6 +152,12 @@ def _check_supported(spec: Spec) -> None:
             "spec.model.quantization",
             f"{spec.model.quantization!r} is not served yet; allowed: 'none'",
         )
+
+
+def _check_adapters(swarm: ModelSwarm) -> None:
+    if any(adapter.name == swarm.served_name for adapter in swarm.spec.model.adapters):
+        detail = f"{swarm.served_name!r} is the model's own name; allowed: another one"
+        raise UserError("spec.model.adapters", detail)
 
 
 def plan_dtype(spec: Spec, stored: str, hardware: Hardware | None = None) -> DtypeChoice:

@@ -1,4 +1,4 @@
-"""Identifiers in messages: of processes (PeerId), of a session's routes (Epoch) and of hops (Handle).
+"""Identifiers in messages: of processes (PeerId), routes of a session (Epoch), hops (Handle) and adapters.
 
 Used by both cores and by the links. Knows neither transports nor Kubernetes.
 """
@@ -50,6 +50,13 @@ class Address(NamedTuple):
 
     peer: PeerId
     target: str
+
+
+class Adapter(NamedTuple):
+    """A LoRA adapter as a server has it. Two servers with equal ones add the same numbers."""
+
+    name: str  # by which clients name it instead of the model
+    revision: str  # of its weights
 
 
 def peer_id(name: str, incarnation: int, boot: str | None = None) -> PeerId:

@@ -11,7 +11,15 @@ import enum
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, ForkSource, Handle, PeerId
+from modelswarm.protocol.identity import (
+    NO_HANDLE,
+    Adapter,
+    Address,
+    Epoch,
+    ForkSource,
+    Handle,
+    PeerId,
+)
 from modelswarm.protocol.model_files import ModelFileChunk, ModelFileRequest
 from modelswarm.protocol.sampling import (
     MAX_FORCED_TOKENS,
@@ -25,7 +33,7 @@ from modelswarm.protocol.sampling import (
 )
 from modelswarm.protocol.session_search import FindSession, HopInfo, SessionInfo
 
-PROTOCOL_VERSION = (2, 2)
+PROTOCOL_VERSION = (2, 3)
 """(major, minor). Peers one minor version apart work together; any other pair is refused, naming both versions."""
 
 
@@ -70,6 +78,7 @@ class Hello:
     logit_bytes: int = 0  # of a row of logits that a tail returns; 0: it returns none
     hidden_bytes: int = 0  # of a row of last hidden states that a tail returns; 0: it returns none
     numerics: str = ""  # numerics class: device, torch and dtype; empty: unknown
+    adapters: tuple[Adapter, ...] = ()  # that sessions may name
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +100,7 @@ class Turn:
     session_length: int = 0  # positions reserved for the whole session; 0: only those of its turns
     session_ttl: int = 0  # seconds that the session is kept without a turn; 0: the gateway's own
     blocks: BlockRange | None = None  # of the whole session; None: tokens in and out of all blocks
+    adapter: Adapter | None = None  # of the whole session; None: the model as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +152,7 @@ class Refusal(enum.Enum):
     WRONG_BLOCKS = "wrong_blocks"
     DRAINING = "draining"
     STALE_EPOCH = "stale_epoch"  # another gateway owns the session in a higher epoch (R20)
+    NO_ADAPTER = "no_adapter"  # this server lacks the turn's; only sent to peers that name one
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,6 +451,7 @@ __all__ = [
     "MAX_LOGPROBS",
     "NO_HANDLE",
     "PROTOCOL_VERSION",
+    "Adapter",
     "BlockRange",
     "Close",
     "CopyKv",

@@ -8,7 +8,7 @@ Knows no model: the placement checks that blocks exist and fit.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -35,6 +35,8 @@ KIND = "ModelSwarm"
 MAX_SPANS = 256  # CEL rules over a longer list cost more than the API server allows
 MAX_NAME = 40  # characters: pod names of at most 63 add hash, span and incarnation
 MAX_POOLS = 32
+MAX_ADAPTERS = 64
+MAX_LORA_RANK = 16  # vLLM's default
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME), rules.NAME]
 Source = Annotated[str, Field(max_length=1024), rules.ADDRESS, rules.NO_PARENT_STEPS]
@@ -54,12 +56,35 @@ class Part(BaseModel):
     )
 
 
+Named = TypeVar("Named", "Adapter", "Pool")
+
+
+def _check_unique_names(parts: tuple[Named, ...]) -> tuple[Named, ...]:
+    names = [part.name for part in parts]
+    for name in names:
+        if names.count(name) > 1:
+            kind = type(parts[0]).__name__.lower()
+            raise violation(f"{name!r} names more than one {kind}; allowed: names that differ")
+    return parts
+
+
 class SecretKey(Part):
     name: Annotated[str, Field(min_length=1, max_length=253), rules.SECRET] = Field(
         description="Name of a Secret in the namespace of the swarm."
     )
     key: Annotated[str, Field(min_length=1, max_length=253), rules.SECRET_KEY] = Field(
         default="token", description="The key inside the Secret that holds the token."
+    )
+
+
+class Adapter(Part):
+    name: Annotated[str, Field(min_length=1, max_length=128), rules.SERVED_NAME] = Field(
+        description="The `model` in the requests of clients that want the adapter; unique in the swarm, and not the "
+        "model's own name."
+    )
+    source: Source = Field(
+        description="Address of a LoRA adapter in peft's format, like that of a model: a folder with "
+        "adapter_config.json and adapter_model.safetensors."
     )
 
 
@@ -101,6 +126,22 @@ class Model(Part):
         default="auto",
         description="Number format of weights, KV and rows. auto: as the checkpoint is stored, if every pool has an "
         "accelerator; else float32. The local runtime also keeps bfloat16 on a CPU that multiplies it in hardware.",
+    )
+    adapters: Annotated[
+        tuple[Adapter, ...],
+        Field(strict=False, max_length=MAX_ADAPTERS),
+        AfterValidator(_check_unique_names),
+    ] = Field(
+        default=(),
+        description="LoRA adapters of the model, which every server loads. A request names one in place of the model.",
+        json_schema_extra={
+            "x-kubernetes-list-type": "map",
+            "x-kubernetes-list-map-keys": ["name"],
+        },
+    )
+    max_lora_rank: Annotated[StrictInt, Field(ge=1, le=512)] = Field(
+        default=MAX_LORA_RANK,
+        description="Largest rank of an adapter. Memory is planned for this rank, in all projections of the blocks.",
     )
     quantization: Literal["none", "int8", "fp8", "int4"] = Field(
         default="none",
@@ -252,14 +293,6 @@ class Pool(Part):
             description="Node label; the servers of a span are spread over its values. Not used by the local runtime.",
         )
     )
-
-
-def _check_unique_names(pools: tuple[Pool, ...]) -> tuple[Pool, ...]:
-    names = [pool.name for pool in pools]
-    for name in names:
-        if names.count(name) > 1:
-            raise violation(f"{name!r} names more than one pool; allowed: names that differ")
-    return pools
 
 
 class Rollout(Part):

@@ -106,6 +106,7 @@ class PlannedMemory(StatusPart):
     )
     kv: str = Field(description="Pages of keys and values.")
     total: str = Field(description="Smallest memory limit under which the server starts.")
+    adapters: str | None = Field(default=None, description="LoRA adapters, if the spec lists any.")
 
 
 class PlannedSpan(StatusPart):

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Never, cast
 
 from modelswarm.checkpoint.facts import read_config, read_facts
-from modelswarm.checkpoint.sources import resolve, resolve_config_files
+from modelswarm.checkpoint.sources import resolve, resolve_adapter, resolve_config_files
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.placement.memory import TRAINING_BYTES
@@ -33,6 +33,7 @@ from modelswarm.process.memory_limit import ROOT, read_memory_limit, read_reside
 from modelswarm.process.parent_watch import exit_with_parent
 from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
 from modelswarm.process.start_reporter import StartReporter
+from modelswarm.protocol.identity import Adapter
 from modelswarm_serving.model.base import Model, ModelShape
 from modelswarm_serving.model.hash_model import HashModel
 from modelswarm_serving.model.passes.contract import PassRunner
@@ -134,11 +135,13 @@ def load(
     config = read_facts(checkpoint.folder, (settings.first, settings.last)).config
     files = open_model_files(checkpoint.folder, settings.tokenizer, settings.chat_template)
     check_tokenizer(files.tokenizer_folder or checkpoint.folder, config.vocab)
+    adapters = {name: resolve_adapter(source) for name, source in settings.adapters.items()}
     if find_spec("torch") is None:
         raise ModelSwarmError(NO_TORCH)
     # After all checks that need no torch, which takes seconds to import.
     report(StartPhase.IMPORTING, 0, 0)
     options = span_options(settings, files.tokenizer_folder)
+    options = replace(options, adapters=adapters)
     from modelswarm_serving.model.transformer.startup import container_memory, load_span, plan_shape
 
     limit = read_memory_limit(root)
@@ -174,6 +177,7 @@ def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
         memory=settings.memory,
         replay_memory=settings.replay_memory,
         training_memory=settings.training_memory or 0,
+        max_lora_rank=settings.max_lora_rank,
         page_size=settings.page_size,
         max_length=settings.max_length,
         token_budget=settings.token_budget,
@@ -212,7 +216,10 @@ def _load_hash(settings: Settings) -> LoadedModel:
         hidden_bytes=_HASH_ROW_BYTES,
     )
     files = open_model_files(folder, settings.tokenizer, settings.chat_template)
-    return LoadedModel(HashModel(shape), files, f"hash-{n_blocks}-{vocab}{files.revision_suffix}")
+    # The hash of a name stands for the weights of an adapter; its source is its revision.
+    adapters = [Adapter(name, source) for name, source in settings.adapters.items()]
+    revision = f"hash-{n_blocks}-{vocab}{files.revision_suffix}"
+    return LoadedModel(HashModel(shape, adapters), files, revision)
 
 
 def _flag_name(field: str) -> str:

@@ -7,7 +7,7 @@ model: values that depend on the model are checked where it is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,16 @@ import click
 
 from modelswarm.checkpoint.facts import DTYPES
 from modelswarm.errors import UserError
-from modelswarm.placement.memory import MEMORY_FRACTION, TOKEN_BUDGET, TRAINING_BYTES
+from modelswarm.placement.memory import (
+    MEMORY_FRACTION,
+    TOKEN_BUDGET,
+    TRAINING_BYTES,
+)
 from modelswarm.placement.quantity import bytes_of, human_bytes
 from modelswarm.process.command_line import Seconds, device, read_flags, split_target, threads
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
-from modelswarm.protocol.link.hello_checks import MODEL, ZONE
+from modelswarm.protocol.link.hello_checks import MAX_ADAPTERS, MODEL, ZONE
+from modelswarm.resources.spec import MAX_LORA_RANK
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class Settings:
         int | None
     )  # bytes of the replay log; None: a row for every position of the pages
     training_memory: int | None  # bytes of forward and backward passes; None: what is left
+    adapters: Mapping[str, str]  # name -> source
+    max_lora_rank: int
     lease_seconds: float
     drain_timeout_seconds: float
     heartbeat_seconds: float
@@ -109,6 +116,10 @@ _OPTIONS: list[click.Parameter] = [
                  "of the pages."),
     click.Option(["--training-memory"], help="Memory of forward and backward passes of training clients. 0: none are "
                  f"run. Default: {human_bytes(TRAINING_BYTES)}, or what the container's limit leaves if that is less."),
+    click.Option(["--adapters"], multiple=True, metavar="NAME=SOURCE", help="LoRA adapter in peft's format, and the "
+                 "name by which clients ask for it. SOURCE is a folder or like --model's. May be repeated."),
+    click.Option(["--max-lora-rank"], type=click.IntRange(1, 512), default=MAX_LORA_RANK, show_default=True,
+                 help="Largest rank of an adapter; memory is counted for this rank."),
     click.Option(["--lease", "lease_seconds"],
                  type=Seconds(min=MIN_LEASE_SECONDS, max=MAX_LEASE_SECONDS),
                  default=30.0, show_default=True,
@@ -148,6 +159,7 @@ def _settings(
     training_memory: str | None,
     served_name: str | None,
     advertise: str | None,
+    adapters: tuple[str, ...],
     **values: Any,
 ) -> Settings:
     first, last = _blocks(blocks)
@@ -174,8 +186,25 @@ def _settings(
         replay_memory=_bytes("--replay-memory", replay_memory),
         training_memory=_bytes("--training-memory", training_memory),
         served_name=served,
+        adapters=_adapters(adapters, served),
         **values,
     )
+
+
+def _adapters(given: Sequence[str], served_name: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, source = text.partition("=")
+        if not (name and equals and source and MODEL.fullmatch(name)):
+            raise UserError("--adapters", f"{text!r} is not NAME=SOURCE, like law=hf://ORG/NAME")
+        if name in found or name == served_name:
+            raise UserError(
+                "--adapters", f"{name!r} is the name of another adapter or of the model"
+            )
+        found[name] = source
+    if len(found) > MAX_ADAPTERS:
+        raise UserError("--adapters", f"{len(found)} adapters; allowed: at most {MAX_ADAPTERS}")
+    return found
 
 
 def _bytes(flag: str, text: str | None) -> int | None:

@@ -15,6 +15,7 @@ from modelswarm_gateway.core.routing.cost_model import HopCost
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.server import Server
+from modelswarm_gateway.core.servers.variant import serves
 from modelswarm_gateway.core.sessions.session import Session
 
 
@@ -72,13 +73,11 @@ def explain_routes(
     registry: ServerRegistry, sessions: Iterable[Session], model: str, now: float
 ) -> RouteExplanations:
     """Explain the servers and sessions of one model; "" means all models."""
-
-    def wanted(name: str) -> bool:
-        return not model or name == model
-
+    servers = [each for each in registry if not model or serves(each.hello, model)]
+    wanted = [each for each in sessions if model in ("", each.model)]
     return RouteExplanations(
-        tuple(_server_cost(registry, each, now) for each in registry if wanted(each.hello.model)),
-        tuple(_session_explanation(registry, each, now) for each in sessions if wanted(each.model)),
+        tuple(_server_cost(registry, each, now) for each in servers),
+        tuple(_session_explanation(registry, each, now) for each in wanted),
     )
 
 

@@ -48,6 +48,7 @@ from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.servers.variant import serves
 from modelswarm_gateway.core.sessions.epoch_counters import EpochCounters, without_absurd_epochs
 from modelswarm_gateway.core.sessions.prompt_scores import needs_scores, take_scores
 from modelswarm_gateway.core.sessions.returned_rows import take_rows
@@ -118,7 +119,7 @@ class GatewayCore:
         owned = owned_sessions(self._sessions.values(), hello.peer)
         self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, owned))
         for session in list(self._sessions.values()):
-            if session.model == hello.model:
+            if serves(hello, session.model):
                 self._ownership_check.ask_again(session, hello.peer)
                 if session.state is SessionState.HELD:
                     self._recovery.enter_loop(session, now)
@@ -203,7 +204,7 @@ class GatewayCore:
         `disconnected`: known servers that cannot be asked because they have no link. `claims`: the session is opened or
         taken over here next, unless another gateway owns it or claimed it first.
         """
-        servers = [s.hello.peer for s in self._registry if s.hello.model == model]
+        servers = [s.hello.peer for s in self._registry if serves(s.hello, model)]
         self._session_search.start_search(session, servers, disconnected, claims, now)
 
     def fetch_log(self, session: str, holder: LogHolder, now: float) -> None:

@@ -40,7 +40,8 @@ class SwarmCollector(Collector):
         yield _gauge(
             "build_info", "Version of the running gateway.", ["version"], [([__version__], 1)]
         )
-        yield from _models(cards, servers)
+        # A server has all adapters of its model, and counts once.
+        yield from _models([card for card in cards if not card.parent], servers)
         yield from self._sessions(cards)
 
     def _sessions(self, cards: Sequence[ModelCard]) -> Iterable[Metric]:

@@ -75,6 +75,7 @@ class ModelEntry:
     revision: str = ""  # of `tokenizer`
     tokenizer: ModelTokenizer | None = None
     servers: dict[PeerId, Hello] = field(default_factory=dict)
+    adapters: frozenset[str] = frozenset()  # names; of the last servers if it has none now
     fetch: _Fetch | None = None
     retry_at: float = 0.0
     asked_at: float = float("-inf")  # time of the last request for its files
@@ -82,6 +83,12 @@ class ModelEntry:
     unused_since: float | None = None  # time since which it has neither servers nor pods
     phase: StartPhase = StartPhase.TOKENIZER  # what is made of its files
     files_problem: str = ""  # why its files cannot be used
+
+    def note_adapters(self) -> None:
+        """Take the adapters of the present servers. Those of lost servers stay known, as the model does."""
+        if self.servers:
+            hellos = self.servers.values()
+            self.adapters = frozenset(each.name for hello in hellos for each in hello.adapters)
 
     def describe_fetch(self) -> str:
         """Return what the tokenizer waits for; empty if no transfer is in progress."""
@@ -154,6 +161,7 @@ class ModelRegistry:
             return
         entry.n_blocks = hello.n_blocks
         entry.servers[hello.peer] = hello
+        entry.note_adapters()
         entry.retry_at = 0.0
         self._request_files(entry)
         self._on_change()
@@ -161,6 +169,7 @@ class ModelRegistry:
     def on_peer_lost(self, peer: PeerId) -> None:
         for entry in self._entries.values():
             if entry.servers.pop(peer, None) is not None:
+                entry.note_adapters()
                 if entry.fetch is not None and entry.fetch.peer == peer:
                     entry.fetch = None
                 self._request_files(entry)

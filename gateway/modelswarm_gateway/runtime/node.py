@@ -404,23 +404,29 @@ class Node:
 
     def _cards_by_name(self) -> dict[str, ModelCard]:
         if self._cards is None:
-            self._cards = {entry.name: self._build_card(entry) for entry in self._models.entries()}
+            entries = self._models.entries()
+            adapters = {
+                name: self._build_card(entry, name)
+                for entry in entries
+                for name in sorted(entry.adapters)
+            }
+            self._cards = {entry.name: self._build_card(entry, entry.name) for entry in entries}
+            self._cards |= {n: card for n, card in adapters.items() if n not in self._cards}
         return self._cards
 
-    def _build_card(self, entry: ModelEntry) -> ModelCard:
-        active = self._core.active_revision(entry.name)
+    def _build_card(self, entry: ModelEntry, name: str) -> ModelCard:
+        """Return the card of a model, or of one of its adapters."""
+        active = self._core.active_revision(name)
         is_current = active is None or active == entry.revision
-        missing = (
-            self._core.uncovered_blocks(entry.name) if entry.servers else range(entry.n_blocks)
-        )
-        hellos = self._core.hellos_of(entry.name)
+        hellos = self._core.hellos_of(name)
+        missing = self._core.uncovered_blocks(name) if hellos else range(entry.n_blocks)
         tails = [hello for hello in hellos if hello.last == hello.n_blocks]
         return ModelCard(
-            name=entry.name,
+            name=name,
             revision=entry.revision,
             n_blocks=entry.n_blocks,
             missing_blocks=tuple(missing),
-            max_length=self._core.max_length(entry.name),
+            max_length=self._core.max_length(name),
             # Token ids of another revision stand for other texts.
             tokenizer=entry.tokenizer if is_current else None,
             known_since=entry.known_since,
@@ -430,4 +436,5 @@ class Node:
             grammar_versions=frozenset(tail.grammar for tail in tails),
             rows=min(map(RowSizes.of, tails), default=NO_ROWS),
             boundary_rows=min(map(RowSizes.at_boundary, hellos), default=NO_ROWS),
+            parent="" if name == entry.name else entry.name,
         )

@@ -16,6 +16,7 @@ class ServedModel:
     ready: bool | None = None  # all its blocks are held; None: the server does not say
     chat_problem: str | None = None  # the sentence that chats are refused with
     vocab_size: int | None = None  # token ids are below it; None: not known yet
+    parent: str | None = None  # the model that it is an adapter of; None: it is a model
 
 
 @dataclass(frozen=True, slots=True)

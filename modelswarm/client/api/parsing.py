@@ -38,6 +38,7 @@ def parse_models(body: Mapping[str, Any]) -> list[ServedModel]:
             each.get("ready"),
             each.get("chat_problem"),
             each.get("vocab_size"),
+            each.get("parent"),
         )
         for each in body["data"]
     ]

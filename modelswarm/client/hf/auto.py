@@ -6,7 +6,7 @@ Reads config.json and generation_config.json of a folder or of the hub; no weigh
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, get_args
@@ -19,7 +19,7 @@ from modelswarm.checkpoint.sources import resolve_config_files
 from modelswarm.client.hf.blocks import Blocks
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.model import DistributedModelForCausalLM, Sampler
-from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.training.prompts import SoftPrompts, TuningMode
 
 _CONFIG_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "token")
@@ -37,7 +37,6 @@ _REFUSED = {
     "low_cpu_mem_usage": "no weights are loaded",
     "attn_implementation": "the blocks are on the servers",
     "trust_remote_code": "only the families of transformers are served",
-    "active_adapter": "adapters are not built",
 }
 
 
@@ -70,7 +69,8 @@ class AutoDistributedModelForCausalLM:
         the tokens that transformers gives with the same seed, and each one costs a round trip.
         `tuning_mode`: "ptune" trains `pre_seq_len` rows before the tokens of every input, and "deep_ptune" also rows of
         every block. The model itself is frozen.
-        `options`: `revision`, `token`, `cache_dir` and `local_files_only` of transformers.
+        `options`: `active_adapter`, the name of a LoRA adapter of the swarm that everything runs with; `revision`,
+        `token`, `cache_dir` and `local_files_only` of transformers.
         """
         tuning = Tuning.parse(tuning_mode, pre_seq_len)
         return load_model(cls.model_types, model, gateway, served_name, sampling, tuning, options)
@@ -128,9 +128,10 @@ def load_model(
     options: dict[str, Any],
 ) -> DistributedModelForCausalLM:
     """Read the model's two files, and return a model that asks the gateway."""
+    adapter = options.pop("active_adapter", None)
     for name in options:
         if name not in _CONFIG_ARGUMENTS:
-            allowed = ", ".join((*_OWN_ARGUMENTS, *_CONFIG_ARGUMENTS))
+            allowed = ", ".join((*_OWN_ARGUMENTS, "active_adapter", *_CONFIG_ARGUMENTS))
             reason = _REFUSED.get(name, "it has no effect here")
             raise UnsupportedArgumentError(name, f"{reason}; allowed: {allowed}")
     if sampling not in get_args(Sampler):
@@ -144,7 +145,10 @@ def load_model(
         raise ArgumentError("model", f"model_type {config.model_type!r}; allowed here: {allowed}")
     connection = Connection(gateway)
     models = connection.list_models()
-    served = choose_served_name(models, address, served_name, connection.target)
+    plain = [name for name, each in models.items() if not each.parent or name == served_name]
+    served = choose_served_name(plain, address, served_name, connection.target)
+    if adapter is not None:
+        served = _choose_adapter(models, served, adapter)
     name = f"Distributed{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]}"
     made: Any = find_class(name)(
         config,
@@ -205,6 +209,15 @@ def choose_served_name(served: Collection[str], model: str, wanted: str | None, 
     found = ", ".join(served) or "none"
     detail = f"the gateway at {target} serves {found}"
     raise ArgumentError("served_name", f"{names[0]!r} is not served; {detail}")
+
+
+def _choose_adapter(models: Mapping[str, ServedModel], model: str, adapter: str) -> str:
+    """Return the name of a model's adapter. Raise ArgumentError if the swarm has no such one."""
+    known = sorted(name for name, each in models.items() if each.parent == model)
+    if adapter in known:
+        return adapter
+    allowed = ", ".join(map(repr, known)) or "none, the swarm lists no adapters"
+    raise ArgumentError("active_adapter", f"{adapter!r} is not one of {model}; allowed: {allowed}")
 
 
 def _generation_config(folder: str, config: Any, options: dict[str, Any]) -> GenerationConfig:

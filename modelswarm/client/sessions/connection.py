@@ -62,6 +62,7 @@ class ServedModel:
     n_blocks: int = 0
     hidden_size: int = 0  # numbers of a row of hidden states
     dtype: str = ""  # of rows
+    parent: str = ""  # the model that it is an adapter of; empty: it is a model
 
     @property
     def row_bytes(self) -> int:
@@ -94,7 +95,12 @@ class Connection:
             raise translate(error, self.target) from error
         return {
             model.id: ServedModel(
-                model.id, model.max_model_len, model.n_blocks, model.hidden_size, model.dtype
+                model.id,
+                model.max_model_len,
+                model.n_blocks,
+                model.hidden_size,
+                model.dtype,
+                model.parent,
             )
             for model in answer.models
         }

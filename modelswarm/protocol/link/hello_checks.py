@@ -17,6 +17,8 @@ MODEL = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/:@-]{0,127})?")
 ZONE = re.compile(r"[A-Za-z0-9._-]{0,63}")
 # Most gateways that a Hello may say it replaces.
 MAX_REPLACED = 64
+# Most adapters of a server.
+MAX_ADAPTERS = 256
 
 _TEXTS = {
     "model": MODEL,
@@ -39,4 +41,16 @@ def hello_fault(hello: Hello) -> str:
             return name
     if len(hello.replaces) > MAX_REPLACED or not all(map(PEER.fullmatch, hello.replaces)):
         return "replaces"
-    return ""
+    return "" if _has_valid_adapters(hello) else "adapters"
+
+
+def _has_valid_adapters(hello: Hello) -> bool:
+    """Return whether clients can tell the adapters apart, from each other and from the model."""
+    names = [hello.model, *(adapter.name for adapter in hello.adapters)]
+    return (
+        len(names) <= 1 + MAX_ADAPTERS
+        and len(set(names)) == len(names)
+        and (len(names) == 1 or all(names))
+        and all(MODEL.fullmatch(name) for name in names)
+        and all(_TEXTS["revision"].fullmatch(adapter.revision) for adapter in hello.adapters)
+    )

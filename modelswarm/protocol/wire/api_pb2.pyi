@@ -1491,6 +1491,7 @@ class Model(_message.Message):
     N_BLOCKS_FIELD_NUMBER: _builtins.int
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    PARENT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """the served name"""
     created: _builtins.int
@@ -1511,6 +1512,8 @@ class Model(_message.Message):
     """numbers of a row of hidden states; 0: not known yet, or it has no weights"""
     dtype: _builtins.str
     """of rows: "float32", "bfloat16" or "float16"; empty: not known yet"""
+    parent: _builtins.str
+    """the model that this one is an adapter of; empty: it is a model"""
     def __init__(
         self,
         *,
@@ -1524,10 +1527,11 @@ class Model(_message.Message):
         n_blocks: _builtins.int = ...,
         hidden_size: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        parent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat", "chat_problem", b"chat_problem", "created", b"created", "dtype", b"dtype", "hidden_size", b"hidden_size", "id", b"id", "max_model_len", b"max_model_len", "n_blocks", b"n_blocks", "ready", b"ready", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat", "chat_problem", b"chat_problem", "created", b"created", "dtype", b"dtype", "hidden_size", b"hidden_size", "id", b"id", "max_model_len", b"max_model_len", "n_blocks", b"n_blocks", "parent", b"parent", "ready", b"ready", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chat: _TypeAlias = _typing.Literal["chat"]  # noqa: Y015
     _WhichOneofArgType__chat: _TypeAlias = _typing.Literal["_chat", b"_chat"]  # noqa: Y015

@@ -72,6 +72,8 @@ class _RefusalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Refusal.Value
     REFUSAL_WRONG_BLOCKS: _Refusal.ValueType  # 3
     REFUSAL_DRAINING: _Refusal.ValueType  # 4
     REFUSAL_STALE_EPOCH: _Refusal.ValueType  # 5
+    REFUSAL_NO_ADAPTER: _Refusal.ValueType  # 6
+    """since 2.3; the answer to a Turn with an adapter, which no older peer sends"""
 
 class Refusal(_Refusal, metaclass=_RefusalEnumTypeWrapper): ...
 
@@ -81,6 +83,8 @@ REFUSAL_TOO_LONG: Refusal.ValueType  # 2
 REFUSAL_WRONG_BLOCKS: Refusal.ValueType  # 3
 REFUSAL_DRAINING: Refusal.ValueType  # 4
 REFUSAL_STALE_EPOCH: Refusal.ValueType  # 5
+REFUSAL_NO_ADAPTER: Refusal.ValueType  # 6
+"""since 2.3; the answer to a Turn with an adapter, which no older peer sends"""
 Global___Refusal: _TypeAlias = Refusal  # noqa: Y015
 
 class _FaultKind:
@@ -319,6 +323,7 @@ class Hello(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     LOGIT_BYTES_FIELD_NUMBER: _builtins.int
     HIDDEN_BYTES_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     NUMERICS_FIELD_NUMBER: _builtins.int
     peer: _builtins.str
     role: Global___Role.ValueType
@@ -351,6 +356,8 @@ class Hello(_message.Message):
 
     @_builtins.property
     def replaces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___Adapter]: ...
     def __init__(
         self,
         *,
@@ -378,11 +385,12 @@ class Hello(_message.Message):
         grammar: _builtins.str = ...,
         logit_bytes: _builtins.int = ...,
         hidden_bytes: _builtins.int = ...,
+        adapters: _abc.Iterable[Global___Adapter] | None = ...,
         numerics: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "first", b"first", "grammar", b"grammar", "heartbeat_ms", b"heartbeat_ms", "hidden_bytes", b"hidden_bytes", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "logit_bytes", b"logit_bytes", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "numerics", b"numerics", "page_size", b"page_size", "peer", b"peer", "replaces", b"replaces", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "dtype", b"dtype", "first", b"first", "grammar", b"grammar", "heartbeat_ms", b"heartbeat_ms", "hidden_bytes", b"hidden_bytes", "hold_ms", b"hold_ms", "lane", b"lane", "last", b"last", "lease_ms", b"lease_ms", "link", b"link", "logit_bytes", b"logit_bytes", "max_length", b"max_length", "model", b"model", "n_blocks", b"n_blocks", "numerics", b"numerics", "page_size", b"page_size", "peer", b"peer", "replaces", b"replaces", "revision", b"revision", "role", b"role", "row_bytes", b"row_bytes", "target", b"target", "total_pages", b"total_pages", "version", b"version", "zone", b"zone"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -574,6 +582,7 @@ class Turn(_message.Message):
     SESSION_LENGTH_FIELD_NUMBER: _builtins.int
     SESSION_TTL_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
     reserved_positions: _builtins.int
     end: _builtins.int
     begin: _builtins.int
@@ -583,6 +592,8 @@ class Turn(_message.Message):
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
     def blocks(self) -> Global___BlockRange: ...
+    @_builtins.property
+    def adapter(self) -> Global___Adapter: ...
     def __init__(
         self,
         *,
@@ -593,14 +604,37 @@ class Turn(_message.Message):
         session_length: _builtins.int = ...,
         session_ttl: _builtins.int = ...,
         blocks: Global___BlockRange | None = ...,
+        adapter: Global___Adapter | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "blocks", b"blocks", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin", b"begin", "blocks", b"blocks", "end", b"end", "reserved_positions", b"reserved_positions", "sampling", b"sampling", "session_length", b"session_length", "session_ttl", b"session_ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "begin", b"begin", "blocks", b"blocks", "end", b"end", "reserved_positions", b"reserved_positions", "sampling", b"sampling", "session_length", b"session_length", "session_ttl", b"session_ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Turn: _TypeAlias = Turn  # noqa: Y015
+
+@_typing.final
+class Adapter(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    revision: _builtins.str
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        revision: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Adapter: _TypeAlias = Adapter  # noqa: Y015
 
 @_typing.final
 class BlockRange(_message.Message):

@@ -134,7 +134,9 @@ class Fencing:
         """Truncate the hop as its pending Fence says and acknowledge; called when no step holds the hop."""
         fence, hop.pending_fence = hop.pending_fence, None
         assert fence is not None
-        hop.truncate(fence.kv_cut, fence.log_cut)
+        # KV and rows of another adapter are other numbers. No gateway changes that of a session; one may err.
+        is_other = fence.turn is not None and not _keeps_adapter(hop, fence.turn)
+        hop.truncate(0 if is_other else fence.kv_cut, fence.log_cut)
         self._replay_log.truncate(hop.handle, hop.kv)
         refusal = None
         if fence.turn is not None:
@@ -158,7 +160,7 @@ class Fencing:
         if not turn.reserved_positions:
             self.admission.resize_hop(hop, replace(hop.turn, reserved_positions=hop.kv))
             return None
-        refusal = self.admission.refusal_when_empty(turn, hop.for_recovery)
+        refusal = self._refusal_when_empty(turn, hop.for_recovery)
         if refusal is None and not self._has_room(hop.key, turn, hop.for_recovery, hop, now):
             refusal = Refusal.NO_PAGES
         if refusal is None:
@@ -227,11 +229,17 @@ class Fencing:
             return Refusal.DRAINING
         if self.admission.has_wrong_blocks(create):
             return Refusal.WRONG_BLOCKS
-        refusal = self.admission.refusal_when_empty(turn, create.for_recovery)
+        refusal = self._refusal_when_empty(turn, create.for_recovery)
         who = (create.session, create.first, create.last)
         if refusal is None and not self._has_room(who, turn, create.for_recovery, None, now):
             refusal = Refusal.NO_PAGES
         return refusal
+
+    def _refusal_when_empty(self, turn: Turn, for_recovery: bool) -> Refusal | None:
+        """Return the refusal of a turn that this server could not serve even if it were empty; else None."""
+        if turn.adapter is not None and turn.adapter not in self._settings.adapters:
+            return Refusal.NO_ADAPTER
+        return self.admission.refusal_when_empty(turn, for_recovery)
 
     def _has_room(
         self, key: HopKey, turn: Turn, for_recovery: bool, existing: Hop | None, now: float
@@ -397,3 +405,8 @@ def _merge_fences(old: Fence | None, new: Fence) -> Fence:
         turn=new.turn or old.turn,
         create=new.create or old.create,
     )
+
+
+def _keeps_adapter(hop: Hop, turn: Turn) -> bool:
+    """Return whether the KV of the hop is that of the turn. A turn without positions keeps the hop's (R8, parked)."""
+    return not turn.reserved_positions or turn.adapter == hop.turn.adapter

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from modelswarm.protocol.identity import Address
+from modelswarm.protocol.identity import Adapter, Address
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     address: Address  # this server; messages to itself never reach a link
+    adapters: frozenset[Adapter] = frozenset()  # that sessions may name
     grant_seconds: float = 5.0  # a new hop without StartEpoch is freed after this (R12, admission)
     lease_seconds: float = (
         30.0  # R19 (leases): freed without its gateway after 2x, for new hops after 1x

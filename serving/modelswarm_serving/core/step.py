@@ -126,6 +126,7 @@ class Steps:
             returned=self._return_request(hop, first, end),
             opaque=_opaque_rows(hop, first, end) if hop.is_head and not hop.has_range else {},
             is_range_end=hop.has_range and (hop.is_head or hop.is_tail),
+            adapter="" if hop.turn.adapter is None else hop.turn.adapter.name,
         )
 
     def _is_at_log_end(self, hop: Hop, end: int) -> bool:

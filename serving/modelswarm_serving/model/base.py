@@ -8,11 +8,18 @@ A model keeps KV by page number only and knows no sessions: the core decides whi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from modelswarm.protocol.messages import FaultKind, Grammar, PromptLogprob, Sampling, TopLogprob
+from modelswarm.protocol.messages import (
+    Adapter,
+    FaultKind,
+    Grammar,
+    PromptLogprob,
+    Sampling,
+    TopLogprob,
+)
 
 NO_GRAMMARS = "this server has no tokenizer by which an answer could be constrained"
 """Error of a session with a grammar at a model without `grammars`."""
@@ -103,6 +110,7 @@ class BatchItem:
     opaque: Mapping[int, bytes] = field(default_factory=dict)
     # Head or tail of a session with a block range: rows enter and leave at any block, and no token.
     is_range_end: bool = False
+    adapter: str = ""  # name of the adapter that the model adds to these rows; "": none
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +214,11 @@ class Model(Protocol):
     @property
     def grammars(self) -> GrammarCompiler | None:
         """The compiler of grammars; None if no session can be constrained here."""
+        ...
+
+    @property
+    def adapters(self) -> Collection[Adapter]:
+        """The adapters that sessions may name."""
         ...
 
     @property

@@ -13,11 +13,12 @@ from __future__ import annotations
 import hashlib
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import cache
 from operator import attrgetter
 
-from modelswarm.protocol.messages import PromptLogprob, Sampling, TopLogprob
+from modelswarm.protocol.messages import Adapter, PromptLogprob, Sampling, TopLogprob
 from modelswarm_serving.model.base import (
     BatchItem,
     Compute,
@@ -59,9 +60,15 @@ def embed(token: int) -> int:
     return mix(mix(token) ^ 0x656D626564)
 
 
-def key_value(block: int, position: int, row: int) -> int:
+def key_value(block: int, position: int, row: int, adapter: str = "") -> int:
     """Return the value that a block stores for a position."""
-    return mix(row + mix(block * 0x1F123BB5 + (position << 20)))
+    value = mix(row + mix(block * 0x1F123BB5 + (position << 20)))
+    return mix(value ^ adapter_hash(adapter)) if adapter else value
+
+
+@cache
+def adapter_hash(adapter: str) -> int:
+    return int.from_bytes(hashlib.blake2b(adapter.encode(), digest_size=8).digest(), "little")
 
 
 def output(stored: int, attention: int) -> int:
@@ -164,6 +171,7 @@ def reference_tokens(
     *,
     n_blocks: int,
     vocabulary: int,
+    adapter: str = "",
 ) -> list[int]:
     """Return up to `n_new` tokens after `tokens`, computed without pages, spans or steps: the oracle of the tests.
 
@@ -175,7 +183,7 @@ def reference_tokens(
     for position in range(end - 1):
         row = embed(log[position])
         for block in range(n_blocks):
-            stored = key_value(block, position, row)
+            stored = key_value(block, position, row, adapter)
             row = output(stored, sums[block])
             sums[block] = (sums[block] + stored) & MASK
         if position + 1 < len(log):
@@ -192,10 +200,11 @@ def reference_tokens(
 class HashModel:
     """Blocks [first, last) of the hash model; a row is its hash, repeated to fill `row_bytes`."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, adapters: Collection[Adapter] = ()) -> None:
         if shape.row_bytes < 8 or shape.row_bytes % 8:
             raise ValueError(f"row_bytes is {shape.row_bytes}; it must be a multiple of 8")
         self._shape = shape
+        self._adapters = adapters
         self._words = shape.row_bytes // 8
         # block -> page -> slots; a page is created by its first write
         self._kv: dict[int, dict[int, list[int]]] = {
@@ -205,6 +214,10 @@ class HashModel:
     @property
     def shape(self) -> ModelShape:
         return self._shape
+
+    @property
+    def adapters(self) -> Collection[Adapter]:
+        return self._adapters
 
     @property
     def compute(self) -> Compute:
@@ -306,6 +319,8 @@ class HashModel:
         takes_tokens = item.blocks[0] == 0 and not item.is_range_end
         if (item.tokens is not None) != takes_tokens:
             raise ValueError("tokens are for block 0 and only for it")
+        if item.adapter and all(item.adapter != each.name for each in self._adapters):
+            raise ValueError(f"{item.adapter} is not an adapter of this model")
         if item.sample is not None and not item.sample.position == end == len(item.sample.log):
             raise ValueError(
                 f"entry {item.sample.position} is to be picked after row {end - 1} "
@@ -353,7 +368,7 @@ class HashModel:
         attention = self._attention_sum(pages, item)
         out = []
         for position, row in enumerate(rows, item.first):
-            stored = key_value(block, position, row)
+            stored = key_value(block, position, row, item.adapter)
             out.append(output(stored, attention))
             attention = (attention + stored) & MASK
             page = item.pages[position // size]

@@ -5,11 +5,12 @@ Used by `node.py`. Both hold the same facts in two forms. Nothing here changes w
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from modelswarm.process.run_files import MemberFile
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Adapter, Hello, Lane, Role
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.settings import Settings
 
@@ -22,7 +23,9 @@ class ServerIdentity:
     revision: str
     numerics: str = ""  # numerics class; empty: unknown
 
-    def hello(self, longest_session: int, grammar: str) -> Hello:
+    def hello(
+        self, longest_session: int, grammar: str, adapters: Collection[Adapter] = ()
+    ) -> Hello:
         """Return the Hello. An empty `target` means the address where the links listen.
 
         `grammar`: library and version of its grammars; empty: it has none.
@@ -53,6 +56,7 @@ class ServerIdentity:
             logit_bytes=shape.logit_bytes if shape.is_tail else 0,
             hidden_bytes=shape.hidden_bytes if shape.is_tail else 0,
             numerics=self.numerics,
+            adapters=tuple(sorted(adapters)),
         )
 
     def member_file(self, target: str, metrics: str) -> MemberFile:

@@ -77,6 +77,7 @@ class Node:
         self._peer = peer_id(settings.name, settings.incarnation)
         core_settings = ServerSettings(
             Address(self._peer, ""),
+            adapters=frozenset(model.adapters),
             lease_seconds=settings.lease_seconds,
             token_budget=settings.token_budget,
             row_window=row_window(model.shape.row_bytes),
@@ -122,7 +123,8 @@ class Node:
             loop.add_signal_handler(number, self._on_signal)
         self._engine = Engine(self._model, self._on_step_done, self._on_part_done)
         grammar = await self._start_grammars()
-        self._links = Links(self._identity.hello(self._core.max_session_length, grammar), self)
+        hello = self._identity.hello(self._core.max_session_length, grammar, self._model.adapters)
+        self._links = Links(hello, self)
         target = await self._listen(self._settings.listen)
         self._announce(target)
         self._liveness.mark_ready()

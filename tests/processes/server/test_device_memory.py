@@ -178,6 +178,7 @@ async def test_engine_reports_a_full_device(
     class FullSpan:
         shape, compute = span_and_library[0].shape, span_and_library[0].compute
         grammars = None
+        adapters = ()
 
         def prepare_thread(self) -> None:
             span_and_library[0].prepare_thread()

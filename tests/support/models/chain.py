@@ -29,6 +29,7 @@ class Stream:
     done: int = 0  # positions with KV
     sent: dict[int, bytearray] = field(default_factory=dict)
     """Number of a span -> the rows that it sent, as its replay log retains them."""
+    adapter: str = ""
     begin: int = field(init=False)
     """Length of the log before the first generated token."""
 
@@ -93,6 +94,7 @@ class Chain:
                 rows=bytes(stream.sent[number - 1]) if number else None,
                 emit_from=stream.done,
                 sample=None,
+                adapter=stream.adapter,
             )
             for stream in streams
         ]
@@ -118,6 +120,7 @@ class Chain:
             sample=SampleRequest(stream.sampling, end, stream.log, stream.begin)
             if shape.is_tail and last
             else None,
+            adapter=stream.adapter,
         )
 
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,15 +184,16 @@ class Running:
 @contextmanager
 def running_swarm(
     folder: Path, name: str, *, spans: int, replicas: int = 1, sessions: int = 10, length: int = 1024,
-    settings: LocalSettings | None = None,
+    settings: LocalSettings | None = None, adapters: Mapping[str, Path] | None = None,
 ) -> Iterator[Running]:  # fmt: skip
     """Yield a ready swarm of the model in `folder`. Each `name` is used once per test run."""
+    listed = [{"name": each, "source": f"file://{path}"} for each, path in (adapters or {}).items()]
     document = f"""
 apiVersion: modelswarm.io/v1alpha1
 kind: ModelSwarm
 metadata: {{name: {name}}}
 spec:
-  model: {{source: "file://{folder}", servedName: {TOY_MODEL}}}
+  model: {{source: "file://{folder}", servedName: {TOY_MODEL}, adapters: {json.dumps(listed)}}}
   spans: {{count: {spans}}}
   replicas: {replicas}
   sessions: {{maxLength: {length}, concurrent: {sessions}}}

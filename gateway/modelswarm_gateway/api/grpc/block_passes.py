@@ -106,6 +106,9 @@ class BlockPasses:
         if not self._service.accepting:
             raise gateway_stopping()
         card, _ = self._service.find_model(head.model)
+        if card.parent:
+            detail = f"passes run without adapters; name {card.parent!r}, the model of this one"
+            raise ApiError(Code.UNSUPPORTED, f"head.model: {detail}", param="head.model")
         if self._running.total() >= MAX_PASSES:
             detail = f"{MAX_PASSES} passes are running already; retry in 1 s"
             raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)

@@ -188,6 +188,8 @@ def _model_entry(card: ModelCard) -> dict[str, Any]:
         "object": "model",
         "created": card.known_since,
         "owned_by": "modelswarm",
+        "root": card.parent or card.name,
+        "parent": card.parent or None,
         "max_model_len": card.max_length or None,
         "vocab_size": card.vocabulary or None,
         "ready": card.ready,

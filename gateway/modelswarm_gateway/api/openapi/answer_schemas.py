@@ -214,6 +214,8 @@ ANSWERS: dict[str, Schema] = {
             "object": {"const": "model"},
             "created": WHOLE,
             "owned_by": TEXT,
+            "root": TEXT,
+            "parent": either_null(TEXT),
             "max_model_len": either_null(WHOLE),
             "vocab_size": either_null(WHOLE),
             "ready": FLAG,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from modelswarm.protocol.messages import Hello
 from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.servers.variant import variants_of
 
 MAX_HOLD_SECONDS = 24 * 3600.0  # upper bound of what a server may announce
 
@@ -20,7 +21,8 @@ class HoldLimits:
     def record_hello(self, hello: Hello) -> None:
         """Adopt the hold limit that a server announces, if it does."""
         if hello.hold_ms:
-            self._announced[hello.model] = min(hello.hold_ms / 1000, MAX_HOLD_SECONDS)
+            for model in variants_of(hello):
+                self._announced[model] = min(hello.hold_ms / 1000, MAX_HOLD_SECONDS)
 
     def limit_seconds(self, model: str) -> float:
         """Return the hold limit of a model in seconds; 0: its sessions are not held."""

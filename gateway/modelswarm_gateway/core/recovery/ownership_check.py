@@ -16,6 +16,7 @@ from modelswarm.protocol.messages import FindSession, Lane, Send, SessionInfo, r
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.servers.variant import serves
 from modelswarm_gateway.core.sessions.session import OwnershipQuery, Session, SessionState
 
 
@@ -109,7 +110,7 @@ class OwnershipCheck:
     def _ask(self, session: Session, query: OwnershipQuery, only: PeerId | None = None) -> None:
         for server in self._registry:
             peer = server.hello.peer
-            if server.hello.model == session.model and only in (None, peer):
+            if serves(server.hello, session.model) and only in (None, peer):
                 query.unanswered.add(peer)
                 self._emit(Send(reply_address(peer), Lane.LIVE, FindSession(session.name)))
 

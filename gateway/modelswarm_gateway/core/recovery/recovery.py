@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
 from modelswarm.protocol.messages import FenceAck, Refusal
@@ -409,7 +410,8 @@ class Recovery:
         """
         assert log.turn is not None
         session.variant = self._registry.active_variant(session.model)
-        session.log, session.turn, session.turn_number = list(log.tokens), log.turn, 1
+        session.log, session.turn_number = list(log.tokens), 1
+        session.turn = replace(log.turn, adapter=session.adapter)
         if session.turn.blocks is not None:  # the token behind its rows was to be discarded
             session.log = [entry for entry in session.log if is_opaque(entry)]
         session.opaque = dict(log.opaque)

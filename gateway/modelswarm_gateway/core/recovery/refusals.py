@@ -18,6 +18,7 @@ REASONS = {  # of a session that a server refused
     # More room would not help: the session's KV on other servers is worth keeping.
     Refusal.DRAINING: RefusalReason.NO_SERVERS,
     Refusal.WRONG_BLOCKS: RefusalReason.NO_SERVERS,
+    Refusal.NO_ADAPTER: RefusalReason.NO_SERVERS,
 }
 
 

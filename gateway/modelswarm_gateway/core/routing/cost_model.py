@@ -29,7 +29,7 @@ from modelswarm_gateway.core.servers.server import (
     Server,
     kv_wait_ms,
 )
-from modelswarm_gateway.core.servers.variant import ModelVariant, variant_of
+from modelswarm_gateway.core.servers.variant import ModelVariant, variant_of, variants_of
 
 # Greatest age in seconds of cached costs-to-go, unless a server has become or ceased to be a last resort.
 CACHE_SECONDS = 0.05
@@ -79,7 +79,7 @@ class HopCost:
 
 
 class CostModel:
-    """One cost table per model and variant."""
+    """One cost table per model and variant; also one per adapter, whose name is that of a model."""
 
     def __init__(
         self,
@@ -95,21 +95,29 @@ class CostModel:
         self._failing_seconds = failing_seconds
         self.zones = ZoneDelays()
         self._tables: dict[Key, CostTable] = {}
-        self._changed: set[PeerId] = set()
+        # By table: a server with adapters is in one for each of them.
+        self._changed: dict[Key, set[PeerId]] = {}
+        self._keys: dict[PeerId, tuple[Key, ...]] = {}  # tables of each connected server
 
     def add_server(self, server: Server) -> None:
         """A server has connected. If it replaces one of the same name, `remove_server` comes first."""
-        if table := self._tables.get(_key(server)):
-            table.add_server(server)
+        keys = self._keys[server.hello.peer] = tuple(variants_of(server.hello).items())
+        for key in keys:
+            if table := self._tables.get(key):
+                table.add_server(server)
 
     def remove_server(self, server: Server) -> None:
-        self._changed.discard(server.hello.peer)
-        if table := self._tables.get(_key(server)):
-            table.remove_server(server.hello.peer)
+        for key in self._keys.pop(server.hello.peer, ()):
+            if changed := self._changed.get(key):
+                changed.discard(server.hello.peer)
+            if table := self._tables.get(key):
+                table.remove_server(server.hello.peer)
 
     def mark_changed(self, peer: PeerId) -> None:
         """Compute the cost of this server again at the next choice."""
-        self._changed.add(peer)
+        for key in self._keys.get(peer, ()):
+            if key in self._tables:
+                self._changed.setdefault(key, set()).add(peer)
 
     def hop_cost(self, server: Server, now: float) -> HopCost:
         """Return the cost of a hop on a connected server, with its parts."""
@@ -201,13 +209,13 @@ class CostModel:
         new = None if table is None else table.apply_membership()
         if table is None or new is None:
             self._tables.pop(key, None)
+            self._changed.pop(key, None)
             servers = self._servers_of(*key)
             if not servers:
                 return None
             table = self._tables[key] = CostTable(servers, self.zones)
             new = list(range(len(table.servers)))
-        changed = {peer for peer in self._changed if peer in table.row_of}
-        self._changed -= changed
+        changed = self._changed.pop(key, set()).intersection(table.row_of)
         for row, server in table.occupied(table.rows_to_update(changed).union(new)):
             cost = self._hop_cost(server, table.median_block_ms, now)
             last = cost.last_resort

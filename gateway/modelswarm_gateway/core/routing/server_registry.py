@@ -26,7 +26,13 @@ from modelswarm_gateway.core.servers.health import (
 )
 from modelswarm_gateway.core.servers.link_failures import LinkFailures
 from modelswarm_gateway.core.servers.server import Server, sanitized
-from modelswarm_gateway.core.servers.variant import ModelVariant, is_valid, variant_of
+from modelswarm_gateway.core.servers.variant import (
+    ModelVariant,
+    is_valid,
+    serves,
+    variant_of,
+    variants_of,
+)
 
 # Cause of an ejection that lasts longer, while sessions are migrated away.
 SLOW_CAUSE = "slow"
@@ -39,9 +45,10 @@ class ServerRegistry:
         """`pair_seconds`: time after which a failed link or a failed step no longer counts. `draw`: 64 random bits."""
         self._emit = emit
         self._servers: dict[PeerId, Server] = {}
-        # Servers that lost their link: model and time, oldest first.
-        self._unlinked: dict[PeerId, tuple[str, float]] = {}
-        self._indexes: dict[str, dict[ModelVariant, BlockIndex]] = {}  # of the same, by model
+        # Servers that lost their link: Hello and time, oldest first.
+        self._unlinked: dict[PeerId, tuple[Hello, float]] = {}
+        # Connected servers, by model. An adapter's name is that of a model, too (`servers/variant.py`).
+        self._indexes: dict[str, dict[ModelVariant, BlockIndex]] = {}
         self._active: dict[str, ModelVariant] = {}  # model -> the variant of new sessions
         self._changed: set[str] = set()  # models whose active variant may have changed
         self.links = LinkFailures(pair_seconds)
@@ -62,12 +69,12 @@ class ServerRegistry:
         server = Server(hello, draining=hello.peer in self.drains.peers)
         self._servers[hello.peer] = server
         self._unlinked.pop(hello.peer, None)
-        variant = variant_of(hello)
-        indexes = self._indexes.setdefault(hello.model, {})
-        indexes.setdefault(variant, BlockIndex(variant.n_blocks)).add(server)
+        for model, variant in variants_of(hello).items():
+            indexes = self._indexes.setdefault(model, {})
+            indexes.setdefault(variant, BlockIndex(variant.n_blocks)).add(server)
+            self._changed.add(model)
         self.costs.add_server(server)
         self.health.add_server(hello.peer, now)
-        self._changed.add(hello.model)
         return True
 
     def deregister(self, peer: PeerId, now: float = 0.0) -> None:
@@ -78,7 +85,7 @@ class ServerRegistry:
         if server is not None and self._remove(peer):
             self.health.remove_server(peer, announced=announced)
             if not announced:
-                self._unlinked[peer] = server.hello.model, now
+                self._unlinked[peer] = server.hello, now
             if len(self._unlinked) > MAX_DISCONNECTED:
                 del self._unlinked[next(iter(self._unlinked))]
 
@@ -86,19 +93,22 @@ class ServerRegistry:
         server = self._servers.pop(peer, None)
         if server is None:
             return False
-        model, variant = server.hello.model, variant_of(server.hello)
-        indexes = self._indexes[model]
-        indexes[variant].remove(peer)
-        if not indexes[variant].servers:
-            del indexes[variant]
-        if not indexes:
-            del self._indexes[model]
+        for model, variant in variants_of(server.hello).items():
+            indexes = self._indexes[model]
+            indexes[variant].remove(peer)
+            if not indexes[variant].servers:
+                del indexes[variant]
+            if not indexes:
+                del self._indexes[model]
+            self._changed.add(model)
         self.costs.remove_server(server)
-        self._changed.add(model)
         return True
 
     def _choose_active(self, model: str) -> None:
-        """Prefer a variant whose servers hold all blocks, then the one with most servers, then the present one."""
+        """Prefer a variant whose servers hold all blocks, then the one with most servers, then the present one.
+
+        A name that is a model's and an adapter's stands for the model.
+        """
         indexes = self._indexes.get(model)
         if not indexes:
             self._active.pop(model, None)
@@ -107,6 +117,7 @@ class ServerRegistry:
         self._active[model] = max(
             indexes,
             key=lambda variant: (
+                variant.adapter is None,
                 indexes[variant].is_complete,
                 len(indexes[variant].servers),
                 variant == current,
@@ -122,7 +133,11 @@ class ServerRegistry:
 
     def unlinked_since(self, model: str, time: float) -> set[PeerId]:
         """Return servers of a model that lost their link after `time`, and did not announce that they stop."""
-        return {peer for peer, (of, lost) in self._unlinked.items() if of == model and lost > time}
+        return {
+            peer
+            for peer, (hello, lost) in self._unlinked.items()
+            if lost > time and serves(hello, model)
+        }
 
     def is_connected(self, peer: PeerId) -> bool:
         return peer in self._servers

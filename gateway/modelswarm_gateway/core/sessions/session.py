@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from modelswarm.protocol.identity import (
     NO_EPOCH,
     NO_HANDLE,
+    Adapter,
     Address,
     Epoch,
     ForkSource,
@@ -167,6 +168,11 @@ class Session:
     @property
     def length(self) -> int:
         return len(self.log)
+
+    @property
+    def adapter(self) -> Adapter | None:
+        """The adapter of its variant."""
+        return None if self.variant is None else self.variant.adapter
 
     @property
     def blocks(self) -> tuple[int, int]:

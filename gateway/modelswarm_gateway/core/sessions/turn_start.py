@@ -6,6 +6,7 @@ Used by `gateway.py`. Knows neither servers nor routes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from modelswarm.protocol.opaque import OPAQUE, is_opaque
 from modelswarm_gateway.core.interface.errors import CoreError, PromptTooLong
@@ -45,7 +46,7 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     s.read_only = request.new_tokens == 0
     end = limit if request.new_tokens is None else min(limit, length + request.new_tokens)
     begin = length if request.begin is None else request.begin
-    s.turn = request.turn_after(s.turn, begin, end)
+    s.turn = replace(request.turn_after(s.turn, begin, end), adapter=s.adapter)
     s.fork = find_fork(s, parent)
     begin_scores(s, request.is_resumed)
     s.turn_number += 1

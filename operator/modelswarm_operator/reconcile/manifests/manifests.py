@@ -178,7 +178,10 @@ def _server_container(
     return {
         "name": names.CONTAINER,
         "command": ["modelswarm-server"],
-        "args": [text for flag, value in arguments.items() for text in (flag, str(value))],
+        "args": [
+            *(text for flag, value in arguments.items() for text in (flag, str(value))),
+            *_adapter_flags(spec.model),
+        ],
         "ports": [
             {"name": LINKS, "containerPort": LINKS_PORT, "protocol": "TCP"},
             {"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"},
@@ -280,14 +283,22 @@ def tokenizer_flags(model: Model) -> dict[str, str]:
     )
 
 
+def _adapter_flags(model: Model) -> list[str]:
+    flags = ["--max-lora-rank", str(model.max_lora_rank)] if model.adapters else []
+    for adapter in model.adapters:
+        flags += ["--adapters", f"{adapter.name}={adapter.source}"]
+    return flags
+
+
 def _template_annotation(model: Model) -> dict[str, str]:
     """Return the annotation with the template. The pod mounts it as a file, so no other object can get lost."""
     return {names.CHAT_TEMPLATE: model.chat_template} if model.chat_template else {}
 
 
 def claims_of(model: Model) -> tuple[str, ...]:
-    """Return the volume claims that hold weights and tokenizer."""
+    """Return the volume claims that hold weights, tokenizer and adapters."""
     addresses = [model.source, *([model.tokenizer] if model.tokenizer else [])]
+    addresses += [adapter.source for adapter in model.adapters]
     claims = [urlparse(one).netloc for one in addresses if one.startswith("pvc://")]
     return tuple(dict.fromkeys(claim for claim in claims if claim))
 

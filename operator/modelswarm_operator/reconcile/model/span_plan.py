@@ -159,6 +159,7 @@ def _memory_status(memory: ServerMemory) -> PlannedMemory:
         margin=quantity_of(memory.margin),
         kv=quantity_of(memory.kv),
         total=quantity_of(memory.total),
+        adapters=quantity_of(memory.adapters) if memory.adapters else None,
     )
 
 

@@ -56,6 +56,7 @@ class KvForks:
         A rewind raises the epoch. So in the epoch that the gateway named, the parent's KV is that of the log it named.
         """
         is_same = (parent.gateway, parent.first, parent.last) == (hop.gateway, hop.first, hop.last)
+        is_same = is_same and parent.turn.adapter == hop.turn.adapter
         if not is_same or parent.epoch != source.epoch or parent.pending_fence is not None:
             return 0
         return min(source.length, parent.kv, hop.turn.reserved_positions)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from modelswarm_serving.model.adapters.lora import Place, add_adapters
 from modelswarm_serving.model.attention.attention import attend
 from modelswarm_serving.model.transformer.rotary import Angles
 
@@ -32,16 +33,17 @@ from modelswarm_serving.model.transformer.rotary import Angles
 class Linear:
     weight: Tensor  # [in, out]
     bias: Tensor | None
+    place: Place  # by which adapters find it
 
     def __call__(self, rows: Tensor) -> Tensor:
         if self.bias is None:
-            return rows @ self.weight
-        return torch.addmm(self.bias, rows, self.weight)
+            return add_adapters(rows @ self.weight, rows, self.place)
+        return add_adapters(torch.addmm(self.bias, rows, self.weight), rows, self.place)
 
     def onto(self, base: Tensor, rows: Tensor) -> Tensor:
         """Return base + self(rows), in one product."""
         base = base if self.bias is None else base + self.bias
-        return torch.addmm(base, rows, self.weight)
+        return add_adapters(torch.addmm(base, rows, self.weight), rows, self.place)
 
 
 @dataclass(frozen=True, slots=True)

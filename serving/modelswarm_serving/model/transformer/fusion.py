@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from modelswarm_serving.model.adapters.lora import Place
 from modelswarm_serving.model.attention.step_layout import RowLayout
 from modelswarm_serving.model.transformer.fused_block import Attention, FusedBlock, Linear, Norm
 from modelswarm_serving.model.transformer.rotary import Rotary
@@ -49,8 +50,8 @@ def _fuse_block(layer: Any, index: int, kind: str) -> FusedBlock:
     return FusedBlock(
         layer_type=kind,
         attention=_fuse_attention(layer.self_attn, index),
-        gate_up=_join_linears(mlp.gate_proj, mlp.up_proj),
-        down=_join_linears(mlp.down_proj),
+        gate_up=_join_linears((index, "gate_up"), mlp.gate_proj, mlp.up_proj),
+        down=_join_linears((index, "down"), mlp.down_proj),
         activation=F.silu if isinstance(mlp.act_fn, nn.SiLU) else mlp.act_fn,
         before_attention=_norm(layer.input_layernorm),
         after_attention=_norm(layer.post_attention_layernorm) if gemma else None,
@@ -66,8 +67,8 @@ def _fuse_attention(module: Any, index: int) -> Attention:
     projections = (module.q_proj, module.k_proj, module.v_proj)
     return Attention(
         index=index,
-        qkv=_join_linears(*projections),
-        out=_join_linears(module.o_proj),
+        qkv=_join_linears((index, "qkv"), *projections),
+        out=_join_linears((index, "out"), module.o_proj),
         heads=module.q_proj.out_features // size,
         kv_heads=module.k_proj.out_features // size,
         head_dim=size,
@@ -86,11 +87,11 @@ def _window(module: Any) -> int | None:
     return window
 
 
-def _join_linears(*linears: nn.Linear) -> Linear:
+def _join_linears(place: Place, *linears: nn.Linear) -> Linear:
     """Return several projections of the same rows as one."""
     weight = torch.cat([linear.weight for linear in linears]).t().contiguous()
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    return Linear(weight, torch.cat(biases) if biases else None)
+    return Linear(weight, torch.cat(biases) if biases else None, place)
 
 
 def _norm(module: Any) -> Norm:

@@ -6,14 +6,16 @@ the packed layout. Knows no sessions: a batch item names pages, positions and ro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from modelswarm.placement.memory import LOGIT_ROWS, sample_rows
-from modelswarm.protocol.messages import FaultKind, PromptLogprob
+from modelswarm.protocol.messages import Adapter, FaultKind, PromptLogprob
+from modelswarm_serving.model.adapters.lora import adapter_context
+from modelswarm_serving.model.adapters.table import NO_ADAPTERS, AdapterTable
 from modelswarm_serving.model.attention.attention import SDPA, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
@@ -61,6 +63,7 @@ class TransformerSpan:
         device: Device = HOST,
         threads: int = 1,
         grammars: GrammarMatchers | None = None,
+        adapters: AdapterTable = NO_ADAPTERS,
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
@@ -70,6 +73,7 @@ class TransformerSpan:
         self._graphs = graphs
         self._threads = threads
         self._grammars = grammars
+        self._adapters = adapters
         self._accelerator = device
         self._dtype = cache.dtype
         self._device = cache.device
@@ -77,6 +81,10 @@ class TransformerSpan:
     @property
     def shape(self) -> ModelShape:
         return self._shape
+
+    @property
+    def adapters(self) -> Collection[Adapter]:
+        return self._adapters.adapters
 
     @property
     def compute(self) -> Compute:
@@ -161,6 +169,8 @@ class TransformerSpan:
 
     def _input_fault(self, item: BatchItem) -> str | None:
         shape = self._shape
+        if not self._adapters.has(item.adapter):
+            return f"there is no adapter {item.adapter} here"
         takes_tokens = item.blocks[0] == 0 and not item.is_range_end
         if (item.tokens is not None) != takes_tokens:
             return "tokens enter at block 0, rows at every other"
@@ -192,9 +202,14 @@ class TransformerSpan:
     def _run_blocks(self, rows: Tensor, layout: StepLayout, first: int, last: int) -> Tensor:
         shape = self._shape
         is_whole = (first, last) == (shape.first, shape.last)
-        if is_whole and self._graphs is not None and self._graphs.can_run(layout):
+        groups = self._adapters.groups_of(layout, self._device)
+        is_captured = is_whole and not groups  # captured steps have no adapters
+        if is_captured and self._graphs is not None and self._graphs.can_run(layout):
             return self._graphs.run(rows, layout)
-        with attention_context(layout, self._cache, backend=self._backend):
+        with (
+            attention_context(layout, self._cache, backend=self._backend),
+            adapter_context(groups, layout.rows),
+        ):
             return self._blocks.run(rows, layout, first - shape.first, last - shape.first)
 
     def _embed(self, layout: StepLayout) -> Tensor:

@@ -5,13 +5,20 @@ Called by `app.py`. Sizes the KV cache, loads the blocks and runs the self-check
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_facts
+from modelswarm.checkpoint.config.adapter_config import (
+    AdapterFacts,
+    adapter_revision,
+    read_adapter,
+    split_modules,
+)
+from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_config_and_plan, read_facts
 from modelswarm.checkpoint.families.family import BlockPath
 from modelswarm.checkpoint.tokenizer import TOKENIZER_FILE, check_tokenizer
 from modelswarm.errors import UserError
@@ -19,6 +26,7 @@ from modelswarm.placement.memory import (
     PROCESS_BYTES,
     TOKEN_BUDGET,
     MemoryModel,
+    adapter_bytes,
     host_memory,
     server_memory,
 )
@@ -26,6 +34,20 @@ from modelswarm.placement.quantity import human_bytes, limit_at_least
 from modelswarm.placement.spans import Span
 from modelswarm.process.cpu_limit import usable_cpus
 from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
+from modelswarm.protocol.identity import Adapter
+from modelswarm.resources.spec import MAX_LORA_RANK
+from modelswarm_serving.model.adapters.places import (
+    Locate,
+    hook_modules,
+    locate_fused,
+    locate_module,
+)
+from modelswarm_serving.model.adapters.table import (
+    NO_ADAPTERS,
+    AdapterTable,
+    check_adapter,
+    load_weights,
+)
 from modelswarm_serving.model.attention.attention import SDPA
 from modelswarm_serving.model.attention.backend import AttentionBackend, CapturableBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
@@ -81,6 +103,8 @@ class SpanOptions:
     memory_fraction: float | None = None  # of an accelerator's memory; None: MEMORY_FRACTION
     host_limit: int | None = None  # bytes of the container beside an accelerator
     tokenizer: Path | None = None  # folder of the tokenizer; None: the model's
+    adapters: Mapping[str, Path] = field(default_factory=dict)  # folder by name
+    max_lora_rank: int = MAX_LORA_RANK
 
 
 def load_span(
@@ -130,6 +154,7 @@ def _load_checked(
     backend = choose_backend(options.attention, cache)
     with current_device(device.torch):
         blocks, check = _checked_blocks(loaded, cache, backend, folder)
+        adapters = _load_adapters(loaded, blocks, check, cache, backend, folder, shape, options)
     rows, output = check.rows, check.output
     if not device.is_cpu:
         probe = with_pages(shape, pages)
@@ -149,7 +174,9 @@ def _load_checked(
     shape = with_pages(shape, pages)
     tokenizer = (options.tokenizer or folder) / TOKENIZER_FILE
     grammars = GrammarMatchers(tokenizer, shape.vocab_size) if shape.is_tail else None
-    return TransformerSpan(loaded, blocks, cache, shape, backend, graphs, device, threads, grammars)
+    return TransformerSpan(
+        loaded, blocks, cache, shape, backend, graphs, device, threads, grammars, adapters
+    )
 
 
 def _checked_blocks(
@@ -164,6 +191,48 @@ def _checked_blocks(
     blocks = generic if is_generic else FusedBlocks(loaded.body, cache.dtype)
     check_blocks(blocks, check, cache, folder, backend)
     return blocks, check
+
+
+def _load_adapters(
+    loaded: LoadedSpan,
+    blocks: Blocks,
+    check: SelfCheck,
+    cache: KvCache,
+    backend: AttentionBackend,
+    folder: Path,
+    shape: ModelShape,
+    options: SpanOptions,
+) -> AdapterTable:
+    """Read the adapters, and check that the blocks use all of each."""
+    if not options.adapters:
+        return NO_ADAPTERS
+    _, plan = read_config_and_plan(folder)
+    facts = read_adapters(folder, shape.first, shape.last, options)
+    locate: Locate = locate_module
+    if isinstance(blocks, FusedBlocks):
+        locate = partial(locate_fused, split_modules(plan, shape.first))
+    else:
+        hook_modules(getattr(loaded.body, loaded.blocks_name))
+    weights = {
+        name: load_weights(each, shape.first, locate, cache.dtype, options.device.torch)
+        for name, each in facts.items()
+    }
+    for name, each in weights.items():
+        check_adapter(name, each, blocks, check, cache, backend)
+    known = [Adapter(name, adapter_revision(each.folder)) for name, each in facts.items()]
+    return AdapterTable(known, weights)
+
+
+def read_adapters(
+    folder: Path, first: int, last: int, options: SpanOptions
+) -> dict[str, AdapterFacts]:
+    """Read the headers of all adapters; UserError for one that this span cannot have."""
+    config, plan = read_config_and_plan(folder)
+    part = config.part(first, last)
+    return {
+        name: read_adapter(name, path, plan, part, options.max_lora_rank)
+        for name, path in options.adapters.items()
+    }
 
 
 def _capture_decode(
@@ -191,6 +260,7 @@ def plan_shape(
     """Return shape and facts; refuse everything that can be refused before a tensor is read."""
     _check_options(options)
     facts = read_facts(folder, (first, last))
+    read_adapters(folder, first, last, options)
     config = facts.config
     check_tokenizer(options.tokenizer or folder, config.vocab)
     length = options.max_length or config.context
@@ -258,7 +328,9 @@ def container_memory(facts: ModelFacts, first: int, last: int, options: SpanOpti
             options.process,
             options.replay_memory,
         )
-    return replace(memory, training=options.training_memory)
+    count, rank = len(options.adapters), options.max_lora_rank
+    adapters = adapter_bytes(facts, Span(first, last), options.dtype, count, rank)
+    return replace(memory, training=options.training_memory, adapters=adapters)
 
 
 def _page_count(facts: ModelFacts, first: int, last: int, length: int, options: SpanOptions) -> int:
