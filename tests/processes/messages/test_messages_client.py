@@ -49,6 +49,21 @@ def parts(message: Message) -> list[Any]:
     return [block.to_dict() for block in message.content]
 
 
+def test_answer_continues_a_last_message_of_the_assistant(
+    running: Running, client: anthropic.Anthropic
+) -> None:
+    """It is that of a chat with `continue_final_message`."""
+    messages: Any = [*HI, {"role": "assistant", "content": "<think>x</think>So"}]
+    body: Any = {"model": TOY_MODEL, "messages": messages, "max_tokens": 24}
+    made = client.messages.create(**body, extra_body={"seed": 7, "temperature": 0})
+    asked = body | {"continue_final_message": True, "seed": 7, "temperature": 0}
+    url = f"http://{running.local.http}/v1/chat/completions"
+    chat = httpx.post(url, json=asked, timeout=60).raise_for_status().json()
+    assert made.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    text = "".join(block.text for block in made.content if block.type == "text")
+    assert text == chat["choices"][0]["message"]["content"] != ""
+
+
 def test_blocks_and_usage_have_anthropics_shape(client: anthropic.Anthropic) -> None:
     made = client.messages.create(**SEEDED)
     thinking, text, first, second = made.content

@@ -33,7 +33,10 @@ _RESULT = {"text": TEXT_BLOCK}
 
 
 def read_conversation(system: object, values: Sequence[object]) -> list[dict[str, Any]]:
-    """Return the messages for the chat template. Raise ApiError."""
+    """Return the messages for the chat template. If the last one is the assistant's, the answer continues its text.
+
+    Raise ApiError.
+    """
     conversation = _Conversation()
     if system is not None and (text := _text("system", system, _BLOCKS["system"])):
         conversation.add_text("system", text)
@@ -83,12 +86,20 @@ class _Conversation:
             last["content"] = _JOINT.join(part for part in (last["content"], text) if part)
 
     def check_end(self) -> None:
+        """Raise ApiError if no answer can follow the last message."""
         self._check_answered()
-        if self.messages[-1]["role"] == "assistant":
-            detail = "an answer that continues the assistant's message is not built; end with a message of the user"
-            raise ApiError(
-                Code.UNSUPPORTED, f"{self._path}.role: {detail}", param=f"{self._path}.role"
+        last = self.messages[-1]
+        if last["role"] != "assistant":
+            return
+        path = f"{self._path}.content"
+        if not last["content"].strip():
+            detail = (
+                "the answer continues this message, which has no text; end with one of the user"
             )
+            raise invalid_request(path, f"{path}: {detail}")
+        if last["content"] != last["content"].rstrip():
+            detail = "the answer continues this text, which must not end with white space"
+            raise invalid_request(path, f"{path}: {detail}")
 
     def _add_assistant(self, blocks: Sequence[tuple[str, dict[str, Any]]]) -> None:
         self.add_text("assistant", "")

@@ -118,6 +118,17 @@ def read_thinking(value: object) -> tuple[bool, dict[str, Any]]:
     return is_on and display == "summarized", {} if is_on else dict(NO_THINKING)
 
 
+def check_continuation(answer: AnswerOptions, *, is_thinking: bool) -> None:
+    """Raise ApiError for options of an answer that cannot continue the assistant's message."""
+    detail = "the answer continues the assistant's message"
+    if is_thinking:
+        raise _invalid(
+            "thinking", f"{detail}, behind its reasoning; end with a message of the user"
+        )
+    if answer.must_call:
+        raise _invalid("tool_choice", f"{detail}, and a forced call begins one; leave it out")
+
+
 def read_output_config(value: object) -> tuple[str | None, GrammarSource | None]:
     """Return the effort, and the grammar of the answer. Raise ApiError."""
     if value is None:

@@ -14,7 +14,12 @@ from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.openai_requests import ListOf, StopString, parse_body
 from modelswarm_gateway.api.http.validation_messages import ALLOWED
 from modelswarm_gateway.api.messages.conversation import read_conversation
-from modelswarm_gateway.api.messages.options import read_answer, read_output_config, read_thinking
+from modelswarm_gateway.api.messages.options import (
+    check_continuation,
+    read_answer,
+    read_output_config,
+    read_thinking,
+)
 from modelswarm_gateway.generation.request import MAX_STOPS, ChatPrompt, GenerationRequest
 from modelswarm_gateway.generation.sampling_ranges import RANGES
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
@@ -46,9 +51,14 @@ class CountTokensRequest(RequestModel):
             variables["reasoning_effort"] = effort
         messages = read_conversation(self.system, self.messages)
         answer = read_answer(self.tools or (), self.tool_choice, include_reasoning=shows_reasoning)
+        continues = messages[-1]["role"] == "assistant"
+        if continues:
+            is_thinking = (self.thinking or {}).get("type", "disabled") != "disabled"
+            check_continuation(answer, is_thinking=is_thinking)
+            variables["add_generation_prompt"] = False
         return GenerationRequest(
             self.model,
-            ChatPrompt(messages, variables),
+            ChatPrompt(messages, variables, continues=continues),
             "messages",
             self.sampling_options(),
             self.stops(),

@@ -19,6 +19,7 @@ TOOL = {"name": "f", "description": "d", "input_schema": {"type": "object"}, "ty
 CALL = {"type": "tool_use", "id": "1", "name": "f", "input": {"x": "é"}}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r"}]}
 CALLED = {"role": "assistant", "content": [CALL]}
+PREFILL = {"role": "assistant", "content": "so"}
 
 
 def test_blocks_become_messages_of_the_template() -> None:
@@ -38,6 +39,14 @@ def test_blocks_become_messages_of_the_template() -> None:
         {"role": "tool", "content": "r", "tool_call_id": "1"},
         {"role": "user", "content": "go\nhi"},
     ]
+
+
+def test_last_message_of_the_assistant_is_continued() -> None:
+    asked = parse_messages({**BODY, "messages": [HI, PREFILL], "thinking": {"type": "disabled"}})
+    prompt = asked.to_generation_request().prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert prompt.continues and prompt.variables["add_generation_prompt"] is False
+    assert prompt.messages[-1] == {"role": "assistant", "content": "so"}
 
 
 def test_fields_become_options() -> None:
@@ -102,9 +111,24 @@ def test_fields_become_options() -> None:
             "'1' is no tool_use block",
         ),
         (
-            {"messages": [HI, {"role": "assistant", "content": "so"}]},
-            "messages[1].role",
+            {"messages": [HI, {"role": "assistant", "content": []}]},
+            "messages[1].content",
+            "has no text",
+        ),
+        (
+            {"messages": [HI, {"role": "assistant", "content": "so "}]},
+            "messages[1].content",
+            "white space",
+        ),
+        (
+            {"messages": [HI, PREFILL], "thinking": {"type": "adaptive"}},
+            "thinking",
             "end with a message of the user",
+        ),
+        (
+            {"messages": [HI, PREFILL], "tools": [TOOL], "tool_choice": {"type": "any"}},
+            "tool_choice",
+            "a forced call",
         ),
         ({"system": [{"type": "image"}]}, "system[0].type", "allowed: text"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "required"),
