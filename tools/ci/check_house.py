@@ -90,14 +90,22 @@ def crowded_folders(paths: list[Path]) -> Iterator[str]:
             yield f"{folder}: {len(names)} entries; at most {FOLDER_ENTRIES}"
 
 
+def _overrides(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(
+        isinstance(each, ast.Name) and each.id == "override" for each in method.decorator_list
+    )
+
+
 def overloaded_methods(paths: list[Path]) -> Iterator[str]:
-    """Method names, private ones too, that too many classes define."""
+    """Method names, private ones too, that too many classes define. One that overrides a base's is no other method."""
     owners: dict[str, set[str]] = defaultdict(set)
     for path in paths:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef):
                 for each in node.body:
-                    if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                    if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                        continue
+                    if not _overrides(each):
                         owners[each.name].add(f"{path}:{node.name}")
     for name, classes in sorted(owners.items()):
         if name.startswith("__") or name.lstrip("_") in COMMON_METHODS:

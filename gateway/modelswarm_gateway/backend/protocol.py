@@ -18,7 +18,36 @@ from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 
 
-class SessionBackend(Protocol):
+class TurnBackend(Protocol):
+    """Runs the turns of sessions, as one generation needs it. Calls are made on the event loop, and do not wait."""
+
+    def open_session(self, model: str, name: str = "", epoch_floor: int = 0) -> str:
+        """Open an empty session and return its name. Epochs of a named session start above `epoch_floor`."""
+        ...
+
+    def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
+        """Start a turn and return its tokens. Raise CoreError.
+
+        A fork whose parent has no token yet starts when it has one. It fails with its parent.
+        """
+        ...
+
+    def truncate_log(self, session: str, length: int) -> None:
+        """Truncate the log of a session whose turn is over to `length` entries."""
+        ...
+
+    def park_session(self, session: str) -> None:
+        """Stop the turn of a session that has no reader any more; it may be resumed later."""
+        ...
+
+    def close_session(self, session: str) -> None:
+        """Close a session. Closing it again has no effect."""
+        ...
+
+    def session(self, session: str) -> SessionView | None: ...
+
+
+class SessionBackend(TurnBackend, Protocol):
     """Runs sessions, and knows models and servers. Calls are made on the event loop; those not `async` do not wait."""
 
     def model_cards(self) -> Sequence[ModelCard]:
@@ -30,10 +59,6 @@ class SessionBackend(Protocol):
         ...
 
     def model_card(self, model: str) -> ModelCard | None: ...
-
-    def open_session(self, model: str, name: str = "", epoch_floor: int = 0) -> str:
-        """Open an empty session and return its name. Epochs of a named session start above `epoch_floor`."""
-        ...
 
     def raise_epoch(self, session: str, epoch_floor: int) -> None:
         """Let a kept session go on above this epoch counter, as `open_session` begins one."""
@@ -58,25 +83,6 @@ class SessionBackend(Protocol):
         """Return the bytes of the rows that the logs of all sessions keep in place of tokens."""
         ...
 
-    def truncate_log(self, session: str, length: int) -> None:
-        """Truncate the log of a session whose turn is over to `length` entries."""
-        ...
-
-    def park_session(self, session: str) -> None:
-        """Stop the turn of a session that has no reader any more; it may be resumed later."""
-        ...
-
-    def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
-        """Start a turn and return its tokens. Raise CoreError.
-
-        A fork whose parent has no token yet starts when it has one. It fails with its parent.
-        """
-        ...
-
-    def close_session(self, session: str) -> None:
-        """Close a session. Closing it again has no effect."""
-        ...
-
     def servers(self) -> Sequence[ServerView]: ...
 
     def servers_of(self, model: str) -> Sequence[ServerView]:
@@ -88,8 +94,6 @@ class SessionBackend(Protocol):
         ...
 
     def sessions(self) -> Sequence[SessionView]: ...
-
-    def session(self, session: str) -> SessionView | None: ...
 
     def hold_limit(self, model: str) -> float:
         """Return the hold limit of the model's sessions, in seconds; 0: sessions are not held."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from modelswarm.protocol.messages import Finish, PromptLogprob
 from modelswarm.protocol.opaque import without_opaque
-from modelswarm_gateway.backend.protocol import SessionBackend
+from modelswarm_gateway.backend.protocol import TurnBackend
 from modelswarm_gateway.backend.token_stream import RowsEvent, StreamEvent, TokenEvent, TokenStream
 from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
 from modelswarm_gateway.core.interface.turn import TurnRequest
@@ -78,7 +78,7 @@ class SeenAnswer:
 class GenerationContext:
     """Parts that all generations share."""
 
-    backend: SessionBackend
+    backend: TurnBackend
     named_sessions: NamedSessions
     metrics: Metrics
     clock: Callable[[], float]

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from modelswarm.protocol.messages import BlockRange
 from modelswarm.protocol.opaque import is_opaque, opaque_entries
+from modelswarm_gateway.backend.beams.options import BeamOptions
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
 from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
@@ -113,6 +114,7 @@ class GenerationRequest:
     text: TextOptions = TextOptions()
     truncation: Truncation | None = None
     rows: RowOptions | None = None  # logits and hidden states to return
+    beams: BeamOptions | None = None  # of a beam search, whose best answers are returned
     blocks: BlockRange | None = None  # of the session; None: all, on tokens
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from modelswarm.protocol.sampling import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS
+from modelswarm.protocol.sampling import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_LOGIT_BIAS,
+)
 
 MAX_BAD_STRINGS = 256
 """Each is forbidden with and without a blank before it."""
+MAX_BAD_SEQUENCES = 512  # of token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,7 @@ _TOKEN_IDS = "token ids (whole numbers from 0)"
 LIST_WORDS = {
     "logit_bias": f"an object of at most {MAX_LOGIT_BIAS} token ids, each with a number from -{MAX_BIAS} to {MAX_BIAS}",
     "bad_words": f"a list of at most {MAX_BAD_STRINGS} strings of 1 to {MAX_BAD_WORD_LENGTH} characters",
+    "bad_words_ids": f"a list of at most {MAX_BAD_SEQUENCES} lists of 1 to {MAX_BAD_WORD_TOKENS} {_TOKEN_IDS}",
     "stop_token_ids": f"a list of at most {MAX_STOP_TOKENS} {_TOKEN_IDS}",
     "allowed_token_ids": f"a list of 1 to {MAX_ALLOWED_TOKENS} {_TOKEN_IDS}",
 }

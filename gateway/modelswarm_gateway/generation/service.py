@@ -12,13 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Grammar
+from modelswarm_gateway.backend.beams.checks import check_beams
+from modelswarm_gateway.backend.beams.search import BeamSearch
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
+from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.row_sizes import RowSizes
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation, TurnRequest
 from modelswarm_gateway.errors import (
     ApiError,
     Code,
+    from_core,
     gateway_stopping,
     invalid_request,
     model_not_found,
@@ -53,7 +57,7 @@ from modelswarm_gateway.generation.tool_calls.families import ChatFormat, find_f
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.sampling_tokens import add_bad_words
-from modelswarm_gateway.models.tokenizer import ModelTokenizer
+from modelswarm_gateway.models.tokenizer import UNKNOWN_LIMIT, ModelTokenizer
 from modelswarm_gateway.settings import cap_keepalive
 
 # Refusal of a grammar at a model whose servers all lack the library.
@@ -211,7 +215,24 @@ class GenerationService:
             turn = add_opaque(turn, request, sizes.hidden_bytes, position or 0)
         turn, rows = _add_rows(turn, request, sizes, position)
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form, rows)
-        return Generation(self._context, request, begin)
+        return Generation(self._context_of(request, card, begin.turn), request, begin)
+
+    def _context_of(
+        self, request: GenerationRequest, card: ModelCard, turn: TurnRequest
+    ) -> GenerationContext:
+        """Return what a generation runs on: the servers, or a beam search on them. Raise ApiError."""
+        if request.beams is None:
+            return self._context
+        check_beams(request.beams, turn.sampling)
+        prompt, limit = len(turn.tokens), card.max_length
+        if 0 < limit <= prompt:
+            raise from_core(PromptTooLong(prompt, limit), request.prompt_field)
+        if turn.max_tokens is None and not limit:
+            detail = "a beam search has an end; the context of this model is not known"
+            raise invalid_request("max_tokens", f"max_tokens: {detail}")
+        longest = min(limit or UNKNOWN_LIMIT, prompt + (turn.max_tokens or limit))
+        search = BeamSearch(self.backend, request.beams, longest, request.prompt_field)
+        return replace(self._context, backend=search)
 
     async def locate_session(self, key: SessionKey) -> None:
         """Take a session over whose gateway was lost; one that is kept here, or is nowhere, stays as it is.

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm.protocol.sampling import MAX_BAD_WORD_TOKENS
+from modelswarm.protocol.sampling import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
 from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
@@ -28,7 +28,14 @@ async def add_bad_words(
             allowed = f"1 to {MAX_BAD_WORD_TOKENS} tokens of the model"
             raise invalid_request(field, f"{field}: must be {allowed}; give another word")
         words += found
-    return replace(sampling, bad_words=tuple(dict.fromkeys((*sampling.bad_words, *words))))
+    eos = text.defaults.eos  # that the model may always end its answer is transformers' rule, too
+    words += [each for each in options.bad_words_ids if len(each) > 1 or each[0] not in eos]
+    together = tuple(dict.fromkeys((*sampling.bad_words, *words)))
+    if len(together) > MAX_BAD_WORDS:
+        field = "bad_words_ids" if options.bad_words_ids else "bad_words"
+        detail = f"{len(together)} sequences with the others and the model's own; at most {MAX_BAD_WORDS}"
+        raise invalid_request(field, f"{field}: {detail}")
+    return replace(sampling, bad_words=together)
 
 
 async def _encode_word(word: str, text: ModelTokenizer) -> list[tuple[int, ...]]:
@@ -45,6 +52,7 @@ def check_token_ids(options: SamplingOptions, vocabulary: int) -> None:
     """Raise ApiError for an id that is no token of the model."""
     named: dict[str, Iterable[int]] = {
         "logit_bias": (token for token, _ in options.logit_bias),
+        "bad_words_ids": (token for word in options.bad_words_ids for token in word),
         "stop_token_ids": options.stop_token_ids,
         "allowed_token_ids": options.allowed_token_ids,
     }

@@ -30,6 +30,7 @@ class _SharedFields(TypedDict, total=False):
     no_repeat_ngram_size: int | None
     logit_bias: Mapping[str, float] | None
     bad_words: Sequence[str] | None
+    bad_words_ids: Sequence[Sequence[int]] | None
     allowed_token_ids: Sequence[int] | None
     # The form of the answer.
     response_format: Mapping[str, Any] | None
@@ -42,6 +43,10 @@ class _SharedFields(TypedDict, total=False):
     grammar: str | None
     # More about the answer.
     n: int | None
+    num_beams: int | None
+    use_beam_search: bool | None
+    length_penalty: float | None
+    early_stopping: bool | Literal["never"] | None
     return_token_ids: bool | None
     return_tokens_as_token_ids: bool | None
     prompt_logprobs: int | None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from modelswarm.client.hf.sources import common_length
 from modelswarm.client.sessions.session import GatewaySession
+from modelswarm.protocol.fork_sources import common_length
 from modelswarm.protocol.wire import api_pb2
 
 MAX_THREADS = 16

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from modelswarm.client.hf.logits import MAX_THREADS, read_logits
-from modelswarm.client.hf.sources import Source, choose_sources
 from modelswarm.client.sessions.errors import NoCapacityError
 from modelswarm.client.sessions.session import GatewaySession
+from modelswarm.protocol.fork_sources import Source, choose_sources
 
 _hf: Any = import_module("transformers")
 

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as hf
 
-from modelswarm.protocol.sampling import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS
+from modelswarm.protocol.sampling import MAX_ALLOWED_TOKENS, MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS
 from modelswarm.protocol.wire import api_pb2
 
 MAX_TEMPERATURE = 2.0
 MAX_BIAS = 100.0
+MAX_BAD_SEQUENCES = 512
 MAX_REPETITION_PENALTY = 10.0
 MAX_STOP_TOKENS = 1024
 
@@ -75,10 +76,14 @@ def plan_sampling(
 def _finish(plan: ServerSampling, facts: ModelFacts) -> None:
     single = {word[0] for word in facts.bad_words if len(word) == 1}
     several = {word for word in facts.bad_words if len(word) > 1}
+    more = sorted(plan.words - several)
     if not (single <= plan.banned and several <= plan.words):
         plan.reasons["bad_words_ids"] = "servers always forbid those of generation_config.json"
-    if plan.words - several:
-        plan.reasons["bad_words_ids"] = "servers forbid single ids, not words of several"
+    if len(more) > MAX_BAD_SEQUENCES or max(map(len, more), default=0) > MAX_BAD_WORD_TOKENS:
+        limit = f"up to {MAX_BAD_SEQUENCES} words of {MAX_BAD_WORD_TOKENS} ids"
+        plan.reasons["bad_words_ids"] = f"servers take {limit}"
+    else:
+        plan.message.bad_words_ids.extend(api_pb2.TokenIds(ids=word) for word in more)
     if plan.banned - single:
         if facts.vocabulary > MAX_ALLOWED_TOKENS:
             detail = f"allowed up to a vocabulary of {MAX_ALLOWED_TOKENS}"

@@ -12,9 +12,9 @@ from copy import copy
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from modelswarm.client.hf.errors import ArgumentError
-from modelswarm.client.hf.sources import common_length
 from modelswarm.client.sessions.errors import SessionBusyError, SessionClosedError
 from modelswarm.client.sessions.session import GatewaySession, StepOptions
+from modelswarm.protocol.fork_sources import common_length
 
 InputRule: TypeAlias = Literal["auto", "append", "transcript"]
 

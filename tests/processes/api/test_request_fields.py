@@ -64,6 +64,7 @@ PLACES: dict[str, tuple[FieldTable, str, Callable[[Body], Body]]] = {
     "stream_options": (STREAM_OPTIONS, "/v1/completions", of_stream_options),
 }
 
+BEAMS: Body = {"num_beams": 3, "n": 3, "temperature": 0}
 _SHARED: dict[str, tuple[Body, Body]] = {
     # field: (fields of the first request, those that the second one has beside them)
     "model": ({}, {"model": "none"}),
@@ -86,7 +87,12 @@ _SHARED: dict[str, tuple[Body, Body]] = {
     "no_repeat_ngram_size": ({}, {"no_repeat_ngram_size": 2}),
     "logit_bias": ({}, {"logit_bias": {"100": 5}}),
     "bad_words": ({}, {"bad_words": ["ab"]}),
+    "bad_words_ids": ({}, {"bad_words_ids": [[97], [98, 99]]}),
     "min_tokens": ({}, {"min_tokens": 3}),
+    "num_beams": (BEAMS, {"num_beams": 5}),
+    "use_beam_search": ({"temperature": 0}, {"use_beam_search": True, "n": 3}),
+    "length_penalty": (BEAMS, {"length_penalty": -9.0}),
+    "early_stopping": (BEAMS | {"length_penalty": 9.0}, {"early_stopping": True}),
     "allowed_token_ids": ({}, {"allowed_token_ids": [70, 71]}),
     "response_format": ({}, {"response_format": {"type": "json_object"}}),
     "structured_outputs": ({}, {"structured_outputs": {"regex": "a"}}),

@@ -74,7 +74,9 @@ _CHAT: Section = {
 _COMPLETIONS: Section = {
     "prompt": OBEYED,
     "suffix": refused("the models that are served cannot fill a gap in a text", ""),
-    "best_of": refused("use n, which returns all answers", 1),
+    "best_of": refused(
+        "use n, which returns all answers, or num_beams, of which n are returned", 1
+    ),
     "echo": OBEYED,
     "add_special_tokens": OBEYED,
     "logprobs": OBEYED,

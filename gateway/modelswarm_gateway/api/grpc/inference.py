@@ -19,7 +19,7 @@ from modelswarm_gateway.api.grpc.answers import Caller, stream_answer
 from modelswarm_gateway.api.grpc.block_passes import BlockPasses
 from modelswarm_gateway.api.grpc.field_names import rename_field
 from modelswarm_gateway.api.grpc.model_calls import ModelCalls, answer_or_abort
-from modelswarm_gateway.api.grpc.requests import check_unary, count_answers
+from modelswarm_gateway.api.grpc.requests import check_stream, check_unary, count_answers
 from modelswarm_gateway.api.grpc.responses import join_parts
 from modelswarm_gateway.api.grpc.sessions.control import SessionControl
 from modelswarm_gateway.api.grpc.sessions.stream import SessionStream
@@ -47,7 +47,7 @@ class Inference(ModelCalls):
     async def GenerateStream(
         self, request: api_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
-        async for part in self._answer(request, context):
+        async for part in self._answer(request, context, check_stream):
             yield part
 
     async def Session(
@@ -128,7 +128,7 @@ class Inference(ModelCalls):
         self,
         request: api_pb2.GenerateRequest,
         context: Context,
-        check: Callable[[api_pb2.GenerateRequest], None] = lambda _: None,
+        check: Callable[[api_pb2.GenerateRequest], None],
     ) -> AsyncIterator[api_pb2.GenerateResponse]:
         async def accept() -> None:
             await context.send_initial_metadata(())  # the call was accepted, and waits

@@ -43,6 +43,9 @@ _SAME_FIELDS = (
     "include_stop_str_in_output",
     "truncate_prompt_tokens",
     "truncation_side",
+    "num_beams",
+    "use_beam_search",
+    "length_penalty",
 )
 # Fields of a step of a session of blocks, and those that lead to it.
 _RANGE_FIELDS = frozenset(
@@ -79,6 +82,8 @@ def _row_options(request: api_pb2.GenerateRequest) -> RowOptions | None:
         ("n", count_answers(request) > 1),
         ("echo", request.echo),
         ("prompt_logprobs", request.HasField("prompt_logprobs")),
+        ("num_beams", request.num_beams > 1),
+        ("use_beam_search", request.use_beam_search),
     ):
         if is_used:
             detail = f"an answer with {options.param} cannot have it; leave one of them out"
@@ -110,6 +115,17 @@ def check_unary(request: api_pb2.GenerateRequest) -> None:
     if options is not None:
         detail = "rows come in many messages; call GenerateStream or Session"
         raise invalid_request(options.param, f"{options.param}: {detail}")
+
+
+def check_stream(request: api_pb2.GenerateRequest) -> None:
+    """Raise ApiError for what only a whole answer can be."""
+    for name, is_used in (
+        ("num_beams", request.num_beams > 1),
+        ("use_beam_search", request.use_beam_search),
+    ):
+        if is_used:
+            detail = "the best answers are known at the end only; call Generate"
+            raise invalid_request(name, f"{name}: {detail}")
 
 
 def count_answers(request: api_pb2.GenerateRequest) -> int:
@@ -148,6 +164,9 @@ def _completion_body(request: api_pb2.GenerateRequest) -> dict[str, Any]:
     body: dict[str, Any] = {name: given[name] for name in _SAME_FIELDS if name in given}
     for field, value in request.sampling.ListFields():
         body[field.name] = _json_value(value)
+    if request.early_stopping:
+        words = {"true": True, "false": False}
+        body["early_stopping"] = words.get(request.early_stopping, request.early_stopping)
     if request.HasField("structured_outputs"):
         body["structured_outputs"] = _structured_outputs(request.structured_outputs)
     return body | {"prompt": request.prompt, "stop": list(request.stop)}
@@ -170,7 +189,9 @@ def _json_value(value: Any) -> Any:
         return int(value) if value.is_integer() else value
     if isinstance(value, Mapping):
         return {str(key): _json_value(part) for key, part in value.items()}
-    return value if isinstance(value, int) else list(value)
+    if isinstance(value, int):
+        return value
+    return [list(each.ids) if isinstance(each, api_pb2.TokenIds) else each for each in value]
 
 
 def _prompt(request: api_pb2.GenerateRequest, parsed: CompletionRequest) -> tuple[str, Prompt]:

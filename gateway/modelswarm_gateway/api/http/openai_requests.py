@@ -13,7 +13,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar
 from pydantic import Field, ValidationError
 
 from modelswarm.protocol.messages import MAX_LOGPROBS
-from modelswarm.protocol.sampling import MAX_ALLOWED_TOKENS, MAX_LOGIT_BIAS
+from modelswarm.protocol.sampling import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_TOKENS,
+    MAX_LOGIT_BIAS,
+)
+from modelswarm_gateway.api.fields.beams import BEAM_FIELDS, read_beams
 from modelswarm_gateway.api.fields.openai import (
     CHAT,
     COMPLETIONS,
@@ -25,6 +30,7 @@ from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.validation_messages import ALLOWED, first_problem, missing_field
 from modelswarm_gateway.api.tools.definitions import read_answer_options
 from modelswarm_gateway.api.tools.messages import check_conversation, read_tool_calls
+from modelswarm_gateway.backend.beams.options import BeamOptions
 from modelswarm_gateway.errors import invalid_request
 from modelswarm_gateway.generation.grammar.request_fields import GRAMMAR_FIELDS, read_grammar
 from modelswarm_gateway.generation.grammar.source import GrammarSource
@@ -42,6 +48,7 @@ from modelswarm_gateway.generation.request import (
     check_append,
 )
 from modelswarm_gateway.generation.sampling_ranges import (
+    MAX_BAD_SEQUENCES,
     MAX_BAD_STRINGS,
     MAX_BAD_WORD_LENGTH,
     MAX_BIAS,
@@ -54,6 +61,7 @@ from modelswarm_gateway.models.tokenizer import SPECIAL_TOKENS
 
 # Variables of chat templates that the request's fields and the model's files determine.
 RESERVED_VARIABLES = {"messages", "add_generation_prompt", "tools", "documents", *SPECIAL_TOKENS}
+MAX_LENGTH_PENALTY = 10
 MAX_CHOICES = 128  # answers to one prompt, as OpenAI allows
 MAX_ANSWERS = 1024  # of one request, to all its prompts
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default for text completions
@@ -93,6 +101,7 @@ class StreamOptions(RequestModel):
 StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
 BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 TokenId = Annotated[int, Field(ge=0)]
+BadSequence = Annotated[ListOf[TokenId], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
 TokenKey = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
 
@@ -117,6 +126,7 @@ class _Request(RequestModel):
     min_tokens: int | None = _in_range("min_tokens")
     logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
     bad_words: Annotated[ListOf[BadWord], Field(max_length=MAX_BAD_STRINGS)] | None = None
+    bad_words_ids: Annotated[ListOf[BadSequence], Field(max_length=MAX_BAD_SEQUENCES)] | None = None
     stop_token_ids: Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     allowed_token_ids: (
         Annotated[ListOf[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKENS)] | None
@@ -142,6 +152,10 @@ class _Request(RequestModel):
     truncate_prompt_tokens: int | None = Field(None, ge=-1)
     truncation_side: Literal["left", "right"] | None = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
+    num_beams: int | None = Field(None, ge=1, le=MAX_LOGPROBS)
+    use_beam_search: bool | None = None
+    length_penalty: float | None = Field(None, ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)
+    early_stopping: bool | Literal["never"] | None = None
     session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
     append: bool | None = None
     session_position: int | None = Field(None, ge=0)
@@ -218,6 +232,17 @@ class _Request(RequestModel):
         names = (*GRAMMAR_FIELDS, "guided_whitespace_pattern", "ignore_eos")
         return read_grammar({name: getattr(self, name) for name in names})
 
+    def _beams(self) -> BeamOptions | None:
+        names = (*BEAM_FIELDS, "n", "stream", "session_id", "stop", "temperature")
+        fields = {name: getattr(self, name) for name in names}
+        answer = self.answer_options()
+        fields |= {"max_tokens": self.token_limit(), "tools": answer is not None and answer.tools}
+        beams = read_beams(fields)
+        if beams is not None and (grammar := self._grammar_source()) is not None:
+            detail = "a beam search has no grammar; leave one of them out"
+            raise invalid_request(grammar.param, f"{grammar.param}: {detail}")
+        return beams
+
     def to_generation_request(self) -> GenerationRequest:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         field, prompt = self.given_prompt()
@@ -236,6 +261,7 @@ class _Request(RequestModel):
             min_tokens=self.min_tokens,
             logit_bias=tuple((int(token), bias) for token, bias in (self.logit_bias or {}).items()),
             bad_words=tuple(self.bad_words or ()),
+            bad_words_ids=tuple(map(tuple, self.bad_words_ids or ())),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             allowed_token_ids=tuple(self.allowed_token_ids or ()),
             seed=self.seed,
@@ -261,6 +287,7 @@ class _Request(RequestModel):
                 keeps_stop=bool(self.include_stop_str_in_output),
             ),
             truncation=self._truncation(),
+            beams=self._beams(),
         )
 
     def to_generation_requests(self) -> list[GenerationRequest]:

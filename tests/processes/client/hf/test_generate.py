@@ -41,6 +41,7 @@ def greedy(model: Any, ids: Any = PROMPTS, count: int = 30, **wanted: Any) -> An
         ENDLESS | {"no_repeat_ngram_size": 2},
         ENDLESS | {"suppress_tokens": EVEN},
         ENDLESS | {"bad_words_ids": [[token] for token in EVEN[:100]]},
+        ENDLESS | {"bad_words_ids": [[90, 229], [12]]},
         ENDLESS | {"sequence_bias": [[[25], 9.0], [[301], -4.5]]},
         ENDLESS | {"renormalize_logits": True},
         {"eos_token_id": EVEN, "min_new_tokens": 7},

@@ -69,7 +69,6 @@ def test_forward_equals_the_whole_model(model: Any, toy_model: Any) -> None:
                 (int(ids[-1]) * 7 + k) % 320 for k in (1, 2)
             ]
         },
-        {"bad_words_ids": [[90, 229], [12]]},
         {"sequence_bias": [[[90, 229], -9.0], [[255], 2.0]]},
         {"begin_suppress_tokens": list(range(0, 320, 2))},
         {"forced_eos_token_id": 7},

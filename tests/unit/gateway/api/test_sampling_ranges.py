@@ -33,6 +33,7 @@ VALUES: dict[str, tuple[list[float], list[float]]] = {  # allowed, refused
 LISTS: dict[str, tuple[list[Any], list[Any]]] = {  # allowed, refused
     "logit_bias": ([{"0": 100, "9": -100.0}, {}], [{"1": 100.5}, {str(n): 1 for n in range(1025)}]),
     "bad_words": ([["x" * 200]], [["x" * 201], [""], ["x"] * 257]),
+    "bad_words_ids": ([[[1] * 64], []], [[[]], [[1] * 65], [[1]] * 513]),
     "stop_token_ids": ([[], [0, 5]], [[1] * 1025]),
     "allowed_token_ids": ([[7]], [[1] * (MAX_ALLOWED_TOKENS + 1)]),
 }
@@ -42,6 +43,7 @@ def refusal(name: str, value: Any) -> tuple[str | None, str | None]:
     """Return the messages of HTTP and gRPC for one value; None: accepted."""
     found: list[str | None] = []
     sent = {int(key): bias for key, bias in value.items()} if name == "logit_bias" else value
+    sent = [api_pb2.TokenIds(ids=word) for word in value] if name == "bad_words_ids" else sent
     sampling: dict[str, Any] = {name: sent}
     for parse in (
         lambda: parse_completion({"model": "m", "prompt": "x", name: value}),

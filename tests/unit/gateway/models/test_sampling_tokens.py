@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.models.tokenizers import END, make_tokenizer
+from transformers import NoBadWordsLogitsProcessor
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.errors import ApiError
@@ -21,10 +22,13 @@ def complete(**options: Any) -> Sampling:
     return asyncio.run(add_bad_words(TEXT.defaults.sampling(asked, 1), asked, TEXT))
 
 
-@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids", "allowed_token_ids"])
+@pytest.mark.parametrize(
+    "field", ["logit_bias", "stop_token_ids", "allowed_token_ids", "bad_words_ids"]
+)
 def test_id_outside_the_vocabulary_is_refused_by_name(field: str) -> None:
     for token in (-1, TEXT.vocabulary):
-        value = ((token, 1.0),) if field == "logit_bias" else (token,)
+        value: Any = ((token, 1.0),) if field == "logit_bias" else (token,)
+        value = ((1, token),) if field == "bad_words_ids" else value
         with pytest.raises(ApiError, match=f"{token} is no token") as refusal:
             complete(**{field: value})
         assert (refusal.value.param, refusal.value.mapping.status) == (field, 400)
@@ -34,6 +38,23 @@ def test_bad_word_that_is_too_long_is_refused_by_place() -> None:
     with pytest.raises(ApiError, match="must be 1 to 64 tokens") as refusal:
         complete(bad_words=("a", "ab" * 99))
     assert refusal.value.param == "bad_words[1]"
+
+
+def test_sequences_of_ids_are_taken_as_transformers_takes_them() -> None:
+    """One end token alone stays possible; a sequence that holds one does not."""
+    (end,) = TEXT.defaults.eos
+    given = ((5, 6), (end,), (7,), (end, 8), (5, 6))
+    found = complete(bad_words_ids=given).bad_words
+    assert found == ((5, 6), (7,), (end, 8))
+    processor = NoBadWordsLogitsProcessor([list(word) for word in given], eos_token_id=end)
+    assert set(processor.sequence_bias) == set(found)
+
+
+def test_more_sequences_than_servers_take_are_refused() -> None:
+    words = tuple((a, b) for a in range(32) for b in range(32, 65))
+    with pytest.raises(ApiError, match="1056 sequences") as refusal:
+        complete(bad_words_ids=words)
+    assert refusal.value.param == "bad_words_ids"
 
 
 def test_bad_words_become_sequences_of_tokens() -> None:

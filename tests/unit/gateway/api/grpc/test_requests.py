@@ -51,6 +51,10 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "all_positions": ({**BASE, "return_logits": True}, True),
     "rows_after": ({**BASE, "return_logits": True}, 4),
     "blocks": (NAMED, {"first": 1, "last": 2}),
+    "num_beams": (BASE, 3),
+    "use_beam_search": (BASE, True),
+    "length_penalty": ({**BASE, "num_beams": 3}, 2.0),
+    "early_stopping": ({**BASE, "num_beams": 3}, "never"),
 }
 SAMPLING: dict[str, Any] = {
     "temperature": 0.5,
@@ -66,6 +70,7 @@ SAMPLING: dict[str, Any] = {
     "min_tokens": 3,
     "logit_bias": {5: 1.5},
     "bad_words": ["no"],
+    "bad_words_ids": [{"ids": [5, 6]}],
     "stop_token_ids": [5],
     "allowed_token_ids": [5],
 }
