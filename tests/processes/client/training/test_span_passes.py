@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,33 @@ def test_gradients_equal_those_of_transformers(folder: Path, part_rows: int) -> 
         found, of_prompts = run_pass(span, back, given + raw(*wanted), part_rows)
         check(found, torch.cat(right[:-1]))
         check(of_prompts, right[-1].view(-1, hidden))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gradients_in_half_precision_are_near(tmp_path: Path, dtype: torch.dtype) -> None:
+    folder = make_model(tmp_path, "llama")
+    model = load_whole(folder).requires_grad_(False)
+    name = str(dtype).removeprefix("torch.")
+    span = load_span(folder, 0, 3, replace(OPTIONS, dtype=name))
+    generator = torch.Generator().manual_seed(5)
+    rows, wanted = (torch.randn(50, 64, generator=generator).to(dtype) for _ in range(2))
+    prompts = torch.randn(3, 4, 64, generator=generator).to(dtype)
+    leaf, soft = rows.float().requires_grad_(), prompts.float().requires_grad_()
+    output = whole_blocks(model, 0, 3, leaf[None], soft)[0]
+    right = torch.autograd.grad(output, [leaf, soft], wanted.float())
+    task = PassTask((0, 3), (50,), 4, is_backward=True)
+    data = b"".join(
+        each.contiguous().view(torch.uint8).numpy().tobytes() for each in (rows, prompts, wanted)
+    )
+    running = span.start_pass(task, data, 16)
+    while not running.advance():
+        pass
+    found = torch.frombuffer(bytearray(running.result()), dtype=dtype).view(-1, 64).float()
+    for ours, theirs in zip(
+        (found[:50], found[50:]), (right[0], right[1].view(-1, 64)), strict=True
+    ):
+        assert (ours - theirs).abs().mean() < 0.05 * theirs.abs().mean()
 
 
 def check(found: Tensor, right: Tensor) -> None:
