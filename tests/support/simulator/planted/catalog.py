@@ -38,6 +38,7 @@ from support.simulator.planted.ownership import (
     GoesOnAfterHolds,
     GoesOnWithoutLinks,
     KeepsGrantsOfRefusedTurns,
+    KeepsUnrunLogs,
     SharesHandles,
     SharesPagesWithReads,
     SilentAboutPendingFences,
@@ -279,5 +280,6 @@ REGRESSIONS: dict[str, Regression] = {
     "forgets awaited servers": at_seed(
         in_ownership_check(ForgetsAwaitedServers, "returns"), 800_063
     ),
+    "keeps unrun logs": at_seed(in_fencing(KeepsUnrunLogs, "rivals"), 110),
     "silent about taken hops": at_seed(in_server(SilentAboutTakenHops, "rivals"), 2),
 }

@@ -18,7 +18,7 @@ from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_serving.core.fencing import Fencing
-from modelswarm_serving.core.hops.hop import Hop, TransferCursor
+from modelswarm_serving.core.hops.hop import NO_LIMIT, Hop, TransferCursor
 from modelswarm_serving.core.hops.hop_table import FormerOwner, HopTable
 from modelswarm_serving.core.kv.transfer import KvTransfers, _Task
 from modelswarm_serving.core.server import ServerCore
@@ -67,6 +67,15 @@ class SharesHandles(ServerCore):
         super().__init__(settings, shape, draw)
         swap_class(self._fencing, FencesHopsOfOthers)
         swap_class(self._fencing.hops, KeepsHandles)
+
+
+class KeepsUnrunLogs(Fencing):
+    """B6: a hop that is taken keeps log entries that have not run, such as the prompt of a turn that never started."""
+
+    @override
+    def apply_pending_fence(self, hop: Hop, now: float) -> None:
+        hop.ran_log = NO_LIMIT
+        super().apply_pending_fence(hop, now)
 
 
 class SilentAboutPendingFences(Fencing):
