@@ -75,7 +75,6 @@ from support.simulator.planted.recovery import (
     NeverSuspects,
 )
 from support.simulator.planted.regressions import (
-    AttributesAfterHolds,
     AwaitsLostAnswers,
     CountsEachDirection,
     CountsNoScores,
@@ -274,7 +273,6 @@ REGRESSIONS: dict[str, Regression] = {
     ),
     "ignores steps of FenceAcks": at_seed(in_gateway(IgnoresStepsOfFenceAcks, "stops"), 1_400_066),
     "counts no scores": at_seed(in_gateway(CountsNoScores, "slow_bulk"), 1_500_212),
-    "attributes after holds": at_seed(in_recovery(AttributesAfterHolds, "slow_bulk"), 700_180),
     "keeps refused hops": at_seed(in_hop_table(KeepsRefusedHops, "rivals"), 3),
     "awaits lost answers": at_seed(in_hop_table(AwaitsLostAnswers, "extinction"), 223),
     "forgets awaited servers": at_seed(

@@ -83,16 +83,6 @@ class CountsNoScores(GatewayCore):
             found[0].result_groups = before
 
 
-class AttributesAfterHolds(Recovery):
-    """R5 (one loop): counters frozen after a hold count as those of the time at which the token was overdue."""
-
-    @override
-    def enter_loop(self, session: Session, now: float) -> None:
-        overdue = session.overdue_epoch
-        super().enter_loop(session, now)
-        session.overdue_epoch = overdue
-
-
 # -- the gateway's table of hops ---------------------------------------------------------------
 
 
