@@ -91,8 +91,6 @@ _SHARED: dict[str, tuple[Body, Body]] = {
     "min_tokens": ({}, {"min_tokens": 3}),
     "num_beams": (BEAMS, {"num_beams": 5}),
     "use_beam_search": ({"temperature": 0}, {"use_beam_search": True, "n": 3}),
-    "length_penalty": (BEAMS, {"length_penalty": -9.0}),
-    "early_stopping": (BEAMS | {"length_penalty": 9.0}, {"early_stopping": True}),
     "allowed_token_ids": ({}, {"allowed_token_ids": [70, 71]}),
     "response_format": ({}, {"response_format": {"type": "json_object"}}),
     "structured_outputs": ({}, {"structured_outputs": {"regex": "a"}}),
@@ -114,7 +112,8 @@ SESSION_FIELDS = {"session_id", "append", "session_position"}
 # The tokenizer of this swarm adds no special tokens: test_tokenization.py has one that does.
 # Its model has no parser of tool calls: test_tool_calls.py and test_tool_requests.py have one.
 TOOL_FIELDS = {"tools", "tool_choice", "parallel_tool_calls", "include_reasoning"}
-OTHER_TESTS = {"add_special_tokens"} | TOOL_FIELDS
+# Beams that all end for their length have one order under every penalty: test_beams.py has ends.
+OTHER_TESTS = {"add_special_tokens", "length_penalty", "early_stopping"} | TOOL_FIELDS
 EFFECTS: dict[str, dict[str, tuple[Body, Body]]] = {
     "chat": {
         **_SHARED,
