@@ -70,6 +70,7 @@ class GatewayCore:
         self._effects: list[Effect] = []
         self._sessions: dict[str, Session] = {}
         self._registry = ServerRegistry(settings.link_failure_seconds, draw, self._effects.append)
+        self.set_readable = self._registry.set_readable
         self._hold_limits = HoldLimits(settings)
         self._ownership_check = OwnershipCheck(settings, peer, self._registry, self._effects.append)
         self._recovery = Recovery(

@@ -74,6 +74,9 @@ class ModelEntry:
     known_since: int  # unix seconds
     revision: str = ""  # of `tokenizer`
     tokenizer: ModelTokenizer | None = None
+    # Of a revision that turns do not run on yet. It is loaded before they do, so that no request waits for it.
+    ahead_revision: str = ""
+    ahead: ModelTokenizer | None = None
     servers: dict[PeerId, Hello] = field(default_factory=dict)
     adapters: frozenset[str] = frozenset()  # names; of the last servers if it has none now
     fetch: _Fetch | None = None
@@ -99,13 +102,24 @@ class ModelEntry:
             return f"its tokenizer waits for {', '.join(missing)} from {peer}"
         return f"its {self.phase} is being read"
 
+    def tokenizers(self) -> dict[str, ModelTokenizer]:
+        """Return those that are loaded, by their revisions."""
+        found = ((self.revision, self.tokenizer), (self.ahead_revision, self.ahead))
+        return {revision: each for revision, each in found if each is not None}
+
     def server_to_ask(self, active_revision: str | None) -> Hello | None:
-        """Return the server to request files from; None if the tokenizer is of the revision that turns run on."""
+        """Return the server to request files from: of the revision that turns run on, or of another one.
+
+        None if the tokenizers of both are loaded.
+        """
         hellos = list(self.servers.values())
         usable = [hello for hello in hellos if hello.revision == active_revision] or hellos
-        if self.tokenizer is not None and self.revision in {hello.revision for hello in usable}:
-            return None
-        return usable[-1] if usable else None
+        loaded = self.tokenizers()
+        if usable and not any(hello.revision in loaded for hello in usable):
+            return usable[-1]
+        if self.ahead is not None:
+            return None  # one at a time: each takes memory
+        return next((hello for hello in reversed(hellos) if hello.revision not in loaded), None)
 
 
 class ModelRegistry:
@@ -175,11 +189,28 @@ class ModelRegistry:
                 self._request_files(entry)
                 self._on_change()
 
+    def _settle(self, entry: ModelEntry) -> None:
+        """Let the tokenizer of the active revision be the first, and end one that no server needs any more."""
+        connected = {hello.revision for hello in entry.servers.values()}
+        active = self._active_revision(entry.name)
+        if entry.ahead is None:
+            return
+        is_next = active == entry.ahead_revision or entry.revision not in connected
+        if entry.ahead_revision in connected and (is_next or entry.tokenizer is None):
+            before = entry.revision, entry.tokenizer
+            entry.revision, entry.tokenizer = entry.ahead_revision, entry.ahead
+            entry.ahead_revision, entry.ahead = before  # turns may come back to it
+            self._on_change()
+        if entry.ahead_revision not in connected:
+            self._end_ahead(entry)
+            self._on_change()
+
     def tick(self) -> None:
         """End transfers that take too long, request files where they are due, and forget unused models."""
         now = self._clock()
         self._forget_unused(now)
         for entry in self._entries.values():
+            self._settle(entry)
             fetch = entry.fetch
             if fetch is not None and (
                 now >= fetch.deadline or (now >= fetch.stalls_at and not fetch.is_complete)
@@ -194,6 +225,9 @@ class ModelRegistry:
                     "the processes of the tokenizer of %s ended; it is loaded again", entry.name
                 )
                 self._end_tokenizer(entry)
+                self._on_change()
+            if entry.ahead is not None and not entry.ahead.is_running:
+                self._end_ahead(entry)
                 self._on_change()
         # The one that was asked longest ago is next: a server that sends nothing delays others once.
         for entry in sorted(self._entries.values(), key=lambda entry: entry.asked_at):
@@ -210,6 +244,7 @@ class ModelRegistry:
             elif now - entry.unused_since > FORGET_SECONDS:
                 log.info("forgot model %s: no server or pod for %g s", entry.name, FORGET_SECONDS)
                 self._end_tokenizer(entry)
+                self._end_ahead(entry)
                 del self._entries[entry.name]
                 self._on_change()
 
@@ -225,6 +260,7 @@ class ModelRegistry:
         await asyncio.gather(*self._building, return_exceptions=True)
         for entry in self._entries.values():
             self._end_tokenizer(entry)
+            self._end_ahead(entry)
 
     def _request_files(self, entry: ModelEntry) -> None:
         now = self._clock()
@@ -284,8 +320,15 @@ class ModelRegistry:
             if entry.fetch is fetch:
                 self._reject_files(entry, problem)
             return
-        self._end_tokenizer(entry)
-        entry.tokenizer, entry.revision = tokenizer, fetch.revision
+        is_ahead = entry.tokenizer is not None and fetch.revision != self._active_revision(
+            entry.name
+        )
+        if is_ahead and self._is_needed(entry):
+            self._end_ahead(entry)
+            entry.ahead, entry.ahead_revision = tokenizer, fetch.revision
+        else:
+            self._end_tokenizer(entry)
+            entry.tokenizer, entry.revision = tokenizer, fetch.revision
         entry.failures, entry.files_problem = 0, ""
         if entry.fetch is fetch:
             entry.fetch = None
@@ -298,8 +341,13 @@ class ModelRegistry:
 
     def _memory_problem(self, entry: ModelEntry, tokenizer: ModelTokenizer) -> str:
         """Return why there is no memory for the tokenizer of this entry; empty if there is."""
-        others = [e.tokenizer for e in self._entries.values() if e is not entry]
-        used = sum(other.memory_bytes for other in others if other is not None)
+        others = [
+            each
+            for e in self._entries.values()
+            for each in (e.tokenizer, e.ahead)
+            if each is not None and (e is not entry or self._is_needed(entry))
+        ]
+        used = sum(other.memory_bytes for other in others)
         if used + tokenizer.memory_bytes <= self._memory:
             return ""
         needed, free = tokenizer.memory_bytes >> 20, max(0, self._memory - used) >> 20
@@ -312,6 +360,15 @@ class ModelRegistry:
         if entry.tokenizer is not None:
             entry.tokenizer.close()
             entry.tokenizer = None
+
+    def _end_ahead(self, entry: ModelEntry) -> None:
+        if entry.ahead is not None:
+            entry.ahead.close()
+            entry.ahead, entry.ahead_revision = None, ""
+
+    def _is_needed(self, entry: ModelEntry) -> bool:
+        """Return whether the present tokenizer of an entry stays when another one is loaded."""
+        return entry.revision in {hello.revision for hello in entry.servers.values()}
 
     def _enter_phase(self, entry: ModelEntry, phase: StartPhase) -> None:
         entry.phase = phase

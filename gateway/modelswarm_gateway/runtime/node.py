@@ -107,7 +107,7 @@ class Node:
         self._source = source
         self._dialer = Dialer(source, self._links.dial, clock)
         self._models = ModelRegistry(
-            self._links.send, clock, wall, self._forget_cards, self._core.active_revision
+            self._links.send, clock, wall, self._on_models_changed, self._core.active_revision
         )
         self._unusable: dict[PeerId, str] = {}  # servers that are linked and not used, and why
         self._streams: dict[str, TokenStream] = {}
@@ -399,6 +399,12 @@ class Node:
 
     # ---- cards
 
+    def _on_models_changed(self) -> None:
+        for entry in self._models.entries():
+            for name in (entry.name, *entry.adapters):
+                self._core.set_readable(name, frozenset(entry.tokenizers()))
+        self._forget_cards()
+
     def _forget_cards(self) -> None:
         self._cards = None
 
@@ -417,18 +423,18 @@ class Node:
     def _build_card(self, entry: ModelEntry, name: str) -> ModelCard:
         """Return the card of a model, or of one of its adapters."""
         active = self._core.active_revision(name)
-        is_current = active is None or active == entry.revision
+        # Token ids of another revision stand for other texts.
+        tokenizer = entry.tokenizer if active is None else entry.tokenizers().get(active)
         hellos = self._core.hellos_of(name)
         missing = self._core.uncovered_blocks(name) if hellos else range(entry.n_blocks)
         tails = [hello for hello in hellos if hello.last == hello.n_blocks]
         return ModelCard(
             name=name,
-            revision=entry.revision,
+            revision=entry.revision if tokenizer is None or active is None else active,
             n_blocks=entry.n_blocks,
             missing_blocks=tuple(missing),
             max_length=self._core.max_length(name),
-            # Token ids of another revision stand for other texts.
-            tokenizer=entry.tokenizer if is_current else None,
+            tokenizer=tokenizer,
             known_since=entry.known_since,
             files_phase=entry.phase,
             files_problem=entry.files_problem,

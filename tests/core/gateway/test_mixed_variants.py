@@ -102,6 +102,23 @@ def test_session_changes_revision_as_a_whole_between_turns() -> None:
     assert revisions == {"r2"}
 
 
+def test_turns_stay_on_a_revision_whose_prompts_can_be_read() -> None:
+    """A new revision with more servers gets the turns once its tokenizer is loaded, or the old one lacks blocks."""
+    swarm = Swarm()
+    swarm.core.set_readable(MODEL, frozenset({"r1"}))
+    swarm.serve(0, 2)
+    tail = swarm.serve(2, 4)
+    for first, last in ((0, 2), (2, 4), (0, 2)):
+        swarm.serve(first, last, revision="r2")
+    assert swarm.core.active_revision(MODEL) == "r1"
+    swarm.core.set_readable(MODEL, frozenset({"r1", "r2"}))
+    assert swarm.core.active_revision(MODEL) == "r2"
+    swarm.core.set_readable(MODEL, frozenset({"r1"}))
+    assert swarm.core.active_revision(MODEL) == "r1"
+    swarm.kill(tail.peer)
+    assert swarm.core.active_revision(MODEL) == "r2"
+
+
 def test_session_ends_with_error_of_its_only_failing_server() -> None:
     swarm = Swarm()
     swarm.serve(0, 2)

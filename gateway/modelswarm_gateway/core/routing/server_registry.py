@@ -50,6 +50,7 @@ class ServerRegistry:
         # Connected servers, by model. An adapter's name is that of a model, too (`servers/variant.py`).
         self._indexes: dict[str, dict[ModelVariant, BlockIndex]] = {}
         self._active: dict[str, ModelVariant] = {}  # model -> the variant of new sessions
+        self._readable: dict[str, frozenset[str]] = {}  # revisions with a tokenizer; absent: all
         self._changed: set[str] = set()  # models whose active variant may have changed
         self.links = LinkFailures(pair_seconds)
         self.health = HealthTable()
@@ -105,10 +106,12 @@ class ServerRegistry:
         return True
 
     def _choose_active(self, model: str) -> None:
-        """Prefer a variant whose servers hold all blocks, then the one with most servers, then the present one.
+        """Prefer a variant whose servers hold all blocks, then one whose prompts can be read, then the one with most
+        servers, then the present one.
 
         A name that is a model's and an adapter's stands for the model.
         """
+        readable = self._readable.get(model)
         indexes = self._indexes.get(model)
         if not indexes:
             self._active.pop(model, None)
@@ -119,10 +122,17 @@ class ServerRegistry:
             key=lambda variant: (
                 variant.adapter is None,
                 indexes[variant].is_complete,
+                readable is None or variant.revision in readable,
                 len(indexes[variant].servers),
                 variant == current,
             ),
         )
+
+    def set_readable(self, model: str, revisions: frozenset[str]) -> None:
+        """Set the revisions of a model whose prompts can be read."""
+        if self._readable.get(model) != revisions:
+            self._readable[model] = revisions
+            self._changed.add(model)
 
     def active_variant(self, model: str) -> ModelVariant | None:
         """Return the variant that a new turn runs on; None if no server of the model is connected."""

@@ -144,13 +144,14 @@ async def test_files_follow_the_revision_that_turns_use() -> None:
     harness.send_files("s0/1/a", model_files())
     await harness.wait_until_idle()
     harness.registry.on_peer_connected(replace(HELLO, peer="s1/1/b", revision="r2"))
-    assert harness.take_asked_peers() == []
-    revisions[0] = "r2"
-    harness.registry.tick()
     assert harness.take_asked_peers() == ["s1/1/b"]
     harness.send_files("s1/1/b", model_files())
     await harness.wait_until_idle()
     [entry] = harness.registry.entries()
+    assert entry.revision == "r1"
+    revisions[0] = "r2"
+    harness.registry.tick()
+    assert harness.take_asked_peers() == []
     assert entry.revision == "r2"
 
 

@@ -261,21 +261,42 @@ async def test_template_that_does_not_compile_is_read_once() -> None:
     assert harness.take_asked_peers() == []
 
 
-async def test_new_revision_is_loaded_once_the_old_has_no_server() -> None:
+async def test_new_revision_is_loaded_beside_the_old_one() -> None:
     harness = RegistryHarness()
     harness.registry.on_peer_connected(HELLO)
     harness.send_files("s0/1/a", model_files())
     assert await harness.wait_until_loaded()
     harness.take_asked_peers()
     harness.registry.on_peer_connected(replace(HELLO, peer="n0/1/x", revision="r2"))
-    assert harness.take_asked_peers() == []
-    harness.registry.on_peer_lost("s0/1/a")
     assert harness.take_asked_peers() == ["n0/1/x"]
     harness.send_files("n0/1/x", model_files(generation={"eos_token_id": 9}))
     await harness.wait_until_idle()
     [entry] = harness.registry.entries()
+    assert (entry.revision, set(entry.tokenizers())) == ("r1", {"r1", "r2"})
+    harness.registry.on_peer_connected(replace(HELLO, peer="n1/1/y", revision="r3"))
+    assert harness.take_asked_peers() == []  # one of another revision at a time
+    harness.registry.on_peer_lost("n1/1/y")
+    harness.registry.on_peer_lost("s0/1/a")
+    harness.registry.tick()
+    assert harness.take_asked_peers() == []
     assert entry.tokenizer is not None
     assert (entry.revision, entry.tokenizer.defaults.eos) == ("r2", (9, END))
+    assert set(entry.tokenizers()) == {"r2"}
+
+
+async def test_revision_that_leaves_again_gives_its_tokenizer_up() -> None:
+    harness = RegistryHarness()
+    harness.registry.on_peer_connected(HELLO)
+    harness.send_files("s0/1/a", model_files())
+    assert await harness.wait_until_loaded()
+    harness.registry.on_peer_connected(replace(HELLO, peer="n0/1/x", revision="r2"))
+    harness.send_files("n0/1/x", model_files())
+    await harness.wait_until_idle()
+    [entry] = harness.registry.entries()
+    assert set(entry.tokenizers()) == {"r1", "r2"}
+    harness.registry.on_peer_lost("n0/1/x")
+    harness.registry.tick()
+    assert set(entry.tokenizers()) == {"r1"}
 
 
 async def test_model_without_servers_stays_known() -> None:
