@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from support.processes.programs.page_examples import python_examples, run_example
 from support.processes.swarm import Endpoints, Running
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
@@ -46,6 +48,13 @@ def test_pass_ends_at_the_blocks_of_one_server(stub: Any) -> None:
     answers = call(stub, GOOD | {"blocks": {"first": 2, "last": 7}}, ROW, 2 * ROW)
     assert answers[0].accepted.last == 4
     assert sum(len(each.data) for each in answers[1:]) == 3 * len(ROW)
+
+
+def test_example_of_the_page_runs(toy_swarm: Running) -> None:
+    page = Path(__file__).parents[4] / "docs" / "api.md"
+    section = page.read_text("utf-8").split("\n### Forward and backward passes\n")[1]
+    example = python_examples(section.split("\n## ")[0])[0]
+    run_example(example, "127.0.0.1:8001", toy_swarm.local.grpc)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
