@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
+from typing import TypeVar
 
 from grpc import aio
 
@@ -28,6 +29,7 @@ from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.service import GenerationService
 
 log = logging.getLogger(__name__)
+Response = TypeVar("Response")
 
 
 class Inference(ModelCalls):
@@ -54,40 +56,18 @@ class Inference(ModelCalls):
         self, requests: AsyncIterator[api_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[api_pb2.SessionResponse]:
         stream = SessionStream(self._service)
-        failure: ApiError | None = None
-        try:
-            async with aclosing(stream.answer(requests)) as responses:
-                async for response in responses:
-                    yield response
-        except ApiError as error:
-            failure = error
-        except (asyncio.CancelledError, GeneratorExit, aio.AbortError):
-            raise
-        except Exception:
-            log.exception("internal error in the stream of a session")
-            failure = ApiError(Code.INTERNAL, "internal error")
-        finally:
-            self._free(stream)
-        if failure is not None:
-            await abort_call(context, failure)
+        answer = _stream_or_abort(stream.answer(requests), context, lambda: self._free(stream))
+        async with aclosing(answer) as responses:
+            async for response in responses:
+                yield response
 
     async def BlockPass(
         self, requests: AsyncIterator[api_pb2.BlockPassRequest], context: Context
     ) -> AsyncIterator[api_pb2.BlockPassResponse]:
-        failure: ApiError | None = None
-        try:
-            async with aclosing(self._passes.answer(requests)) as responses:
-                async for response in responses:
-                    yield response
-        except ApiError as error:
-            failure = error
-        except (asyncio.CancelledError, GeneratorExit, aio.AbortError):
-            raise
-        except Exception:
-            log.exception("internal error in a pass through blocks")
-            failure = ApiError(Code.INTERNAL, "internal error")
-        if failure is not None:
-            await abort_call(context, failure)
+        answer = _stream_or_abort(self._passes.answer(requests), context, lambda: None)
+        async with aclosing(answer) as responses:
+            async for response in responses:
+                yield response
 
     def _free(self, stream: SessionStream) -> None:
         """Free the session of a stream that has ended, which its call cannot wait for: it may be cancelled."""
@@ -151,6 +131,28 @@ class Inference(ModelCalls):
         self._service.metrics.count_request(request.model, failure.code if failure else None)
         if failure is not None:
             await abort_call(context, failure)
+
+
+async def _stream_or_abort(
+    answer: AsyncGenerator[Response, None], context: Context, at_end: Callable[[], None]
+) -> AsyncGenerator[Response, None]:
+    """Yield the responses of a call in both directions, and call `at_end`. Then its error aborts the call."""
+    failure: ApiError | None = None
+    try:
+        async with aclosing(answer) as responses:
+            async for response in responses:
+                yield response
+    except ApiError as error:
+        failure = error
+    except (asyncio.CancelledError, GeneratorExit, aio.AbortError):
+        raise
+    except Exception:
+        log.exception("internal error in a stream")
+        failure = ApiError(Code.INTERNAL, "internal error")
+    finally:
+        at_end()
+    if failure is not None:
+        await abort_call(context, failure)
 
 
 def _is_forwarded(context: Context) -> bool:
