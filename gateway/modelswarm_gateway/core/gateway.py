@@ -411,10 +411,8 @@ class GatewayCore:
         ):
             return
         session, _hop = found
-        if report.epoch != session.epoch or session.state not in (
-            SessionState.RUNNING,
-            SessionState.FENCING,
-        ):
+        is_on_route = session.state in (SessionState.RUNNING, SessionState.FENCING)
+        if report.epoch != session.epoch or not is_on_route:
             return
         if report.kind is FaultKind.NO_TOKEN:  # every server would find none
             self._recovery.fail(session, report.detail)
