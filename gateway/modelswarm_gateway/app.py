@@ -13,7 +13,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from modelswarm.process.run_files import remove_run_file, write_run_file
 from modelswarm.protocol.identity import peer_id
@@ -39,6 +39,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Time to close API servers and links after the last answer, in seconds.
 CLOSE_TIMEOUT = 3.0
+
+
+class _Server(Protocol):
+    """A part with a bound port."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 class GatewayApp:
@@ -80,10 +88,9 @@ class GatewayApp:
             ),
             AsgiServer(build_metrics_app(metrics.registry), sockets[1]),
         ]
-        page = open_page(settings.ui, http_servers[0].target, admin_target)
-        await grpc_server.start()
-        await admin_server.start()
-        for server in http_servers:
+        pages = open_page(settings.ui, http_servers[0].target, admin_target)
+        servers: list[_Server] = [grpc_server, admin_server, *http_servers, *pages]
+        for server in servers:
             await server.start()
         node.set_advertised_targets(
             advertised_targets(settings, http_servers[0].target, grpc_target)
@@ -98,18 +105,13 @@ class GatewayApp:
         if settings.run_file is not None:
             write_run_file(settings.run_file, {**targets, "peer": node.peer})
         log.info("%s serves %s", node.peer, ", ".join(f"{n} at {t}" for n, t in targets.items()))
-        if page is not None:
-            page.start()
         try:
             await self._stopping.wait()
             await self._shut_down(service, grpc_server, http_servers[0])
         finally:
             if settings.run_file is not None:
                 remove_run_file(settings.run_file)
-            if page is not None:
-                page.stop()
-            apis = (grpc_server.stop(), admin_server.stop())
-            await _run_all([*apis, *(server.stop() for server in http_servers)])
+            await _run_all([server.stop() for server in servers])
             for task in tasks:
                 task.cancel()
             await _run_all([node.shut_down(), forwarder.close()])

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from modelswarm.errors import UserError
-from modelswarm.process.command_line import Seconds, read_flags, split_target
+from modelswarm.process.command_line import Seconds, join_target, read_flags, split_target
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.identity import MAX_NUMBER
 from modelswarm_gateway.generation.tool_calls.families import FAMILIES, NO_PARSER
@@ -219,8 +219,7 @@ def advertised_targets(settings: Settings, http: str, grpc: str) -> str:
     host = settings.advertise or split_target("--http", http)[0]
     if host in ("0.0.0.0", "::"):
         return ""
-    host = f"[{host}]" if ":" in host else host
-    return ",".join(f"{host}:{target.rpartition(':')[2]}" for target in (http, grpc))
+    return ",".join(join_target(host, int(each.rpartition(":")[2])) for each in (http, grpc))
 
 
 def cap_keepalive(keepalive: float, hold: float) -> float:

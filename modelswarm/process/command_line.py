@@ -82,6 +82,11 @@ def split_target(field: str, target: str, example: str = "127.0.0.1:8000") -> tu
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def join_target(host: str, port: int) -> str:
+    """Return "127.0.0.1:8000" from its parts, the inverse of `split_target`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def run_with_exit_code(
     program: str, job: Callable[[], int], name_flag: Callable[[str], str] = str
 ) -> int:

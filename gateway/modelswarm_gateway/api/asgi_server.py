@@ -14,7 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from modelswarm.errors import UserError
-from modelswarm.process.command_line import split_target
+from modelswarm.process.command_line import join_target, split_target
 from modelswarm_gateway.api.http_protocol import (
     HEAD_SECONDS,
     MAX_HEAD_BYTES,
@@ -64,7 +64,7 @@ class AsgiServer:
     ) -> None:
         """`head_seconds`: time limit for the head of a request."""
         host, port = bound.getsockname()[:2]
-        self.target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.target = join_target(host, port)
         self._socket = bound
         config = ServerConfig(
             app,

@@ -162,9 +162,10 @@ def _announced_address(base: str) -> str:
     from urllib.parse import urlsplit
 
     from modelswarm.client.announcement import announced_admin_port
+    from modelswarm.process.command_line import join_target
 
     host, port = urlsplit(base).hostname or "", announced_admin_port(base)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_target(host, port)
 
 
 def _choose_gateway(run: RunInfo) -> GatewayAddresses:
