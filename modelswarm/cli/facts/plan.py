@@ -7,6 +7,7 @@ from typing import Any
 
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.spans import Span
+from modelswarm.resources.spec import Part
 
 
 def plan_facts(plan: SwarmPlan) -> dict[str, Any]:
@@ -32,4 +33,6 @@ def _value(value: Any) -> Any:
         return _facts(value)
     if isinstance(value, Span):
         return value._asdict()
+    if isinstance(value, Part):
+        return value.model_dump()
     return [_value(part) for part in value] if isinstance(value, tuple) else value

@@ -180,6 +180,18 @@ def test_plan_prints_every_number_in_bytes(capsys: pytest.CaptureFixture[str]) -
     assert shape(facts) == documented("plan")
 
 
+def test_plan_names_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    adapter = {"name": "tax", "source": "file:///adapters/tax"}
+    spec = {"model": {"source": "demo://counting", "adapters": [adapter]}}
+    document = {"apiVersion": "modelswarm.io/v1alpha1", "kind": "ModelSwarm"}
+    file = tmp_path / "swarm.json"
+    file.write_text(json.dumps(document | {"metadata": {"name": "x"}, "spec": spec}))
+    assert run(["plan", str(file), "--json"]) == 0
+
+    [facts] = printed(capsys)
+    assert facts["adapters"] == [adapter] and facts["servers"][0]["memory"]["adapters"] > 0
+
+
 def test_up_prints_each_change_as_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     job = JobStatus("one-s0-r0", JobState.WAITING, 2, 0, 0.5, "killed by SIGKILL")
 
