@@ -11,7 +11,7 @@ import click
 
 from modelswarm.cli.options.checkpoint import Checkpoint, checkpoint_options
 from modelswarm.cli.options.document import STANDARD_INPUT, read_prompt, read_prompt_file
-from modelswarm.cli.options.sampling import request_fields, sampling_options
+from modelswarm.cli.options.sampling import beam_options, request_fields, sampling_options
 from modelswarm.cli.options.target import http_target, http_target_options, model_option
 from modelswarm.errors import UserError
 
@@ -47,6 +47,7 @@ from modelswarm.errors import UserError
 @checkpoint_options
 @model_option
 @sampling_options
+@beam_options
 @http_target_options
 def generate(
     prompts: tuple[str, ...],

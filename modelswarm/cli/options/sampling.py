@@ -37,6 +37,14 @@ def token_bias(text: str) -> tuple[str, float]:
     return token, number(bias)
 
 
+def early_stopping(text: str) -> bool | str:
+    """Return the field's value. False is what the gateway does without it."""
+    values: dict[str, bool | str] = {"true": True, "never": "never"}
+    if text not in values:
+        raise click.BadParameter(f"{text!r} is not allowed; allowed: true or never")
+    return values[text]
+
+
 def text_or_file(text: str) -> str:
     """Return the text, or with `@` before it the content of the file that it names."""
     if not text.startswith("@"):
@@ -178,6 +186,23 @@ FIELD_OPTIONS = (
         "GRAMMAR",
     ),
 )
+BEAM_OPTIONS = (
+    FieldOption("--num-beams", "num_beams", int, "Search for the best answers with N beams.", "N"),
+    FieldOption(
+        "--length-penalty",
+        "length_penalty",
+        number,
+        "With --num-beams: above 0 for longer answers, below 0 for shorter ones.",
+        "X",
+    ),
+    FieldOption(
+        "--early-stopping",
+        "early_stopping",
+        early_stopping,
+        "With --num-beams: true ends at the first N answers, never when no better one is possible.",
+        "WHEN",
+    ),
+)
 _STRUCTURES = ("json", "json_object", "regex", "choice", "grammar")  # of structured_outputs
 
 
@@ -197,6 +222,13 @@ def sampling_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def beam_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a beam search, which a chat cannot have: its answers are of a session."""
+    for option in reversed(BEAM_OPTIONS):
+        command = option.decorate(command)
+    return command
+
+
 def request_fields(do_sample: bool = False, greedy: bool = False, **given: Any) -> dict[str, Any]:
     """Return the request's fields. UserError for options that contradict each other."""
     return gather_structure(option_fields(do_sample, greedy, **given))
@@ -209,7 +241,7 @@ def option_fields(do_sample: bool = False, greedy: bool = False, **given: Any) -
     """
     fields = {
         option.field: field_value(option, given[option.parameter])
-        for option in FIELD_OPTIONS
+        for option in (*FIELD_OPTIONS, *BEAM_OPTIONS)
         if _is_given(given.get(option.parameter))
     }
     temperature = _temperature(fields.get("temperature"), do_sample, greedy)

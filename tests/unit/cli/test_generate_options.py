@@ -14,7 +14,9 @@ from modelswarm.client.api.fields import COMPLETION_FIELDS
 from modelswarm.errors import UserError
 
 NOWHERE = ("--url", "http://127.0.0.1:1")
-OTHER_OPTIONS = {"n", "logprobs", "prompt_logprobs", "echo"}  # of `generate` only
+OTHER_OPTIONS = {  # of `generate` only
+    *("n", "logprobs", "prompt_logprobs", "echo", "num_beams", "length_penalty", "early_stopping"),
+}
 FORMS = {"json", "json_object", "regex", "choice", "grammar"}  # of structured_outputs
 LEFT_OUT = {
     # Other names of what --json-schema, --regex, --choice and --grammar send.
@@ -25,6 +27,8 @@ LEFT_OUT = {
     # The text is printed, not its tokens; prompts are not cut.
     *("return_token_ids", "return_tokens_as_token_ids", "add_special_tokens"),
     *("truncate_prompt_tokens", "truncation_side"),
+    # --num-beams says more; bad words are given as texts.
+    *("use_beam_search", "bad_words_ids"),
 }
 
 
@@ -35,6 +39,14 @@ def test_every_field_of_completions_has_an_option() -> None:
     known = {name for parameter in generate.params for name in parameter.opts}
     assert {option.option for option in FIELD_OPTIONS} <= known
     assert {f"--{name.replace('_', '-')}" for name in OTHER_OPTIONS} <= known
+
+
+def test_options_of_beams_are_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = request_fields(num_beams=3, length_penalty=0.0, early_stopping="never")
+
+    assert fields == {"num_beams": 3, "length_penalty": 0.0, "early_stopping": "never"}
+    assert run(["generate", "a", "--early-stopping", "soon", *NOWHERE]) == 2
+    assert "'soon' is not allowed; allowed: true or never" in capsys.readouterr().err
 
 
 def test_only_given_options_are_sent() -> None:
