@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from copy import copy
 from typing import Any, Self, SupportsIndex
@@ -18,9 +17,10 @@ from torch import Tensor
 from modelswarm.client.engine.engine import Engine
 from modelswarm.client.hf.errors import ArgumentError
 from modelswarm.client.hf.inputs import Rows, check_ids, check_mask, split_rows
-from modelswarm.client.hf.logits import MAX_THREADS, read_logits
+from modelswarm.client.hf.logits import read_logits
 from modelswarm.client.hf.session import ModelSession
 from modelswarm.client.sessions.errors import SessionLengthError
+from modelswarm.client.tensors import side_by_side
 
 _NO_VOCABULARY = 1 << 32  # token ids have 32 bits
 
@@ -179,11 +179,7 @@ class InferenceSession:
         self._check_length(logs)
         rows = self._session.rows
         counts = [len(log) if all_positions else 1 for log in logs]
-        if len(logs) == 1:
-            found = [read_logits(rows[0], logs[0], counts[0])]
-        else:
-            with ThreadPoolExecutor(min(MAX_THREADS, len(logs))) as pool:
-                found = list(pool.map(read_logits, rows, logs, counts))
+        found = side_by_side(read_logits, rows, logs, counts)
         self._logs = logs
         return torch.stack(found) if all_positions else torch.cat(found)
 

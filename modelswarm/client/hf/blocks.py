@@ -29,6 +29,7 @@ from modelswarm.client.hf.errors import UnsupportedArgumentError
 from modelswarm.client.hf.layers import RemoteLayers
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.session import Prefix
+from modelswarm.client.tensors import pack_rows
 from modelswarm.client.training.prompts import NAMES, SoftPrompts
 from modelswarm.errors import ModelSourceError, UnavailableError
 
@@ -85,11 +86,8 @@ class Blocks:
             raise UnsupportedArgumentError(
                 "tuning_mode", f"'deep_ptune' does not generate: {detail}; use 'ptune'"
             )
-        served = self._known_model()
-        dtype: torch.dtype = getattr(torch, served.dtype)
-        rows = self.prompts.first.detach().to("cpu", dtype).contiguous()
-        data = rows.view(torch.uint8).numpy().tobytes()
-        return Prefix(len(rows), served.hidden_size, served.dtype, data)
+        served, rows = self._known_model(), self.prompts.first
+        return Prefix(len(rows), served.hidden_size, served.dtype, pack_rows(rows, served))
 
     @property
     def layers(self) -> RemoteLayers:

@@ -7,7 +7,6 @@ pass (`client/training/`), without sessions. Knows no tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -15,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
-from modelswarm.client.hf.logits import MAX_THREADS
 from modelswarm.client.sessions.block_session import BlockSession
 from modelswarm.client.sessions.connection import Connection, ServedModel
+from modelswarm.client.tensors import pack_rows, side_by_side, unpack_rows
 from modelswarm.client.training.autograd import RemoteRange
 from modelswarm.client.training.passes import BlockPasses
 
@@ -167,18 +166,11 @@ class LayersSession:
 
     def _run(self, rows: list[Tensor]) -> list[Tensor]:
         """Return the result of each [length, hidden], side by side."""
-        dtype: torch.dtype = getattr(torch, self._served.dtype)
 
         def run(session: BlockSession, row: Tensor) -> Tensor:
-            given = row.detach().to("cpu", dtype).contiguous()
-            found = session.run_rows(given.view(torch.uint8).numpy().tobytes())
-            flat = torch.frombuffer(bytearray(found), dtype=dtype)
-            return flat.view(-1, self._served.hidden_size)
+            return unpack_rows(session.run_rows(pack_rows(row, self._served)), self._served)
 
-        if len(rows) == 1:
-            return [run(self._rows[0], rows[0])]
-        with ThreadPoolExecutor(min(MAX_THREADS, len(rows))) as pool:
-            return list(pool.map(run, self._rows, rows))
+        return side_by_side(run, self._rows, rows)
 
 
 def check_states(states: Any, hidden: int, *, may_be_empty: bool = False) -> None:

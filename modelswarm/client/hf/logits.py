@@ -9,9 +9,6 @@ from modelswarm.client.sessions.session import GatewaySession
 from modelswarm.protocol.fork_sources import common_length
 from modelswarm.protocol.wire import api_pb2
 
-MAX_THREADS = 16
-"""Rows that are asked for side by side; each has a call of its own."""
-
 
 def read_logits(session: GatewaySession, log: list[int], count: int) -> Tensor:
     """Bring the session to `log`, and return the logits [count, vocabulary] of its last entries, in float32."""

@@ -9,16 +9,16 @@ the servers copy. Rows with equal logs are computed once. Knows no processors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from modelswarm.client.hf.logits import MAX_THREADS, read_logits
+from modelswarm.client.hf.logits import read_logits
 from modelswarm.client.sessions.errors import NoCapacityError
 from modelswarm.client.sessions.session import GatewaySession
+from modelswarm.client.tensors import side_by_side
 from modelswarm.protocol.fork_sources import Source, choose_sources
 
 _hf: Any = import_module("transformers")
@@ -124,11 +124,7 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
         def read(key: tuple[int, ...]) -> Tensor:
             return read_logits(sessions[key], list(key[1:]), wanted[key])
 
-        if len(wanted) == 1:
-            by_key = {key: read(key) for key in wanted}
-        else:
-            with ThreadPoolExecutor(min(MAX_THREADS, max(1, len(wanted)))) as pool:
-                by_key = dict(zip(wanted, pool.map(read, wanted), strict=True))
+        by_key = dict(zip(wanted, side_by_side(read, wanted), strict=True))
         return [
             by_key[key][-count:] if count else None for key, count in zip(keys, counts, strict=True)
         ]
@@ -148,11 +144,7 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
             for place in places:
                 chosen[place] = self._find_session(sources[place], sessions)
 
-        if len(groups) == 1:
-            choose(*groups.values())
-        else:
-            with ThreadPoolExecutor(min(MAX_THREADS, len(groups))) as pool:
-                list(pool.map(choose, groups.values()))
+        side_by_side(choose, groups.values())
         for place, source in enumerate(sources):
             if source.session is not None and chosen[place] is not sessions[source.session]:
                 self._sessions.remove(sessions[source.session])

@@ -6,7 +6,6 @@ The weights are frozen. A backward pass sends the inputs and the gradients of th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,12 +14,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from modelswarm.client.sessions.connection import ServedModel
+from modelswarm.client.tensors import pack_rows, side_by_side, unpack_rows
 from modelswarm.client.training.passes import Batch, BatchTooLargeError, BlockPasses, Piece
 
 # Bytes of rows that run in one call, if that is not less than one sequence.
 BATCH_BYTES = 2 << 20
 # Calls of one pass at a time.
-MAX_THREADS = 8
+MAX_PASSES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,6 @@ class RemoteRange:
         self._passes, self._served = passes, served
         self.first, self.last = first, last
 
-    @property
-    def dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self._served.dtype)
-        return found
-
     def __call__(self, states: Tensor, keep: Tensor, prompts: Tensor | None) -> Tensor:
         """Return the states [batch, length, hidden] behind the blocks, zeros where `keep` [batch, length] is False.
 
@@ -92,19 +87,8 @@ class RemoteRange:
     def _batch(self, lengths: Sequence[int], prompts: Tensor | None) -> Batch:
         if prompts is None:
             return Batch(tuple(lengths), 0, (), self.first)
-        rows = tuple(self.pack(each) for each in prompts)
+        rows = tuple(pack_rows(each, self._served) for each in prompts)
         return Batch(tuple(lengths), prompts.shape[1], rows, self.first)
-
-    def pack(self, rows: Tensor) -> bytes:
-        """Return rows as bytes in the servers' dtype."""
-        given = rows.detach().to("cpu", self.dtype).contiguous()
-        return given.view(torch.uint8).numpy().tobytes()
-
-    def unpack(self, rows: bytes) -> Tensor:
-        if not rows:
-            return torch.empty(0, self._served.hidden_size, dtype=self.dtype)
-        flat = torch.frombuffer(bytearray(rows), dtype=self.dtype)
-        return flat.view(-1, self._served.hidden_size)
 
     def run_forward(
         self, states: Tensor, keep: Tensor, groups: Sequence[_Group]
@@ -113,7 +97,7 @@ class RemoteRange:
 
         def run(group: _Group) -> list[_Run]:
             part = slice(group.begin, group.end)
-            given = self.pack(states[part][keep[part]])
+            given = pack_rows(states[part][keep[part]], self._served)
             try:
                 rows, pieces = self._passes.run_forward(self.first, self.last, group.batch, given)
             except BatchTooLargeError:
@@ -122,9 +106,9 @@ class RemoteRange:
                 return [each for half in group.halves() for each in run(half)]
             return [_Run(group, rows, pieces)]
 
-        runs = [each for found in _side_by_side(run, groups) for each in found]
+        runs = [each for found in side_by_side(run, groups, most=MAX_PASSES) for each in found]
         output = torch.zeros_like(states)
-        output[keep] = torch.cat([self.unpack(each.rows) for each in runs]).to(output)
+        output[keep] = torch.cat([unpack_rows(each.rows, self._served) for each in runs]).to(output)
         return output, [replace(each, rows=b"") for each in runs]
 
     def run_backward(
@@ -134,11 +118,11 @@ class RemoteRange:
 
         def run(one: _Run) -> tuple[Tensor, Tensor]:
             part = slice(one.group.begin, one.group.end)
-            wanted = self.pack(gradients[part][keep[part]])
+            wanted = pack_rows(gradients[part][keep[part]], self._served)
             found = self._passes.run_backward(one.pieces, one.group.batch, wanted)
-            return self.unpack(found.rows), self.unpack(found.prompts)
+            return unpack_rows(found.rows, self._served), unpack_rows(found.prompts, self._served)
 
-        results = _side_by_side(run, runs)
+        results = side_by_side(run, runs, most=MAX_PASSES)
         found = torch.zeros_like(gradients)
         found[keep] = torch.cat([rows for rows, _ in results]).to(found)
         hidden = self._served.hidden_size
@@ -171,10 +155,3 @@ def _prompt_gradients(given: Any, parts: Sequence[Tensor]) -> Tensor | None:
     exact = torch.stack([part.float() for part in parts], dim=1)  # [blocks, groups, rows, hidden]
     found = exact if len(shape) == 4 else exact.sum(1)
     return found.to(device, dtype)
-
-
-def _side_by_side(run: Any, each: Sequence[Any]) -> list[Any]:
-    if len(each) == 1:
-        return [run(each[0])]
-    with ThreadPoolExecutor(min(MAX_THREADS, len(each))) as pool:
-        return list(pool.map(run, each))
