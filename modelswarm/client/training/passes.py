@@ -20,10 +20,8 @@ from modelswarm.client.sessions.base import RECONNECT_SECONDS, RETRY_SECONDS
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import ConnectionLostError, RefusedError, translate
 from modelswarm.errors import ModelSwarmError, UnavailableError
+from modelswarm.protocol.block_passes import MESSAGE_BYTES
 from modelswarm.protocol.wire import api_pb2
-
-# Bytes of one message of the input.
-MESSAGE_BYTES = 1 << 20
 
 Result = TypeVar("Result")
 

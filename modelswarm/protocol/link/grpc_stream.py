@@ -20,8 +20,6 @@ from modelswarm.protocol.messages import Lane
 from modelswarm.protocol.wire.frames import MAX_FRAME
 
 _SERVICE = "modelswarm.link.v1.Link"
-# A pass through blocks (`BlockPass` of api.proto), from a gateway to a server, outside of links.
-PASS_METHOD = "/modelswarm.link.v1.Blocks/Pass"
 _LANES_BY_METHOD = {f"/{_SERVICE}/{lane.value.title()}": lane for lane in Lane}
 _METHODS_BY_LANE = {lane: path for path, lane in _LANES_BY_METHOD.items()}
 

@@ -25,7 +25,11 @@ _CPU_VARIABLES = (
     "MKL_ENABLE_INSTRUCTIONS",
     "ONEDNN_MAX_CPU_ISA",
 )
-"""Variables that limit the instructions of torch, oneDNN or MKL: each changed bits of linear layers or of attention."""
+"""Variables that limit the instructions of torch, oneDNN or MKL.
+
+On one AMD EPYC the first and MKL_CBWR changed bits of float32, the two of oneDNN bits of bfloat16, and
+MKL_ENABLE_INSTRUCTIONS none; MKL documents it for Intel's.
+"""
 _CUDA_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 _MAX_VALUE = 32  # characters of a variable's value
 _FOREIGN = re.compile(r"[^A-Za-z0-9_.+-]")

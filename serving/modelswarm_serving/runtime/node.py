@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from modelswarm.errors import UserError
 from modelswarm.placement.replay_memory import replay_bytes
 from modelswarm.process.run_files import remove_run_file, write_run_file
+from modelswarm.protocol.block_passes import PASS_METHOD
 from modelswarm.protocol.heartbeat import BUSY_SECONDS, HeartbeatTimer
 from modelswarm.protocol.identity import Address, PeerId, peer_id
-from modelswarm.protocol.link.grpc_stream import PASS_METHOD
 from modelswarm.protocol.link.handshake import lease_fault
 from modelswarm.protocol.link.links import Links
 from modelswarm.protocol.messages import (

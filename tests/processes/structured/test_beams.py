@@ -14,7 +14,7 @@ import httpx
 import pytest
 import torch
 from support.processes.streams import TOY_MODEL
-from support.processes.swarm import Running, local_settings, running_swarm
+from support.processes.swarm import Running, running_swarm
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -34,9 +34,7 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def running(toy_folder: Path) -> Iterator[Running]:
-    with running_swarm(
-        toy_folder, "beams", spans=2, replicas=2, sessions=12, settings=local_settings("beams")
-    ) as made:
+    with running_swarm(toy_folder, "beams", spans=2, replicas=2, sessions=12) as made:
         yield made
 
 

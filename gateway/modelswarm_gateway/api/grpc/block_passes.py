@@ -18,8 +18,9 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from modelswarm.protocol.block_passes import MAX_SEQUENCES, MESSAGE_BYTES, PASS_METHOD
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.link.grpc_stream import PASS_METHOD, open_channel
+from modelswarm.protocol.link.grpc_stream import open_channel
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.forwarding import PeerGone, await_while_alive
 from modelswarm_gateway.backend.model_card import ModelCard
@@ -37,10 +38,6 @@ from modelswarm_gateway.generation.service import GenerationService
 MAX_PASSES = 256
 # Seconds for the next message of the client.
 PATIENCE_SECONDS = 60.0
-# Bytes of one message of the input.
-MESSAGE_BYTES = 1 << 20
-# Sequences of one pass.
-MAX_SEQUENCES = 4096
 
 _aio: Any = aio  # its stubs lack a name, and an optional argument
 _EOF = _aio.EOF

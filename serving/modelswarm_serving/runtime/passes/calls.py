@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from modelswarm.placement.quantity import human_bytes
+from modelswarm.protocol.block_passes import MAX_SEQUENCES, MESSAGE_BYTES
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.link.grpc_stream import CallRefused, Stream
 from modelswarm.protocol.wire import api_pb2
@@ -24,10 +25,6 @@ from modelswarm_serving.runtime.passes.schedule import PassSchedule, ScheduledPa
 
 # Calls that may wait for memory.
 MAX_WAITING = 64
-# Sequences of one pass.
-MAX_SEQUENCES = 4096
-# Bytes of one message of the result.
-MESSAGE_BYTES = 1 << 20
 # Seconds for the next message of a caller, and for one that the caller takes.
 PATIENCE_SECONDS = 60.0
 # Seconds that a call waits for memory.

@@ -7,15 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes.swarm import Running, local_settings, running_swarm
+from support.processes.swarm import Running, running_swarm
 
 
 @pytest.fixture(scope="package")
 def toy_swarm(toy_folder: Path) -> Iterator[Running]:
-    settings = local_settings("hf")
-    with running_swarm(
-        toy_folder, "hf", spans=2, replicas=2, sessions=12, settings=settings
-    ) as running:
+    with running_swarm(toy_folder, "hf", spans=2, replicas=2, sessions=12) as running:
         yield running
 
 
