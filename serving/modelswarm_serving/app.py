@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,12 +34,12 @@ from modelswarm.process.parent_watch import exit_with_parent
 from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
 from modelswarm.process.start_reporter import StartReporter
 from modelswarm.protocol.identity import Adapter
-from modelswarm_serving.model.base import Model, ModelShape
+from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.hash_model import HashModel
-from modelswarm_serving.model.passes.contract import PassRunner
 from modelswarm_serving.runtime.liveness import Liveness
+from modelswarm_serving.runtime.loaded_model import LoadedModel
 from modelswarm_serving.runtime.memory_check import check_memory_limit
-from modelswarm_serving.runtime.model_files import ModelFiles, open_model_files
+from modelswarm_serving.runtime.model_files import open_model_files
 from modelswarm_serving.runtime.node import Node, error_text
 from modelswarm_serving.runtime.probe_server import ProbeServer
 from modelswarm_serving.settings import Settings, parse
@@ -53,15 +53,6 @@ _HASH_PAGES = 1024
 _HASH_LENGTH = 4096
 _HASH_ROW_BYTES = 8
 _PROGRESS_BAR_VARIABLES = ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE")
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    model: Model
-    files: ModelFiles  # offered to gateways
-    revision: str
-    passes: PassRunner | None = None  # None: the model has no gradients
-    training_memory: int = 0  # bytes of passes
 
 
 def main() -> Never:
@@ -95,16 +86,7 @@ def _serve(settings: Settings) -> int:
     # Loaded objects stay for ever: a full garbage collection over them would stop every thread for 0.2 s.
     gc.collect()
     gc.freeze()
-    node = Node(
-        settings,
-        loaded.model,
-        loaded.files,
-        loaded.revision,
-        liveness,
-        probe_server,
-        loaded.passes,
-        loaded.training_memory,
-    )
+    node = Node(settings, loaded, liveness, probe_server)
     asyncio.run(node.run())
     return 0
 

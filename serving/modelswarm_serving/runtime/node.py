@@ -37,12 +37,13 @@ from modelswarm_serving.core.server import GrammarRequest, ServerCore
 from modelswarm_serving.core.settings import TRANSFER_RATE, ServerSettings, row_window
 from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
 from modelswarm_serving.metrics import Metrics
-from modelswarm_serving.model.base import NO_GRAMMARS, Model, ModelShape
-from modelswarm_serving.model.passes.contract import PART_ROWS, PassRunner
+from modelswarm_serving.model.base import NO_GRAMMARS, ModelShape
+from modelswarm_serving.model.passes.contract import PART_ROWS
 from modelswarm_serving.runtime.engine import Engine, PartDone, StepDone
 from modelswarm_serving.runtime.hello import ServerIdentity
 from modelswarm_serving.runtime.liveness import Liveness
-from modelswarm_serving.runtime.model_files import ModelFiles, file_chunks
+from modelswarm_serving.runtime.loaded_model import LoadedModel
+from modelswarm_serving.runtime.model_files import file_chunks
 from modelswarm_serving.runtime.passes.calls import PassCalls, PassServer
 from modelswarm_serving.runtime.passes.schedule import PassSchedule
 from modelswarm_serving.runtime.probe_server import ProbeServer
@@ -64,14 +65,11 @@ class Node:
     def __init__(
         self,
         settings: Settings,
-        model: Model,
-        files: ModelFiles,
-        revision: str,
+        loaded: LoadedModel,
         liveness: Liveness,
         probe_server: ProbeServer | None = None,
-        passes: PassRunner | None = None,
-        training_memory: int = 0,
     ) -> None:
+        model = loaded.model
         self._settings = settings
         self._model = model
         self._peer = peer_id(settings.name, settings.incarnation)
@@ -89,9 +87,9 @@ class Node:
         self._core = ServerCore(core_settings, model.shape, lambda: secrets.randbits(64))
         compute = model.compute
         self._identity = ServerIdentity(
-            settings, self._peer, model.shape, revision, compute.numerics
+            settings, self._peer, model.shape, loaded.revision, compute.numerics
         )
-        self._files = files
+        self._files = loaded.files
         self._metrics = Metrics(settings.served_name, model.shape, compute)
         self._liveness, self._probe_server = liveness, probe_server
         if probe_server is not None:
@@ -100,8 +98,8 @@ class Node:
         server = PassServer(self._peer, settings.dtype, model.shape)
         self._passes = PassCalls(
             server,
-            passes,
-            training_memory,
+            loaded.passes,
+            loaded.training_memory,
             min(PART_ROWS, settings.token_budget),
             self._schedule,
             self._schedule_plan,

@@ -7,6 +7,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,9 +48,8 @@ async def served(
     flags = ["--discovery-dir", str(folder), "--name", "s0", "--blocks", "0:4", "--hash-model"]
     settings = parse([*flags, "--hash-blocks", "4"])
     loaded = load(settings)
-    shell = Node(
-        settings, model(loaded.model.shape), loaded.files, loaded.revision, Liveness(time.monotonic)
-    )
+    with_model = replace(loaded, model=model(loaded.model.shape))
+    shell = Node(settings, with_model, Liveness(time.monotonic))
     node = asyncio.create_task(shell.run())
     file = folder / "s0.json"
     try:
