@@ -58,10 +58,10 @@ def run_demo(file: Path | None, question: str, hash_model: bool, as_json: bool =
     swarm = LocalSwarm(plan, settings)
     out = Console(file=io.StringIO()) if as_json else make_console()
     with run_until_signal(swarm.stop):
-        result = Demo(swarm, out, question).run()
+        result, is_success = Demo(swarm, out, question).run()
     if as_json:
         print_json(asdict(result))
-    return 0 if result.identical and result.migrated else 1
+    return 0 if is_success else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ class Demo:
         self._swarm, self._out, self._question = swarm, out, question
         self._max_tokens = min(MAX_ANSWER_TOKENS, swarm.plan.max_length // 2)
 
-    def run(self) -> DemoResult:
-        """Run all steps."""
+    def run(self) -> tuple[DemoResult, bool]:
+        """Run all steps; return the result, and whether the demo has shown a recovery."""
         began = time.monotonic()
         self._start()
         with (
@@ -105,7 +105,7 @@ class Demo:
         seconds = time.monotonic() - began
         self._out.print(f"({seconds:.0f} s)")
         interrupted = comparison.interrupted
-        return DemoResult(
+        result = DemoResult(
             model=self._swarm.plan.served_name,
             question=self._question,
             tokens=len(interrupted.tokens),
@@ -120,6 +120,7 @@ class Demo:
             replaced_seconds=replaced,
             seconds=round(seconds, 1),
         )
+        return result, comparison.is_success
 
     def _start(self) -> None:
         plan = self._swarm.plan
