@@ -152,6 +152,11 @@ def invalid_request(param: str | None, message: str) -> ApiError:
     return ApiError(Code.INVALID_REQUEST, message, param=param)
 
 
+def invalid_field(field: str, detail: str) -> ApiError:
+    """Return the refusal of one field of a request, with its name before the detail."""
+    return invalid_request(field, f"{field}: {detail}")
+
+
 def shorten(text: str) -> str:
     """Return a client's text for an error message: its start, if it is long."""
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"

@@ -16,7 +16,7 @@ from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.fields.tokenization import DETOKENIZE, TOKENIZE
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import ListOf, TokenId, parse_body, parse_chat
-from modelswarm_gateway.errors import invalid_request
+from modelswarm_gateway.errors import invalid_field
 from modelswarm_gateway.generation.request import (
     GenerationRequest,
     TextPrompt,
@@ -56,15 +56,15 @@ class TokenizeRequest(RequestModel):
     def to_generation_request(self) -> GenerationRequest:
         """Return a request with this prompt. Raise ApiError."""
         if (self.prompt is None) == (self.messages is None):
-            raise invalid_request("prompt", "prompt: give one of prompt and messages")
+            raise invalid_field("prompt", "give one of prompt and messages")
         if self.prompt is not None:
             if self.tools:
-                raise invalid_request("tools", "tools: a text has none; send messages")
+                raise invalid_field("tools", "a text has none; send messages")
             prompt = TextPrompt(self.prompt, self.add_special_tokens is not False)
             return GenerationRequest(self.model, prompt, "prompt", SamplingOptions())
         if self.add_special_tokens:
             detail = "the chat template writes the special tokens of a chat; leave it out"
-            raise invalid_request("add_special_tokens", f"add_special_tokens: {detail}")
+            raise invalid_field("add_special_tokens", detail)
         return parse_chat(
             {name: getattr(self, name) for name in _CHAT_FIELDS}
         ).to_generation_request()

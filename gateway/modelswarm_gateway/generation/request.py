@@ -15,7 +15,7 @@ from modelswarm.protocol.opaque import is_opaque, opaque_entries
 from modelswarm_gateway.backend.beams.options import BeamOptions
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
-from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_request
+from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_field, invalid_request
 from modelswarm_gateway.generation.grammar.source import CONTENT_KINDS, GrammarSource
 from modelswarm_gateway.generation.rows.returned_rows import RowOptions
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, check_answer
@@ -156,12 +156,10 @@ def _with_format(
 def check_append(session_id: str | None, append: bool | None, position: int | None) -> None:
     """Raise ApiError for a request that has only a part of these fields."""
     if append and not session_id:
-        raise invalid_request(
-            "append", "append: only a session can be continued; send a session_id"
-        )
+        raise invalid_field("append", "only a session can be continued; send a session_id")
     if position is not None and not append:
         detail = "only appended input has a position; send append: true"
-        raise invalid_request("session_position", f"session_position: {detail}")
+        raise invalid_field("session_position", detail)
 
 
 async def encode_prompt(

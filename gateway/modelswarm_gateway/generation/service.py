@@ -24,6 +24,7 @@ from modelswarm_gateway.errors import (
     Code,
     from_core,
     gateway_stopping,
+    invalid_field,
     invalid_request,
     model_not_found,
     stream_replaced,
@@ -229,7 +230,7 @@ class GenerationService:
             raise from_core(PromptTooLong(prompt, limit), request.prompt_field)
         if turn.max_tokens is None and not limit:
             detail = "a beam search has an end; the context of this model is not known"
-            raise invalid_request("max_tokens", f"max_tokens: {detail}")
+            raise invalid_field("max_tokens", detail)
         longest = min(limit or UNKNOWN_LIMIT, prompt + (turn.max_tokens or limit))
         search = BeamSearch(self.backend, request.beams, longest, request.prompt_field)
         return replace(self._context, backend=search)
@@ -359,7 +360,7 @@ def _answer_grammar(
         return None
     if request.options.ignore_eos:
         detail = "an answer whose calls are constrained ends by itself; leave ignore_eos out"
-        raise invalid_request("ignore_eos", f"ignore_eos: {detail}")
+        raise invalid_field("ignore_eos", detail)
     special = tokenizer.tokens_within("\n".join(form.markers))
     end = tokenizer.decode(prompt[-PROMPT_END_TOKENS:], form.markers)
     content = request.grammar if answer.has_format else None

@@ -9,7 +9,7 @@ from modelswarm.protocol.identity import name_of
 from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
 from modelswarm_gateway.core.interface.views import SessionView
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, model_not_found
 from modelswarm_gateway.generation.continuation import session_exists
 from modelswarm_gateway.generation.named_sessions import SessionKey, wire_name
 from modelswarm_gateway.generation.request import GenerationRequest, Prompt, TokenPrompt
@@ -63,9 +63,7 @@ async def open_session(service: GenerationService, key: SessionKey, wanted: Rese
     card = service.backend.model_card(model)
     if card is not None and wanted.max_length > card.max_length > 0:
         detail = f"the context of {model!r} has {card.max_length} positions"
-        raise invalid_request(
-            "max_length", f"max_length: {wanted.max_length} is too many; {detail}"
-        )
+        raise invalid_field("max_length", f"{wanted.max_length} is too many; {detail}")
     holder: Prompt = PLACE_HOLDER
     if wanted.blocks is not None and card is not None:
         holder = placeholder(card)
@@ -77,7 +75,7 @@ async def open_session(service: GenerationService, key: SessionKey, wanted: Rese
         await _run_first_turn(service, request, key, wanted.ttl)
     except ApiError as error:
         if error.code is Code.CONTEXT_LENGTH:
-            raise invalid_request("max_length", f"max_length: {error.message}") from error
+            raise invalid_field("max_length", f"{error.message}") from error
         raise
 
 
@@ -99,7 +97,7 @@ async def fork_session(
     kept = service.backend.kept_turn(sessions.session_name(key))
     if kept is not None and kept.turn.blocks is not None:
         detail = "a session of blocks is not forked; open another one, and send it the rows"
-        raise invalid_request("session_id", f"session_id: {detail}")
+        raise invalid_field("session_id", detail)
     log = () if kept is None or kept.is_empty else kept.tokens
     length = len(log) if position is None else position
     if kept is None or not 0 < length <= len(log):

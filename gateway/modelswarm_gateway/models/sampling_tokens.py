@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm.protocol.sampling import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
-from modelswarm_gateway.errors import invalid_request
+from modelswarm_gateway.errors import invalid_field, invalid_request
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
@@ -34,7 +34,7 @@ async def add_bad_words(
     if len(together) > MAX_BAD_WORDS:
         field = "bad_words_ids" if options.bad_words_ids else "bad_words"
         detail = f"{len(together)} sequences with the others and the model's own; at most {MAX_BAD_WORDS}"
-        raise invalid_request(field, f"{field}: {detail}")
+        raise invalid_field(field, detail)
     return replace(sampling, bad_words=together)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from modelswarm_gateway.backend.beams.options import BeamOptions
-from modelswarm_gateway.errors import ApiError, invalid_request
+from modelswarm_gateway.errors import invalid_field
 
 BEAM_FIELDS = ("num_beams", "use_beam_search", "length_penalty", "early_stopping")
 # Field -> why it cannot stand beside a beam search. Values that change nothing can.
@@ -24,19 +24,21 @@ def read_beams(fields: Mapping[str, Any]) -> BeamOptions | None:
     wanted, answers = fields["use_beam_search"], fields["n"] or 1
     num_beams = fields["num_beams"] or (answers if wanted else 1)
     if wanted is False and num_beams > 1:
-        raise _invalid(
+        raise invalid_field(
             "use_beam_search", f"it is false and num_beams is {num_beams}; send one of the two"
         )
     if not wanted and num_beams == 1:
         _check_unused(fields)
         return None
     if answers > num_beams:
-        raise _invalid("n", f"{num_beams} beams have at most {num_beams} answers, not {answers}")
+        raise invalid_field(
+            "n", f"{num_beams} beams have at most {num_beams} answers, not {answers}"
+        )
     if fields["max_tokens"] == 0:
-        raise _invalid("max_tokens", "a beam search generates at least 1 token")
+        raise invalid_field("max_tokens", "a beam search generates at least 1 token")
     for name, reason in _BESIDE.items():
         if fields.get(name):
-            raise _invalid(name, f"beside a beam search {reason}")
+            raise invalid_field(name, f"beside a beam search {reason}")
     penalty = fields["length_penalty"]
     stopping = fields["early_stopping"]
     return BeamOptions(
@@ -49,8 +51,6 @@ def read_beams(fields: Mapping[str, Any]) -> BeamOptions | None:
 def _check_unused(fields: Mapping[str, Any]) -> None:
     for name, neutral in (("length_penalty", 1), ("early_stopping", False)):
         if fields[name] not in (None, neutral):
-            raise _invalid(name, "it concerns beam search; send num_beams or use_beam_search, too")
-
-
-def _invalid(param: str, detail: str) -> ApiError:
-    return invalid_request(param, f"{param}: {detail}")
+            raise invalid_field(
+                name, "it concerns beam search; send num_beams or use_beam_search, too"
+            )

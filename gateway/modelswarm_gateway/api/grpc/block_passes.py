@@ -30,6 +30,7 @@ from modelswarm_gateway.errors import (
     Code,
     gateway_stopping,
     hide_identities,
+    invalid_field,
     invalid_request,
 )
 from modelswarm_gateway.generation.service import GenerationService
@@ -64,7 +65,7 @@ class BlockPasses:
         """Yield the responses of one call. Raise ApiError."""
         first = await self._next_request(requests, "head")
         if not first.HasField("head"):
-            raise invalid_request("head", "head: the first message must have it")
+            raise invalid_field("head", "the first message must have it")
         head = first.head
         card = self._check(head)
         async with self._accepted(head) as server:
@@ -77,7 +78,7 @@ class BlockPasses:
                 left -= len(part.data)
                 if not 0 < len(part.data) <= MESSAGE_BYTES or left < 0:
                     detail = f"allowed: 1 to {MESSAGE_BYTES}, and no more than the input needs"
-                    raise invalid_request("data", f"data: {len(part.data)} bytes; {detail}")
+                    raise invalid_field("data", f"{len(part.data)} bytes; {detail}")
                 await self._await_server(server, server.call.write(part))
             left = (rows + head.backward * prompts) * row_bytes
             while left > 0:
@@ -112,22 +113,22 @@ class BlockPasses:
         sizes, first, last = card.boundary_rows, head.blocks.first, head.blocks.last
         if not 0 <= first < last <= card.n_blocks:
             detail = f"allowed: 0 <= first < last <= {card.n_blocks}, the blocks of {card.name!r}"
-            raise invalid_request("head.blocks", f"head.blocks: blocks {first}:{last}; {detail}")
+            raise invalid_field("head.blocks", f"blocks {first}:{last}; {detail}")
         if not 0 < len(head.lengths) <= MAX_SEQUENCES or min(head.lengths) < 1:
             detail = f"allowed: 1 to {MAX_SEQUENCES} sequences of at least 1 row"
-            raise invalid_request("head.lengths", f"head.lengths: {detail}")
+            raise invalid_field("head.lengths", detail)
         if max(head.lengths) > card.max_length > 0:
             detail = f"a sequence of {max(head.lengths)} rows; the context has {card.max_length}"
-            raise invalid_request("head.lengths", f"head.lengths: {detail}")
+            raise invalid_field("head.lengths", detail)
         if head.prompt_rows > min(head.lengths):
             detail = f"{head.prompt_rows}, and the shortest sequence has {min(head.lengths)} rows"
-            raise invalid_request("head.prompt_rows", f"head.prompt_rows: {detail}")
+            raise invalid_field("head.prompt_rows", detail)
         width = sizes.hidden_bytes // sizes.number_bytes
         if (head.dtype, head.hidden_size) != (sizes.dtype, width):
             detail = f"rows have {width} numbers of {sizes.dtype}"
-            raise invalid_request("head.dtype", f"head.dtype: {head.dtype!r}; {detail}")
+            raise invalid_field("head.dtype", f"{head.dtype!r}; {detail}")
         if head.server:
-            raise invalid_request("head.server", "head.server: only gateways set it")
+            raise invalid_field("head.server", "only gateways set it")
         return card
 
     @asynccontextmanager

@@ -21,7 +21,7 @@ from modelswarm_gateway.api.http.openai_requests import (
     parse_completion,
 )
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
-from modelswarm_gateway.errors import ApiError, invalid_request
+from modelswarm_gateway.errors import ApiError, invalid_field, invalid_request
 from modelswarm_gateway.generation.request import GenerationRequest, Prompt, RowsPrompt, TokenPrompt
 from modelswarm_gateway.generation.rows.returned_rows import RowOptions
 
@@ -72,7 +72,7 @@ def _row_options(request: api_pb2.GenerateRequest) -> RowOptions | None:
         for field in ("all_positions", "rows_after"):
             if field in {each.name for each, _ in request.ListFields()}:
                 detail = "it is about rows; set return_logits or return_hidden_states"
-                raise invalid_request(field, f"{field}: {detail}")
+                raise invalid_field(field, detail)
         return None
     after = request.rows_after if request.HasField("rows_after") else None
     options = RowOptions(
@@ -87,7 +87,7 @@ def _row_options(request: api_pb2.GenerateRequest) -> RowOptions | None:
     ):
         if is_used:
             detail = f"an answer with {options.param} cannot have it; leave one of them out"
-            raise invalid_request(field, f"{field}: {detail}")
+            raise invalid_field(field, detail)
     return options
 
 
@@ -102,11 +102,11 @@ def _check_range_fields(request: api_pb2.GenerateRequest) -> None:
     """Raise ApiError for a field without an effect on a session of a range of blocks."""
     if not request.session_id:
         detail = "only a session has blocks; open one with them"
-        raise invalid_request("blocks", f"blocks: {detail}")
+        raise invalid_field("blocks", detail)
     for field, _ in request.ListFields():
         if field.name not in _RANGE_FIELDS:
             detail = "a session of blocks takes and gives rows only; leave it out"
-            raise invalid_request(field.name, f"{field.name}: {detail}")
+            raise invalid_field(field.name, detail)
 
 
 def check_unary(request: api_pb2.GenerateRequest) -> None:
@@ -114,7 +114,7 @@ def check_unary(request: api_pb2.GenerateRequest) -> None:
     options = _row_options(request)
     if options is not None:
         detail = "rows come in many messages; call GenerateStream or Session"
-        raise invalid_request(options.param, f"{options.param}: {detail}")
+        raise invalid_field(options.param, detail)
 
 
 def check_stream(request: api_pb2.GenerateRequest) -> None:
@@ -125,7 +125,7 @@ def check_stream(request: api_pb2.GenerateRequest) -> None:
     ):
         if is_used:
             detail = "the best answers are known at the end only; call Generate"
-            raise invalid_request(name, f"{name}: {detail}")
+            raise invalid_field(name, detail)
 
 
 def count_answers(request: api_pb2.GenerateRequest) -> int:
@@ -141,10 +141,10 @@ def _parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReque
     field, prompt = _prompt(request, parsed)
     after = request.resume_after if request.HasField("resume_after") else None
     if after is not None and not request.session_id:
-        raise invalid_request("resume_after", "resume_after: only a named session can be resumed")
+        raise invalid_field("resume_after", "only a named session can be resumed")
     if after is not None and not _MARK.fullmatch(request.resume_mark):
-        raise invalid_request(
-            "resume_mark", "resume_mark: must be the `mark` of the part that ended at resume_after"
+        raise invalid_field(
+            "resume_mark", "must be the `mark` of the part that ended at resume_after"
         )
     return replace(
         parsed.to_generation_request(),
@@ -198,7 +198,7 @@ def _prompt(request: api_pb2.GenerateRequest, parsed: CompletionRequest) -> tupl
     kind = request.WhichOneof("input")
     if kind != "prompt" and parsed.add_special_tokens is not None:
         detail = "only a text gets special tokens; leave it out"
-        raise invalid_request("add_special_tokens", f"add_special_tokens: {detail}")
+        raise invalid_field("add_special_tokens", detail)
     match kind:
         case "prompt":
             return parsed.given_prompt()
@@ -214,8 +214,8 @@ def _prompt(request: api_pb2.GenerateRequest, parsed: CompletionRequest) -> tupl
             body = {"model": parsed.model, "append": parsed.append, **_chat_body(request.chat)}
             return parse_chat(body).given_prompt()
         case _:
-            raise invalid_request(
-                "input", "input: one of prompt, chat, tokens and hidden_states is required"
+            raise invalid_field(
+                "input", "one of prompt, chat, tokens and hidden_states is required"
             )
 
 
@@ -268,7 +268,7 @@ def parse_tokenize_request(request: api_pb2.TokenizeRequest) -> TokenizeRequest:
             case "chat":
                 body |= _chat_body(request.chat)
             case _:
-                raise invalid_request("input", "input: one of prompt and chat is required")
+                raise invalid_field("input", "one of prompt and chat is required")
         return parse_body(TokenizeRequest, body)
     except ApiError as error:
         raise rename_field(error) from error

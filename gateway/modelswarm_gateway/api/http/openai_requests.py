@@ -31,7 +31,7 @@ from modelswarm_gateway.api.http.validation_messages import ALLOWED, first_probl
 from modelswarm_gateway.api.tools.definitions import read_answer_options
 from modelswarm_gateway.api.tools.messages import check_conversation, read_tool_calls
 from modelswarm_gateway.backend.beams.options import BeamOptions
-from modelswarm_gateway.errors import invalid_request
+from modelswarm_gateway.errors import invalid_field, invalid_request
 from modelswarm_gateway.generation.grammar.request_fields import GRAMMAR_FIELDS, read_grammar
 from modelswarm_gateway.generation.grammar.source import GrammarSource
 from modelswarm_gateway.generation.request import (
@@ -209,7 +209,7 @@ class _Request(RequestModel):
         """Return the top alternatives to report with each token of the prompt; None: no report."""
         if self.prompt_logprobs is not None and self.stream:
             detail = "a stream does not have them; leave stream out"
-            raise invalid_request("prompt_logprobs", f"prompt_logprobs: {detail}")
+            raise invalid_field("prompt_logprobs", detail)
         counts = [self.logprobs_count() if self.echoes() else None, self.prompt_logprobs]
         return max((each for each in counts if each is not None), default=None)
 
@@ -218,14 +218,14 @@ class _Request(RequestModel):
         if size is None:
             if side is not None:
                 detail = "nothing is truncated without truncate_prompt_tokens"
-                raise invalid_request("truncation_side", f"truncation_side: {detail}")
+                raise invalid_field("truncation_side", detail)
             return None
         param = "truncate_prompt_tokens"
         if size == 0:
             raise invalid_request(param, f"{param}: 0 keeps nothing; send -1, or a number from 1")
         if self.append:
             detail = "appended input is never truncated; leave it or append out"
-            raise invalid_request(param, f"{param}: {detail}")
+            raise invalid_field(param, detail)
         return Truncation(size if size > 0 else None, keeps_start=side == "right")
 
     def _grammar_source(self) -> GrammarSource | None:
@@ -240,7 +240,7 @@ class _Request(RequestModel):
         beams = read_beams(fields)
         if beams is not None and (grammar := self._grammar_source()) is not None:
             detail = "a beam search has no grammar; leave one of them out"
-            raise invalid_request(grammar.param, f"{grammar.param}: {detail}")
+            raise invalid_field(grammar.param, detail)
         return beams
 
     def to_generation_request(self) -> GenerationRequest:
@@ -362,10 +362,10 @@ class ChatRequest(_Request):
         param = "continue_final_message"
         if self.add_generation_prompt:
             detail = "with add_generation_prompt: true a new message is begun; send one of the two"
-            raise invalid_request(param, f"{param}: {detail}")
+            raise invalid_field(param, detail)
         if self.messages[-1].tool_calls:
             detail = "the last message has tool_calls; only one of text can be continued"
-            raise invalid_request(param, f"{param}: {detail}")
+            raise invalid_field(param, detail)
 
 
 class CompletionRequest(_Request):
@@ -387,7 +387,7 @@ class CompletionRequest(_Request):
         if isinstance(given, str):
             return "prompt", self._text_prompt(given)
         if not given:
-            raise invalid_request("prompt", "prompt: the list is empty")
+            raise invalid_field("prompt", "the list is empty")
         if isinstance(given[0], int):
             return "prompt", TokenPrompt(tuple(t for t in given if isinstance(t, int)))
         return self._listed_prompt(0, given[0])
@@ -402,11 +402,11 @@ class CompletionRequest(_Request):
     def _check_prompts(self, count: int) -> None:
         if self.session_id is not None:
             detail = f"{count} prompts and one session_id; leave session_id out, or send one prompt"
-            raise invalid_request("prompt", f"prompt: {detail}")
+            raise invalid_field("prompt", detail)
         answers = count * self.answer_count()
         if answers > MAX_ANSWERS:
             detail = f"{count} prompts with n: {self.answer_count()} want {answers} answers"
-            raise invalid_request("prompt", f"prompt: {detail}; at most {MAX_ANSWERS} are allowed")
+            raise invalid_field("prompt", f"{detail}; at most {MAX_ANSWERS} are allowed")
 
     def _listed_prompt(self, place: int, given: str | Sequence[int]) -> tuple[str, Prompt]:
         made = self._text_prompt(given) if isinstance(given, str) else TokenPrompt(tuple(given))

@@ -25,7 +25,7 @@ from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, PeerU
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import parse_body
 from modelswarm_gateway.core.interface.turn import Reservation
-from modelswarm_gateway.errors import invalid_request
+from modelswarm_gateway.errors import invalid_field
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.request import MAX_SESSION_ID_LENGTH
 from modelswarm_gateway.generation.service import GenerationService
@@ -126,7 +126,7 @@ def _key(service: GenerationService, session_id: str, model: str) -> SessionKey:
     if not model and len(names) == 1:
         model = names[0]
     if not model:
-        raise invalid_request("model", "model: missing; name the session's model, ?model=NAME")
+        raise invalid_field("model", "missing; name the session's model, ?model=NAME")
     return model, session_id
 
 

@@ -19,7 +19,7 @@ from modelswarm_gateway.api.fields.messages import (
 )
 from modelswarm_gateway.api.fields.states import FieldTable
 from modelswarm_gateway.api.tools.objects import read_object, read_text
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, invalid_request, shorten
 
 _JOINT = "\n"  # between two texts of one message
 # Role -> the blocks that its messages may have.
@@ -96,10 +96,10 @@ class _Conversation:
             detail = (
                 "the answer continues this message, which has no text; end with one of the user"
             )
-            raise invalid_request(path, f"{path}: {detail}")
+            raise invalid_field(path, detail)
         if last["content"] != last["content"].rstrip():
             detail = "the answer continues this text, which must not end with white space"
-            raise invalid_request(path, f"{path}: {detail}")
+            raise invalid_field(path, detail)
 
     def _add_assistant(self, blocks: Sequence[tuple[str, dict[str, Any]]]) -> None:
         self.add_text("assistant", "")
@@ -144,7 +144,7 @@ class _Conversation:
         """Raise ApiError if a call has no result, which must begin the user's message behind it."""
         for call, path in self._open.items():
             detail = f"no tool_result block begins the next message for the call {shorten(call)!r}; add one"
-            raise invalid_request(path, f"{path}: {detail}")
+            raise invalid_field(path, detail)
 
 
 def _read_blocks(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, shorten
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID
 
 ANTHROPIC_VERSION, BETA = "anthropic-version", "anthropic-beta"
@@ -36,7 +36,7 @@ def check_messages_headers(headers: Mapping[str, str], beta_query: str | None) -
     `beta_query`: Anthropic's client adds `?beta=true` to requests with betas.
     """
     if beta_query not in (None, "true"):
-        raise invalid_request("beta", "beta: must be true; leave the query parameter out")
+        raise invalid_field("beta", "must be true; leave the query parameter out")
     version = headers.get(ANTHROPIC_VERSION)
     if version is not None and version not in VERSIONS:
         detail = f"{shorten(version)!r} is not known; send {VERSIONS[-1]} or leave it out"

@@ -17,7 +17,7 @@ from modelswarm_gateway.api.fields.messages import (
 from modelswarm_gateway.api.tools.definitions import MAX_TOOL_BYTES, MAX_TOOLS
 from modelswarm_gateway.api.tools.objects import read_object, read_text
 from modelswarm_gateway.api.tools.schema_checks import check_parameters
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, shorten
 from modelswarm_gateway.generation.grammar.schema_checks import SchemaError, dump_schema
 from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, ToolChoice
@@ -45,17 +45,17 @@ def read_answer(
     fields = read_object("tool_choice", choice, ANTHROPIC_TOOL_CHOICE)
     kind = read_text("tool_choice", fields, "type")
     if kind not in _CHOICES:
-        raise _invalid("tool_choice.type", f"must be one of {', '.join(_CHOICES)}")
+        raise invalid_field("tool_choice.type", f"must be one of {', '.join(_CHOICES)}")
     chosen, name = _CHOICES[kind], fields.get("name", "")
     if chosen is ToolChoice.NAMED and name not in {tool.name for tool in read}:
-        raise _invalid("tool_choice.name", "must be the name of a tool in tools")
+        raise invalid_field("tool_choice.name", "must be the name of a tool in tools")
     if chosen is not ToolChoice.NAMED and name:
-        raise _invalid("tool_choice.name", 'only a choice with type "tool" has a name')
+        raise invalid_field("tool_choice.name", 'only a choice with type "tool" has a name')
     if chosen is ToolChoice.REQUIRED and not read:
-        raise _invalid("tool_choice.type", "any needs tools beside it")
+        raise invalid_field("tool_choice.type", "any needs tools beside it")
     single = fields.get("disable_parallel_tool_use", False)
     if not isinstance(single, bool):
-        raise _invalid("tool_choice.disable_parallel_tool_use", "must be true or false")
+        raise invalid_field("tool_choice.disable_parallel_tool_use", "must be true or false")
     if chosen is ToolChoice.NONE:
         read = ()
     one_call = single or chosen is ToolChoice.NAMED
@@ -64,14 +64,14 @@ def read_answer(
 
 def _read_tools(values: Sequence[object]) -> tuple[Tool, ...]:
     if len(values) > MAX_TOOLS:
-        raise _invalid("tools", f"at most {MAX_TOOLS}, not {len(values)}")
+        raise invalid_field("tools", f"at most {MAX_TOOLS}, not {len(values)}")
     if values and len(json.dumps(values)) > MAX_TOOL_BYTES:
-        raise _invalid("tools", f"at most {MAX_TOOL_BYTES >> 10} KiB of JSON")
+        raise invalid_field("tools", f"at most {MAX_TOOL_BYTES >> 10} KiB of JSON")
     tools: dict[str, Tool] = {}
     for place, value in enumerate(values):
         tool = _read_tool(f"tools[{place}]", value)
         if tools.setdefault(tool.name, tool) is not tool:
-            raise _invalid(
+            raise invalid_field(
                 f"tools[{place}].name", f"{tool.name!r} is defined twice; names must differ"
             )
     return tuple(tools.values())
@@ -88,14 +88,14 @@ def _read_tool(path: str, value: object) -> Tool:
     name, description = read_text(path, fields, "name"), fields.get("description")
     if not _NAME.fullmatch(name):
         detail = f"must be 1 to {MAX_NAME_LENGTH} letters, digits, '_' and '-'"
-        raise _invalid(f"{path}.name", f"{detail}, not {shorten(name)!r}")
+        raise invalid_field(f"{path}.name", f"{detail}, not {shorten(name)!r}")
     if not isinstance(description, str | None):
-        raise _invalid(f"{path}.description", "must be a string")
+        raise invalid_field(f"{path}.description", "must be a string")
     strict = fields.get("strict", False)
     if not isinstance(strict, bool):
-        raise _invalid(f"{path}.strict", "must be true or false")
+        raise invalid_field(f"{path}.strict", "must be true or false")
     if "input_schema" not in fields:
-        raise _invalid(f"{path}.input_schema", "this field is required")
+        raise invalid_field(f"{path}.input_schema", "this field is required")
     schema = f"{path}.input_schema"
     check_parameters(schema, fields["input_schema"])
     return Tool(name, fields["input_schema"], description, strict, schema)
@@ -111,9 +111,9 @@ def read_thinking(value: object) -> tuple[bool, dict[str, Any]]:
         detail = 'reasoning cannot be limited to budget_tokens; send {"type": "adaptive"}'
         raise ApiError(Code.UNSUPPORTED, f"thinking.type: {detail}", param="thinking.type")
     if kind not in ("adaptive", "disabled"):
-        raise _invalid("thinking.type", 'must be "adaptive" or "disabled"')
+        raise invalid_field("thinking.type", 'must be "adaptive" or "disabled"')
     if display not in ("summarized", "omitted"):
-        raise _invalid("thinking.display", 'must be "summarized" or "omitted"')
+        raise invalid_field("thinking.display", 'must be "summarized" or "omitted"')
     is_on = kind == "adaptive"
     return is_on and display == "summarized", {} if is_on else dict(NO_THINKING)
 
@@ -122,11 +122,11 @@ def check_continuation(answer: AnswerOptions, *, is_thinking: bool) -> None:
     """Raise ApiError for options of an answer that cannot continue the assistant's message."""
     detail = "the answer continues the assistant's message"
     if is_thinking:
-        raise _invalid(
+        raise invalid_field(
             "thinking", f"{detail}, behind its reasoning; end with a message of the user"
         )
     if answer.must_call:
-        raise _invalid("tool_choice", f"{detail}, and a forced call begins one; leave it out")
+        raise invalid_field("tool_choice", f"{detail}, and a forced call begins one; leave it out")
 
 
 def read_output_config(value: object) -> tuple[str | None, GrammarSource | None]:
@@ -136,20 +136,16 @@ def read_output_config(value: object) -> tuple[str | None, GrammarSource | None]
     fields = read_object("output_config", value, OUTPUT_CONFIG)
     effort = fields.get("effort")
     if not isinstance(effort, str | None):
-        raise _invalid("output_config.effort", "must be a string")
+        raise invalid_field("output_config.effort", "must be a string")
     if "format" not in fields:
         return effort, None
     path = "output_config.format"
     form = read_object(path, fields["format"], OUTPUT_FORMAT)
     if read_text(path, form, "type") != "json_schema":
-        raise _invalid(f"{path}.type", 'must be "json_schema"')
+        raise invalid_field(f"{path}.type", 'must be "json_schema"')
     path = f"{path}.schema"
     try:
         text = dump_schema(form.get("schema"), strict=False)
     except SchemaError as error:
-        raise _invalid(path, str(error)) from error
+        raise invalid_field(path, str(error)) from error
     return effort, GrammarSource(GrammarKind.JSON_SCHEMA, text, path)
-
-
-def _invalid(path: str, detail: str) -> ApiError:
-    return invalid_request(path, f"{path}: {detail}")

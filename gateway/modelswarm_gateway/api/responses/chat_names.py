@@ -17,7 +17,7 @@ from modelswarm_gateway.api.fields.responses import (
     TOOL_CHOICE,
 )
 from modelswarm_gateway.api.tools.objects import read_object
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, invalid_request, shorten
 
 _FORMATS = ("text", "json_object", "json_schema")
 _NAMES = (
@@ -80,7 +80,7 @@ def nested_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
     kind = fields.pop("type", None)
     if kind not in _FORMATS:
         detail = f"must be one of {', '.join(_FORMATS)}"
-        raise invalid_request("text.format.type", f"text.format.type: {detail}")
+        raise invalid_field("text.format.type", detail)
     if kind != "json_schema":
         if fields:
             path = f"text.format.{min(fields)}"

@@ -21,7 +21,7 @@ from modelswarm_gateway.api.fields.responses import (
 from modelswarm_gateway.api.fields.states import FieldTable
 from modelswarm_gateway.api.tools.messages import check_conversation
 from modelswarm_gateway.api.tools.objects import read_object, read_text
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, invalid_request, shorten
 
 ROLES = ("user", "assistant", "system", "developer")
 _ITEMS: Mapping[str, FieldTable] = {
@@ -128,7 +128,7 @@ def _text(path: str, value: object, *, can_be_empty: bool = False) -> str:
         return value
     if not isinstance(value, list) or not (value or can_be_empty):
         detail = "must be a string, or a list of text parts, which are objects"
-        raise invalid_request(path, f"{path}: {detail}")
+        raise invalid_field(path, detail)
     return "\n".join(_part(f"{path}[{place}]", part) for place, part in enumerate(value))
 
 
@@ -159,4 +159,4 @@ def _at_item(error: ApiError, places: Sequence[int], known: int) -> ApiError:
     detail = detail.replace(
         "the assistant's message before it", "the function_call items before it"
     )
-    return invalid_request(path, f"{path}: {detail}")
+    return invalid_field(path, detail)

@@ -8,7 +8,7 @@ from typing import Any
 
 from modelswarm_gateway.api.responses.response_ids import ResponseId
 from modelswarm_gateway.api.responses.stored_responses import StoredResponse
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, shorten
 
 MAX_LIMIT = 100  # items of a page
 _PREFIXES = {
@@ -32,9 +32,9 @@ def read_page(after: str | None, limit: str, order: str) -> Page:
     """Return the page that a client asks for. Raise ApiError."""
     if not (limit.isdecimal() and len(limit) <= 3 and 1 <= int(limit) <= MAX_LIMIT):
         detail = f"must be a whole number from 1 to {MAX_LIMIT}, not {shorten(limit)!r}"
-        raise invalid_request("limit", f"limit: {detail}")
+        raise invalid_field("limit", detail)
     if order not in ("asc", "desc"):
-        raise invalid_request("order", f"order: must be asc or desc, not {shorten(order)!r}")
+        raise invalid_field("order", f"must be asc or desc, not {shorten(order)!r}")
     return Page(after, int(limit), order == "asc")
 
 
@@ -54,7 +54,7 @@ def list_items(response: StoredResponse, wanted: Page) -> dict[str, Any]:
         places = [place for place, item in enumerate(items) if item["id"] == after]
         if not places:
             detail = f"{shorten(after)!r} is not the id of an input item of this response"
-            raise invalid_request("after", f"after: {detail}")
+            raise invalid_field("after", detail)
         items = items[places[0] + 1 :]
     page = items[: wanted.limit]
     return {

@@ -29,7 +29,7 @@ from modelswarm_gateway.api.responses.input_items import as_items, read_messages
 from modelswarm_gateway.api.responses.response_ids import context_mark
 from modelswarm_gateway.api.tools.definitions import read_answer_options
 from modelswarm_gateway.api.tools.objects import read_object
-from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, invalid_request
 from modelswarm_gateway.generation.grammar.request_fields import read_grammar
 from modelswarm_gateway.generation.grammar.source import GrammarSource
 from modelswarm_gateway.generation.request import ChatPrompt, GenerationRequest
@@ -143,14 +143,14 @@ def parse_responses(body: object) -> ResponsesRequest:
 def _read(body: ResponsesBody) -> ResponsesRequest:
     items = as_items(body.input)
     if not items:
-        raise invalid_request("input", "input: the list is empty; at least one item is needed")
+        raise invalid_field("input", "the list is empty; at least one item is needed")
     read_object("stream_options", body.stream_options or {}, STREAM_OPTIONS)
     _check_include(body)
     _check_metadata(body.metadata or {})
     reasoning = read_object("reasoning", body.reasoning or {}, REASONING)
     effort = reasoning.get("effort")
     if not isinstance(effort, str | None):
-        raise invalid_request("reasoning.effort", "reasoning.effort: must be a string")
+        raise invalid_field("reasoning.effort", "must be a string")
     answer = read_answer_options(
         nested_tools(body.tools or ()),
         nested_choice(body.tool_choice),
@@ -180,10 +180,10 @@ def _check_include(body: ResponsesBody) -> None:
 def _check_metadata(metadata: Mapping[str, str]) -> None:
     if len(metadata) > MAX_METADATA:
         detail = f"at most {MAX_METADATA} entries, not {len(metadata)}"
-        raise invalid_request("metadata", f"metadata: {detail}")
+        raise invalid_field("metadata", detail)
     for name, value in metadata.items():
         if len(name) > MAX_METADATA_NAME or len(value) > MAX_METADATA_VALUE:
             detail = (
                 f"names have at most {MAX_METADATA_NAME} characters, values {MAX_METADATA_VALUE}"
             )
-            raise invalid_request("metadata", f"metadata: {detail}")
+            raise invalid_field("metadata", detail)

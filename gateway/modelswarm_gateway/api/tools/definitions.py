@@ -18,7 +18,7 @@ from modelswarm_gateway.api.fields.tools import (
 )
 from modelswarm_gateway.api.tools.objects import check_type, read_object, read_text
 from modelswarm_gateway.api.tools.schema_checks import check_parameters
-from modelswarm_gateway.errors import invalid_request, shorten
+from modelswarm_gateway.errors import invalid_field, invalid_request, shorten
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, ToolChoice
 from modelswarm_gateway.generation.tool_calls.tool import Tool
 
@@ -45,18 +45,16 @@ def read_answer_options(
     if chosen is ToolChoice.NONE:
         read = ()
     if not read and parallel is not None and not parallel and not tools:
-        raise invalid_request(
-            "parallel_tool_calls", "parallel_tool_calls: needs tools beside it; leave it out"
-        )
+        raise invalid_field("parallel_tool_calls", "needs tools beside it; leave it out")
     one_call = parallel is False or chosen is ToolChoice.NAMED
     return AnswerOptions(read, chosen, name, one_call, include_reasoning, allowed)
 
 
 def read_tools(values: Sequence[Any]) -> tuple[Tool, ...]:
     if len(values) > MAX_TOOLS:
-        raise invalid_request("tools", f"tools: at most {MAX_TOOLS}, not {len(values)}")
+        raise invalid_field("tools", f"at most {MAX_TOOLS}, not {len(values)}")
     if values and len(json.dumps(values)) > MAX_TOOL_BYTES:
-        raise invalid_request("tools", f"tools: at most {MAX_TOOL_BYTES >> 10} KiB of JSON")
+        raise invalid_field("tools", f"at most {MAX_TOOL_BYTES >> 10} KiB of JSON")
     tools: dict[str, Tool] = {}
     for place, value in enumerate(values):
         path = f"tools[{place}]"
@@ -98,9 +96,9 @@ def _read_choice(choice: object, names: Collection[str]) -> tuple[ToolChoice, st
     if isinstance(choice, str):
         if choice not in _WORDS:
             detail = f'must be one of {", ".join(_WORDS)}, or {{"type": "function", "function": {{"name": ...}}}}'
-            raise invalid_request("tool_choice", f"tool_choice: {detail}")
+            raise invalid_field("tool_choice", detail)
         if choice == ToolChoice.REQUIRED.value and not names:
-            raise invalid_request("tool_choice", "tool_choice: required needs tools beside it")
+            raise invalid_field("tool_choice", "required needs tools beside it")
         return ToolChoice(choice), ""
     fields = read_object("tool_choice", choice, TOOL_CHOICE)
     check_type("tool_choice", fields)

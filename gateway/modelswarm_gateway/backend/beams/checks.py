@@ -5,7 +5,7 @@ from __future__ import annotations
 from modelswarm.protocol.messages import MAX_LOGPROBS, Sampling
 from modelswarm_gateway.backend.beams.options import BeamOptions
 from modelswarm_gateway.backend.beams.scorer import tokens_per_beam
-from modelswarm_gateway.errors import invalid_request
+from modelswarm_gateway.errors import invalid_field
 
 # Fields of the sampling that change scores -> the name of the request's field, and the value that changes none.
 _NEUTRAL = {
@@ -28,14 +28,14 @@ def check_beams(options: BeamOptions, sampling: Sampling) -> None:
                 "a beam search compares the model's own log probabilities, which it would change; "
                 f"send {_sent(neutral)}, also if the model's generation_config.json sets it"
             )
-            raise invalid_request(field, f"{field}: {detail}")
+            raise invalid_field(field, detail)
     count = tokens_per_beam(options, sampling.eos)
     if count > MAX_LOGPROBS:
         allowed = MAX_LOGPROBS - len(sampling.eos)
         detail = (
             f"with {len(sampling.eos)} end tokens at most {allowed} beams, not {options.num_beams}"
         )
-        raise invalid_request("num_beams", f"num_beams: {detail}")
+        raise invalid_field("num_beams", detail)
 
 
 def _sent(neutral: object) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from modelswarm_gateway.errors import ApiError, invalid_request
+from modelswarm_gateway.errors import invalid_field
 from modelswarm_gateway.generation.grammar.schema_checks import SchemaError, dump_schema
 from modelswarm_gateway.generation.grammar.source import (
     MAX_SOURCE_BYTES,
@@ -45,14 +45,14 @@ def read_grammar(fields: Mapping[str, Any]) -> GrammarSource | None:
     ]
     if len(found) > 1:
         first, second = found[0].param.split(".")[0], found[1].param.split(".")[0]
-        raise _invalid(second, f"{first} constrains the answer already; give one of the two")
+        raise invalid_field(second, f"{first} constrains the answer already; give one of the two")
     source = found[0] if found else None
     pattern = fields.get("guided_whitespace_pattern")
     if pattern is not None:
         source = _with_whitespace(source, "guided_whitespace_pattern", pattern)
     if source is not None and fields.get("ignore_eos"):
         detail = f"an answer with {source.param.split('.')[0]} ends by itself; leave ignore_eos out"
-        raise _invalid("ignore_eos", detail)
+        raise invalid_field("ignore_eos", detail)
     return source
 
 
@@ -66,44 +66,46 @@ def _response_format(param: str, value: Any) -> GrammarSource | None:
         return _structural_tag(param, value)
     if kind != "json_schema":
         detail = 'must be an object whose type is "text", "json_object", "json_schema" or "structural_tag"'
-        raise _invalid(param, detail)
+        raise invalid_field(param, detail)
     param = f"{param}.json_schema"
     body = value.get("json_schema")
     if not isinstance(body, dict):
-        raise _invalid(param, "must be an object with a name and a schema")
+        raise invalid_field(param, "must be an object with a name and a schema")
     name, strict = body.get("name"), body.get("strict")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise _invalid(f"{param}.name", "must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -")
+        raise invalid_field(
+            f"{param}.name", "must be 1 to 64 of the characters a-z, A-Z, 0-9, _ and -"
+        )
     if not isinstance(strict, bool | None):
-        raise _invalid(f"{param}.strict", "must be true or false")
+        raise invalid_field(f"{param}.strict", "must be true or false")
     return _schema(f"{param}.schema", body.get("schema"), strict=bool(strict))
 
 
 def _structured_outputs(param: str, value: Any) -> GrammarSource | None:
     """Read vLLM's StructuredOutputsParams."""
     if not isinstance(value, dict):
-        raise _invalid(param, "must be an object")
+        raise invalid_field(param, "must be an object")
     given = {name: part for name, part in value.items() if part is not None}
     options = {name: given.pop(name, None) for name in _OPTIONS}
     if unknown := given.keys() - _PARTS.keys():
         allowed = ", ".join((*_PARTS, *_OPTIONS))
-        raise _invalid(f"{param}.{min(unknown)}", f"is not supported; allowed: {allowed}")
+        raise invalid_field(f"{param}.{min(unknown)}", f"is not supported; allowed: {allowed}")
     if len(given) != 1:
         if not given and not any(options.values()):
             return None
-        raise _invalid(param, f"needs exactly one of {', '.join(_PARTS)}")
+        raise invalid_field(param, f"needs exactly one of {', '.join(_PARTS)}")
     ((name, part),) = given.items()
     source = _PARTS[name](f"{param}.{name}", part)
     for option in ("disable_any_whitespace", "disable_additional_properties"):
         if not isinstance(options[option], bool | None):
-            raise _invalid(f"{param}.{option}", "must be true or false")
+            raise invalid_field(f"{param}.{option}", "must be true or false")
     if options["disable_additional_properties"]:
         detail = "is not supported; put additionalProperties: false into the schema"
-        raise _invalid(f"{param}.disable_additional_properties", detail)
+        raise invalid_field(f"{param}.disable_additional_properties", detail)
     if options["whitespace_pattern"] is not None:
         if options["disable_any_whitespace"]:
             detail = "disable_any_whitespace allows no whitespace; give one of the two"
-            raise _invalid(f"{param}.whitespace_pattern", detail)
+            raise invalid_field(f"{param}.whitespace_pattern", detail)
         pattern = options["whitespace_pattern"]
         return _with_whitespace(source, f"{param}.whitespace_pattern", pattern)
     if options["disable_any_whitespace"] is False and source is not None:
@@ -113,20 +115,20 @@ def _structured_outputs(param: str, value: Any) -> GrammarSource | None:
 
 def _with_whitespace(source: GrammarSource | None, param: str, pattern: object) -> GrammarSource:
     if not isinstance(pattern, str) or not 0 < len(pattern) <= _WHITESPACE_BYTES:
-        raise _invalid(param, f"must be a regex of 1 to {_WHITESPACE_BYTES} characters")
+        raise invalid_field(param, f"must be a regex of 1 to {_WHITESPACE_BYTES} characters")
     if source is None or source.kind is not GrammarKind.JSON_SCHEMA:
-        raise _invalid(param, "needs a JSON schema, whose whitespace it describes")
+        raise invalid_field(param, "needs a JSON schema, whose whitespace it describes")
     return replace(source, whitespace=pattern)
 
 
 def _json(param: str, value: Any) -> GrammarSource:
     if isinstance(value, str):
         if len(value) > MAX_SOURCE_BYTES:
-            raise _invalid(param, f"has more than {MAX_SOURCE_BYTES} characters")
+            raise invalid_field(param, f"has more than {MAX_SOURCE_BYTES} characters")
         try:
             value = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise _invalid(param, f"is not JSON: {error}") from error
+            raise invalid_field(param, f"is not JSON: {error}") from error
     return _schema(param, value, strict=False)
 
 
@@ -134,21 +136,21 @@ def _schema(param: str, schema: Any, *, strict: bool) -> GrammarSource:
     try:
         return GrammarSource(GrammarKind.JSON_SCHEMA, dump_schema(schema, strict=strict), param)
     except SchemaError as error:
-        raise _invalid(param, str(error)) from error
+        raise invalid_field(param, str(error)) from error
 
 
 def _any_object(param: str, value: Any) -> GrammarSource | None:
     if not isinstance(value, bool):
-        raise _invalid(param, "must be true or false")
+        raise invalid_field(param, "must be true or false")
     return _schema(param, {"type": "object"}, strict=False) if value else None
 
 
 def _words(kind: GrammarKind) -> _Reader:
     def read(param: str, value: Any) -> GrammarSource | None:
         if not isinstance(value, str):
-            raise _invalid(param, "must be a text")
+            raise invalid_field(param, "must be a text")
         if len(value.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
-            raise _invalid(param, f"has more than {MAX_SOURCE_BYTES} bytes")
+            raise invalid_field(param, f"has more than {MAX_SOURCE_BYTES} bytes")
         return GrammarSource(kind, value, param) if value else None
 
     return read
@@ -156,10 +158,10 @@ def _words(kind: GrammarKind) -> _Reader:
 
 def _choice(param: str, value: Any) -> GrammarSource | None:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise _invalid(param, "must be a list of texts")
+        raise invalid_field(param, "must be a list of texts")
     if len(value) > MAX_CHOICES or sum(map(len, value)) > MAX_SOURCE_BYTES:
         detail = f"{MAX_CHOICES} texts and {MAX_SOURCE_BYTES} characters in all"
-        raise _invalid(param, f"has too many choices; allowed: {detail}")
+        raise invalid_field(param, f"has too many choices; allowed: {detail}")
     if not value:
         return None
     return GrammarSource(GrammarKind.CHOICE, json.dumps(value), param)
@@ -173,29 +175,25 @@ def _structural_tag(param: str, value: Any) -> GrammarSource:
         else (None, None)
     )
     if not isinstance(tags, list) or not isinstance(triggers, list) or not tags or not triggers:
-        raise _invalid(param, "must be an object with structures and triggers, not empty")
+        raise invalid_field(param, "must be an object with structures and triggers, not empty")
     read = []
     for place, tag in enumerate(tags):
         path = f"{param}.structures[{place}]"
         if not isinstance(tag, dict) or not isinstance(tag.get("begin"), str):
-            raise _invalid(path, "must be an object with begin, schema and end")
+            raise invalid_field(path, "must be an object with begin, schema and end")
         begin, end = tag["begin"], tag.get("end", "")
         fitting = [each for each in triggers if isinstance(each, str) and each]
         trigger = next((each for each in fitting if begin.startswith(each)), None)
         if trigger is None or not isinstance(end, str):
-            raise _invalid(
+            raise invalid_field(
                 path, "begin must start with one of the triggers, and end must be a text"
             )
         source = _json(f"{path}.schema", tag.get("schema"))
         read.append([trigger, begin, source.text, end])
     text = json.dumps(read)
     if len(text) > MAX_SOURCE_BYTES:
-        raise _invalid(param, f"has more than {MAX_SOURCE_BYTES} characters")
+        raise invalid_field(param, f"has more than {MAX_SOURCE_BYTES} characters")
     return GrammarSource(GrammarKind.STRUCTURAL_TAG, text, param)
-
-
-def _invalid(param: str, detail: str) -> ApiError:
-    return invalid_request(param, f"{param}: {detail}")
 
 
 _PARTS: dict[str, _Reader] = {

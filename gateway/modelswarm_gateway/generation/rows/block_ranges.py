@@ -6,7 +6,7 @@ from modelswarm.protocol.messages import BlockRange
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.core.interface.row_sizes import RowSizes
 from modelswarm_gateway.core.interface.turn import ParkedTurn
-from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, invalid_request
 from modelswarm_gateway.generation.request import GenerationRequest, RowsPrompt
 
 
@@ -34,7 +34,7 @@ def check_same_blocks(request: GenerationRequest, kept: ParkedTurn | None) -> No
     has = "all blocks, on tokens" if kept.turn.blocks is None else _show(kept.turn.blocks)
     wanted = "names none" if request.blocks is None else f"names {_show(request.blocks)}"
     detail = f"the session is of {has}, and the request {wanted}"
-    raise invalid_request("blocks", f"blocks: {detail}; a session keeps those of its open")
+    raise invalid_field("blocks", f"{detail}; a session keeps those of its open")
 
 
 def _check_blocks(blocks: BlockRange, card: ModelCard) -> None:
@@ -43,7 +43,7 @@ def _check_blocks(blocks: BlockRange, card: ModelCard) -> None:
         raise ApiError(Code.NO_SERVERS, f"blocks: {detail}", param="blocks", retry_after=1.0)
     if not 0 <= blocks.first < blocks.last <= card.n_blocks:
         detail = f"allowed: 0 <= first < last <= {card.n_blocks}, the blocks of {card.name!r}"
-        raise invalid_request("blocks", f"blocks: {_show(blocks)}; {detail}")
+        raise invalid_field("blocks", f"{_show(blocks)}; {detail}")
 
 
 def _check_step(request: GenerationRequest) -> None:
@@ -53,14 +53,14 @@ def _check_step(request: GenerationRequest) -> None:
         raise invalid_request(field, f"{field}: a session of blocks takes rows; send hidden_states")
     if request.options.max_tokens != 0:
         detail = "a session of blocks generates nothing; send 0"
-        raise invalid_request("max_tokens", f"max_tokens: {detail}")
+        raise invalid_field("max_tokens", detail)
     rows = request.rows
     if rows is None or not rows.hidden_states:
         detail = "a session of blocks returns nothing else; set it"
-        raise invalid_request("return_hidden_states", f"return_hidden_states: {detail}")
+        raise invalid_field("return_hidden_states", detail)
     if rows.logits:
         detail = "a session of blocks has no logits; leave it out"
-        raise invalid_request("return_logits", f"return_logits: {detail}")
+        raise invalid_field("return_logits", detail)
 
 
 def _show(blocks: BlockRange) -> str:

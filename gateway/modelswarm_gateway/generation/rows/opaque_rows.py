@@ -13,7 +13,7 @@ import numpy as np
 from modelswarm.protocol.opaque import OPAQUE, is_opaque
 from modelswarm_gateway.core.interface.row_sizes import RowSizes
 from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.errors import ApiError, Code, invalid_field, invalid_request
 from modelswarm_gateway.generation.request import GenerationRequest, RowsPrompt
 
 # Bytes of the rows that one session may have in its log.
@@ -44,14 +44,14 @@ def check_input_rows(
         raise ApiError(Code.NO_SERVERS, detail, param=field, retry_after=1.0)
     if prompt.dtype != sizes.dtype:
         detail = f"dtype is {prompt.dtype!r}; the servers of this model compute in {sizes.dtype!r}"
-        raise invalid_request(field, f"{field}: {detail}")
+        raise invalid_field(field, detail)
     count = prompt.shape[0] if prompt.shape else 0
     if prompt.shape != (count, width) or not count:
         detail = f"shape is {list(prompt.shape)}; it must be [rows, {width}], with at least one row"
-        raise invalid_request(field, f"{field}: {detail}")
+        raise invalid_field(field, detail)
     if len(prompt.data) != count * sizes.hidden_bytes:
         detail = f"data has {len(prompt.data)} bytes; {count * sizes.hidden_bytes} make this shape"
-        raise invalid_request(field, f"{field}: {detail}")
+        raise invalid_field(field, detail)
     if prompt.dtype in _EXPONENTS:
         kind, exponent = _EXPONENTS[prompt.dtype]
         if bool(np.any((np.frombuffer(prompt.data, kind) & exponent) == exponent)):
@@ -85,11 +85,11 @@ def _check_log(entries: Sequence[int], request: GenerationRequest, row_bytes: in
     if count * row_bytes > MAX_SESSION_BYTES:
         field, most = request.prompt_field, MAX_SESSION_BYTES // row_bytes
         detail = f"the session would have {count} rows that are no tokens; at most {most} are kept"
-        raise invalid_request(field, f"{field}: {detail}")
+        raise invalid_field(field, detail)
     for name, is_wanted in (
         ("echo", request.echo),
         ("prompt_logprobs", request.options.prompt_logprobs is not None),
     ):
         if count and is_wanted:
             detail = "the session has rows that are no tokens, and have neither; leave it out"
-            raise invalid_request(name, f"{name}: {detail}")
+            raise invalid_field(name, detail)

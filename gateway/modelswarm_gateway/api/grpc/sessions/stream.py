@@ -19,7 +19,7 @@ from modelswarm_gateway.api.grpc.sessions.control import SessionControl
 from modelswarm_gateway.api.http.openai_requests import parse_body
 from modelswarm_gateway.api.http.sessions import SessionRequest
 from modelswarm_gateway.core.interface.turn import Reservation
-from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.errors import ApiError, Code, invalid_field
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_control import open_session
@@ -64,7 +64,7 @@ class SessionStream:
             if self._key is not None:
                 raise _expired(self._key) from error
             detail = f"it must come within {OPEN_SECONDS:g} s"
-            raise invalid_request("open", f"open: {detail}") from error
+            raise invalid_field("open", detail) from error
 
     async def free(self) -> None:
         """Free the session at the end of the stream, unless it is kept. Another gateway may go on with it, so a
@@ -76,14 +76,14 @@ class SessionStream:
         kind = request.WhichOneof("request")
         if kind is None:
             names = ", ".join(field.name for field in request.DESCRIPTOR.fields)
-            raise invalid_request("request", f"request: one of {names} is required")
+            raise invalid_field("request", f"one of {names} is required")
         if (kind == "open") != (self._key is None):
             detail = (
                 "a stream begins with open"
                 if self._key is None
                 else "this stream has a session; use another stream for another one"
             )
-            raise invalid_request(kind, f"{kind}: {detail}")
+            raise invalid_field(kind, detail)
         match kind:
             case "open":
                 yield await self._open(request.open)
@@ -127,7 +127,7 @@ class SessionStream:
         for field in ("max_length", "ttl", "blocks"):
             if wanted.HasField(field):
                 detail = "an attached session has that with which it was opened; leave it out"
-                raise invalid_request(field, f"{field}: {detail}")
+                raise invalid_field(field, detail)
         key = self._control.find_key(wanted.model, wanted.session_id)
         self._position = (await self._control.attach(key)).position
         return key
@@ -160,7 +160,7 @@ class SessionStream:
     async def _rewind(self, position: int) -> api_pb2.SessionResponse:
         if position > self._position:
             detail = f"the session has {self._position} entries, so {position} is behind its end"
-            raise invalid_request("rewind.position", f"rewind.position: {detail}")
+            raise invalid_field("rewind.position", detail)
         self._position = position
         return await self._state()
 
@@ -169,7 +169,7 @@ class SessionStream:
         position = wanted.position if wanted.HasField("position") else self._position
         if not 0 < position <= self._position:
             detail = f"the session has {self._position} entries; fork it behind 1 to all of them"
-            raise invalid_request("fork.position", f"fork.position: {detail}")
+            raise invalid_field("fork.position", detail)
         fork = api_pb2.Fork(session_id=wanted.session_id, position=position)
         forked = await self._control.fork(self._opened, fork)
         return api_pb2.SessionResponse(position=self._position, forked=forked)
