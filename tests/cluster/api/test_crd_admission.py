@@ -61,7 +61,12 @@ def test_omitted_fields_get_their_defaults(swarms: SwarmApi) -> None:
     stored = created(swarms.create(swarm()))
 
     assert stored["spec"] == {
-        "model": {"source": "demo://counting", "dtype": "auto", "quantization": "none"},
+        "model": {
+            "source": "demo://counting",
+            "dtype": "auto",
+            "maxLoraRank": 16,
+            "quantization": "none",
+        },
         "replicas": 1,
         "sessions": {"holdLimit": "5m"},
         "rollout": {"surge": 1, "drainTimeout": "5m"},
