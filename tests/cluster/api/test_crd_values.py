@@ -29,7 +29,11 @@ WHOLE: Json = {
     "kind": "ModelSwarm",
     "metadata": {"name": "counting"},
     "spec": {
-        "model": {"source": "hf://org/name", "tokenSecretRef": {"name": "hub"}},
+        "model": {
+            "source": "hf://org/name",
+            "tokenSecretRef": {"name": "hub"},
+            "adapters": [{"name": "legal", "source": "hf://org/adapter"}],
+        },
         "spans": {"ranges": [{"first": 0, "last": 4}]},
         "replicas": 0,
         "sessions": {},
