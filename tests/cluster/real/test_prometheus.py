@@ -23,6 +23,7 @@ from support.kubernetes.prometheus import (
     config,
     follow_pods,
     run_prometheus,
+    silent_panels,
     summary,
 )
 from support.kubernetes.quickstart import NAMESPACE
@@ -118,7 +119,7 @@ def check(release: Release, prometheus: Prometheus) -> None:
     assert delivered["metadata"]["labels"]["grafana_dashboard"] == "1"
     asked = check_panels(json.loads(delivered["data"]["modelswarm.json"]), prometheus, window="5m")
     print(summary(asked, prometheus))
-    silent = [str(each) for each in asked if not each.answered]
+    silent = silent_panels(asked)
     assert not silent, "\n".join(silent)
 
 

@@ -16,6 +16,7 @@ from support.kubernetes.prometheus import (
     check_panels,
     config,
     run_prometheus,
+    silent_panels,
 )
 from support.models.tiny_models import VOCAB
 from support.processes.kill_scenarios import prompt_of
@@ -85,7 +86,7 @@ def kill_midway(swarm: Running) -> None:
 def check(prometheus: Prometheus) -> None:
     dashboard = json.loads(TARGET.read_text())
     asked = check_panels(dashboard, prometheus, ROWS, window="2m")
-    silent = [str(each) for each in asked if not each.answered]
+    silent = silent_panels(asked)
     assert not silent, "\n".join(silent)
     by_panel = {each.panel: each for each in asked}
     assert by_panel["Streams recovered"].series[0].value > 0

@@ -36,6 +36,7 @@ Target = tuple[str, Mapping[str, str]]
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
 LOOK_SECONDS = 1.0
+PASSES = "Part of a pass"  # the panel of forward and backward passes
 LABELS = {
     "component": "app.kubernetes.io/component",
     "swarm": "modelswarm.io/swarm",
@@ -310,6 +311,11 @@ def check_panels(
                 expr = fill_variables(target["expr"], window)
                 asked.append(PanelQuery(row, panel["title"], expr, prometheus.query(expr)))
     return asked
+
+
+def silent_panels(asked: Sequence[PanelQuery]) -> list[str]:
+    """Return the queries without a number, but those of passes: no server of these swarms has memory for them."""
+    return [str(each) for each in asked if not each.answered and each.panel != PASSES]
 
 
 def summary(asked: Sequence[PanelQuery], prometheus: Prometheus) -> str:
