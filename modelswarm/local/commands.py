@@ -85,6 +85,8 @@ def server_command(
         flags["--lease"] = str(settings.lease)
     if settings.token_budget is not None:
         flags["--token-budget"] = str(settings.token_budget)
+    if plan.training_memory is not None:
+        flags["--training-memory"] = str(plan.training_memory)
     if plan.adapters:
         flags["--max-lora-rank"] = str(plan.max_lora_rank)
     switches = ["--hash-model"] if settings.hash_model else []

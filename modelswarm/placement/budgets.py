@@ -23,6 +23,7 @@ from modelswarm.placement.memory import (
 from modelswarm.placement.quantity import bytes_of, human_bytes, limit_at_least
 from modelswarm.placement.spans import Span
 from modelswarm.resources.accelerators import describe_device, has_accelerator
+from modelswarm.resources.rules import parse_quantity
 from modelswarm.resources.spec import Pool, Spec
 
 KERNEL_PAGE = 64 << 10
@@ -44,27 +45,28 @@ class ServerSizes:
     token_budget: int
     adapters: int = 0  # number of them
     lora_rank: int = 0  # of each
+    training: int = 0  # bytes of forward and backward passes
 
     def in_container(self, span: Span) -> MemoryModel:
         """Return the memory of a server that computes on the CPU."""
         memory = server_memory(
             self.facts, span, self.dtype, self.page_size, self.max_length, self.token_budget
         )
-        return self._with_adapters(memory, span)
+        return self._with_options(memory, span)
 
     def on_device(self, span: Span) -> MemoryModel:
         memory = device_memory(
             self.facts, span, self.dtype, self.page_size, self.max_length, self.token_budget
         )
-        return self._with_adapters(memory, span)
+        return self._with_options(memory, span)
 
     def beside_device(self, span: Span) -> MemoryModel:
         """Return the memory of the container of a server that computes on an accelerator."""
-        return self._with_adapters(host_memory(self.facts, span, self.dtype, self.page_size), span)
+        return self._with_options(host_memory(self.facts, span, self.dtype, self.page_size), span)
 
-    def _with_adapters(self, memory: MemoryModel, span: Span) -> MemoryModel:
+    def _with_options(self, memory: MemoryModel, span: Span) -> MemoryModel:
         size = adapter_bytes(self.facts, span, self.dtype, self.adapters, self.lora_rank)
-        return replace(memory, adapters=size)
+        return replace(memory, adapters=size, training=self.training)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,14 @@ def pool_budgets(
         limit = container_budget(_smallest_limit(spec, on_device), LIMITS, sizes)
         budgets.append(Budget(limit.memory, LIMITS, sizes.beside_device))
     return tuple(budgets)
+
+
+def training_bytes(spec: Spec) -> int | None:
+    """Return the memory of forward and backward passes that the document gives each server; None if it gives none."""
+    wanted = spec.training.memory
+    if wanted is None:
+        return None
+    return 0 if parse_quantity(wanted) == 0 else bytes_of(wanted, "spec.training.memory")
 
 
 def _smallest_limit(spec: Spec, pools: Sequence[Pool]) -> int | None:

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 
 from modelswarm.checkpoint.facts import ModelFacts
 from modelswarm.errors import UserError
-from modelswarm.placement.budgets import Budget, ServerSizes, container_budget, pool_budgets
+from modelswarm.placement.budgets import (
+    Budget,
+    ServerSizes,
+    container_budget,
+    pool_budgets,
+    training_bytes,
+)
 from modelswarm.placement.dtype import (
     ACCELERATORS,
     UNKNOWN_CPUS,
@@ -77,6 +83,7 @@ class SwarmPlan:
     chat_template: str | None = None  # the text; None: the model's own
     adapters: tuple[Adapter, ...] = ()
     max_lora_rank: int = MAX_LORA_RANK
+    training_memory: int | None = None  # bytes of passes; None: what the limit leaves
     warnings: tuple[str, ...] = ()  # sentences about what will not work
 
     @property
@@ -117,7 +124,10 @@ def plan_swarm(
     dtype = chosen.name
     max_length = _max_length(spec, facts)
     count, rank = len(spec.model.adapters), spec.model.max_lora_rank
-    sizes = ServerSizes(facts, dtype, PAGE_SIZE, max_length, token_budget, count, rank)
+    training = training_bytes(spec)
+    sizes = ServerSizes(
+        facts, dtype, PAGE_SIZE, max_length, token_budget, count, rank, training or 0
+    )
     if memory is None:
         budgets = pool_budgets(spec, sizes, node_memory or {})
     else:
@@ -142,6 +152,7 @@ def plan_swarm(
         chat_template=spec.model.chat_template,
         adapters=spec.model.adapters,
         max_lora_rank=spec.model.max_lora_rank,
+        training_memory=training,
     )
 
 

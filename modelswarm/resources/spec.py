@@ -246,6 +246,14 @@ class Sessions(Part):
     )
 
 
+class Training(Part):
+    memory: Quantity | None = Field(
+        default=None,
+        description="Memory of forward and backward passes on each server, such as 1Gi, which the plan counts; 0: none "
+        "are run. If absent, passes get what the memory limit leaves beside the plan, at most 256Mi.",
+    )
+
+
 class ResourceAmounts(Part):
     requests: Amounts = Field(
         default_factory=dict,
@@ -324,6 +332,10 @@ class Spec(Part):
     )
     sessions: Sessions = Field(
         default=Sessions(), description="The sessions that the servers must have room for."
+    )
+    training: Training = Field(
+        default=Training(),
+        description="Forward and backward passes of clients that train, such as soft prompts.",
     )
     pools: Annotated[
         tuple[Annotated[Pool, rules.ACCELERATOR_HAS_DEVICE], ...],

@@ -107,6 +107,9 @@ class PlannedMemory(StatusPart):
     kv: str = Field(description="Pages of keys and values.")
     total: str = Field(description="Smallest memory limit under which the server starts.")
     adapters: str | None = Field(default=None, description="LoRA adapters, if the spec lists any.")
+    training: str | None = Field(
+        default=None, description="Forward and backward passes, if the spec sets training.memory."
+    )
 
 
 class PlannedSpan(StatusPart):

@@ -87,6 +87,8 @@ GOOD: list[Json] = [
     model(chatTemplate="{{ messages }}" * 4000),
     {"sessions": {"maxLength": 4096, "concurrent": 1, "holdLimit": "1h30m"}},
     {"rollout": {"surge": 0, "drainTimeout": "500ms"}, "paused": True},
+    {"training": {"memory": "1Gi"}},
+    {"training": {"memory": 0}},
     pool(resources={"requests": {"cpu": "500m"}, "limits": {"memory": "2Gi"}}),
     pool(resources={"limits": {"nvidia.com/gpu": 1, "cpu": 2, "hugepages-2Mi": "4Mi"}}),
     pool(resources={"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": 1}}),
@@ -177,6 +179,16 @@ BAD: list[tuple[Json, str, str]] = [
     ({"rollout": {"drainTimeout": 5}}, "spec.rollout.drainTimeout", "must be of type string"),
     ({"rollout": {"surge": -1}}, "spec.rollout.surge", "greater than or equal to 0"),
     ({"sessions": {"maxLength": 0}}, "spec.sessions.maxLength", "greater than or equal to 1"),
+    (
+        {"training": {"memory": "1Gb"}},
+        "spec.training.memory",
+        "allowed: a quantity such as 1, 500m or 2Gi",
+    ),
+    (
+        {"training": {"memory": -1}},
+        "spec.training.memory",
+        "allowed: a quantity such as 1, 500m or 2Gi",
+    ),
     ({"pools": [{"name": "a"}, {"name": "a"}]}, "spec.pools[1]", "Duplicate value"),
     ({"pools": [{"name": "A"}]}, "spec.pools[0].name", "allowed: lower-case letters, digits"),
     ({"pools": [{}]}, "spec.pools[0].name", "Required value"),
@@ -301,6 +313,7 @@ CHANGES: list[Json] = [
     {"pools": [{"name": "other"}]},
     {"sessions": {"maxLength": 100, "concurrent": 3, "holdLimit": "1s"}},
     {"rollout": {"surge": 2, "drainTimeout": "1m"}},
+    {"training": {"memory": "1Gi"}},
     {"paused": True},
 ]
 

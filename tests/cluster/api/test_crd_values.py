@@ -37,6 +37,7 @@ WHOLE: Json = {
         "spans": {"ranges": [{"first": 0, "last": 4}]},
         "replicas": 0,
         "sessions": {},
+        "training": {},
         "pools": [{"name": "a", "resources": {"requests": {}, "limits": {"memory": "64Gi"}}}],
         "rollout": {},
     },

@@ -72,6 +72,15 @@ def test_smaller_fraction_gives_fewer_pages(folder: Path) -> None:
     assert pages[1] - pages[0] == pytest.approx(0.4 * 32 * MIB / page_bytes(folder), abs=2)
 
 
+def test_memory_of_passes_is_left_free(folder: Path) -> None:
+    library = DeviceLibrary(total=32 * MIB)
+    free = load(folder, library).shape.total_pages
+    left = load(folder, DeviceLibrary(total=32 * MIB), training_memory=8 * MIB).shape.total_pages
+    assert free - left == pytest.approx(8 * MIB / page_bytes(folder), abs=2)
+    with pytest.raises(DeviceError, match=r"passes 32 MiB, unused by --memory-fraction"):
+        load(folder, DeviceLibrary(total=32 * MIB), training_memory=32 * MIB)
+
+
 def test_asked_pages_are_used_if_they_fit(folder: Path) -> None:
     assert load(folder, DeviceLibrary(), pages=7).shape.total_pages == 7
 

@@ -249,13 +249,20 @@ def test_all_parts_of_a_server_fit_into_its_memory(
     assert settings.memory - page < planned.total <= settings.memory
 
 
-def test_server_uses_the_memory_of_its_plan(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("training", [{}, {"memory": "64Mi"}, {"memory": 0}])
+def test_server_uses_the_memory_of_its_plan(
+    folder: Path, tmp_path: Path, training: dict[str, Any]
+) -> None:
     document = ModelSwarm.parse(
         {
             "apiVersion": "modelswarm.io/v1alpha1",
             "kind": "ModelSwarm",
             "metadata": {"name": "tiny"},
-            "spec": {"model": {"source": f"file://{folder}"}, "spans": {"count": 2}},
+            "spec": {
+                "model": {"source": f"file://{folder}"},
+                "spans": {"count": 2},
+                "training": training,
+            },
         }
     )
     plan = plan_document(document, "1Gi")
@@ -271,6 +278,7 @@ def test_server_uses_the_memory_of_its_plan(folder: Path, tmp_path: Path) -> Non
         assert (kv, replay_limit(settings, shape)) == (needs.kv, needs.retained)
         model = container_memory(facts, settings.first, settings.last, span_options(settings, None))
         assert model.with_pages(shape.total_pages) == needs
+        assert settings.training_memory == plan.training_memory
         assert needs.total <= 1 << 30
 
 

@@ -185,6 +185,7 @@ class Running:
 def running_swarm(
     folder: Path, name: str, *, spans: int, replicas: int = 1, sessions: int = 10, length: int = 1024,
     settings: LocalSettings | None = None, adapters: Mapping[str, Path] | None = None,
+    training: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:  # fmt: skip
     """Yield a ready swarm of the model in `folder`. Each `name` is used once per test run."""
     listed = [{"name": each, "source": f"file://{path}"} for each, path in (adapters or {}).items()]
@@ -197,6 +198,7 @@ spec:
   spans: {{count: {spans}}}
   replicas: {replicas}
   sessions: {{maxLength: {length}, concurrent: {sessions}}}
+  training: {json.dumps(training or {})}
 """
     plan = plan_document(parse_document(document, name))
     with LocalSwarm(plan, settings or local_settings(name), spawn=fork_process) as local:

@@ -180,6 +180,19 @@ def test_plan_prints_every_number_in_bytes(capsys: pytest.CaptureFixture[str]) -
     assert shape(facts) == documented("plan")
 
 
+def test_plan_names_memory_of_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = {"model": {"source": "demo://counting"}, "training": {"memory": "1Gi"}}
+    document = {"apiVersion": "modelswarm.io/v1alpha1", "kind": "ModelSwarm"}
+    file = tmp_path / "swarm.json"
+    file.write_text(json.dumps(document | {"metadata": {"name": "x"}, "spec": spec}))
+    assert run(["plan", str(file), "--json"]) == run(["plan", str(file)]) == 0
+
+    facts, text = capsys.readouterr().out.split("\n", 1)
+    assert json.loads(facts)["training_memory"] == 1 << 30
+    assert json.loads(facts)["servers"][0]["memory"]["training"] == 1 << 30
+    assert "training 1 GiB" in text
+
+
 def test_plan_names_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     adapter = {"name": "tax", "source": "file:///adapters/tax"}
     spec = {"model": {"source": "demo://counting", "adapters": [adapter]}}

@@ -50,6 +50,19 @@ def test_rollout_replaces_one_slot_per_span_and_surges_first() -> None:
     cluster.settle()
 
 
+def test_change_of_the_memory_of_passes_is_rolled_out() -> None:
+    cluster = make_large_cluster(2, 2)
+    old = set(cluster.pods)
+    cluster.edit_spec(training={})
+    run_turns(cluster, lambda: assert_coverage(cluster, 2), 20)
+    assert set(cluster.pods) == old
+    cluster.edit_spec(training={"memory": "1Gi"})
+    run_turns(cluster, lambda: assert_coverage(cluster, 2))
+    assert not old & set(cluster.pods) and len(cluster.ready_pods()) == 4
+    for pod in cluster.server_pods():
+        assert "--training-memory" in pod.manifest["spec"]["containers"][0]["args"]
+
+
 def test_single_replica_rolls_without_a_gap_despite_surge_0() -> None:
     cluster = make_large_cluster(2, 1, rollout={"surge": 0})
     cluster.edit_spec(pools=make_pools("a"))

@@ -282,6 +282,32 @@ def test_memory_of_an_accelerator_has_no_process_and_no_rows() -> None:
     assert memory.kv == make_memory().with_pages(10).kv
 
 
+def test_memory_of_passes_is_part_of_the_plan() -> None:
+    limit = {"memory": "2Gi"}
+    without, given = plan(limit), plan(limit, training={"memory": "512Mi"})
+    assert (without.training_memory, given.training_memory) == (None, 512 << 20)
+    server = given.servers[0]
+    assert server.memory.training == 512 << 20 and "training 512 MiB" in str(server.memory)
+    assert server.memory.total <= 2 << 30
+    assert server.pages < without.servers[0].pages
+    none = plan(limit, training={"memory": 0})
+    assert none.training_memory == 0 and none.servers == without.servers
+    assert plan(limit, training={"memory": "0Mi"}) == none
+
+
+def test_memory_of_passes_is_on_device_and_in_container() -> None:
+    pools = [gpu_pool(memory="2Gi")]
+    server = plan(pools=pools, training={"memory": "512Mi"}).servers[0]
+    assert server.memory.training == 512 << 20 and server.memory.total <= 0.9 * (2 << 30)
+    assert server.host is not None and server.host.training == 512 << 20
+
+
+@pytest.mark.parametrize("memory", ["500m", "8Gi"])
+def test_memory_of_passes_that_cannot_be_is_refused(memory: str) -> None:
+    with pytest.raises(UserError, match=r"spec\.training\.memory: |training 8 GiB.*has 2 GiB"):
+        plan({"memory": "2Gi"}, training={"memory": memory})
+
+
 def test_full_sessions_need_their_pages_beside_the_reserve() -> None:
     assert [full_sessions(pages, 32) for pages in (2, 3, 4, 5)] == [0, 1, 1, 2]
     assert full_sessions(10, 32, page_size=32) == 9

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlparse
 
+from modelswarm.placement.budgets import training_bytes
 from modelswarm.placement.plan import PAGE_SIZE
 from modelswarm.placement.quantity import quantity_of
 from modelswarm.resources.accelerators import device_kind, has_accelerator
@@ -173,6 +174,7 @@ def _server_container(
         "--drain-timeout": f"{server_drain_seconds(spec):g}",
         "--metrics": f"0.0.0.0:{METRICS_PORT}",
         "--zone": "$(NODE_ZONE)",
+        **_training_flags(spec),
         **tokenizer_flags(spec.model),
     }
     return {
@@ -198,6 +200,11 @@ def _page_flags(spec: Spec, pool: Pool, pages: int) -> dict[str, int]:
     """Return the number of pages; none where the server is to fill its accelerator, which only it can measure."""
     fills_device = spec.sessions.concurrent is None and has_accelerator(pool)
     return {} if fills_device else {"--pages": pages}
+
+
+def _training_flags(spec: Spec) -> dict[str, int]:
+    memory = training_bytes(spec)
+    return {} if memory is None else {"--training-memory": memory}
 
 
 def _probe(path: str, period: int, failures: int) -> Json:

@@ -125,6 +125,7 @@ def _shared_input(name: str, spec: Spec, known: ModelStatus) -> dict[str, Any]:
         "served": spec.model.served_name or name,
         "model": _dump(spec.model),
         "maxLength": spec.sessions.max_length,
+        **({"training": given} if (given := _dump(spec.training)) else {}),
     }
 
 
@@ -160,6 +161,7 @@ def _memory_status(memory: ServerMemory) -> PlannedMemory:
         kv=quantity_of(memory.kv),
         total=quantity_of(memory.total),
         adapters=quantity_of(memory.adapters) if memory.adapters else None,
+        training=quantity_of(memory.training) if memory.training else None,
     )
 
 

@@ -36,16 +36,18 @@ class DeviceRoom:
     used: int  # by weights, the driver, and other processes
     step: int  # of the largest step
     fraction: float  # of the total that may be used
+    training: int = 0  # reserved for forward and backward passes
 
     @property
     def free(self) -> int:
         """Bytes for KV; below 0 if even the step does not fit."""
-        return int(self.fraction * self.total) - self.used - self.step
+        return int(self.fraction * self.total) - self.used - self.step - self.training
 
     def __str__(self) -> str:
+        passes = f"passes {human_bytes(self.training)}, " if self.training else ""
         return (
             f"{human_bytes(max(self.free, 0))} of {human_bytes(self.total)} are left for KV (weights, driver and other "
-            f"processes {human_bytes(self.used)}, the largest step {human_bytes(self.step)}, unused by "
+            f"processes {human_bytes(self.used)}, the largest step {human_bytes(self.step)}, {passes}unused by "
             f"--memory-fraction {human_bytes(int((1 - self.fraction) * self.total))})"
         )
 
@@ -70,9 +72,16 @@ def probe_pages(shape: ModelShape, token_budget: int) -> int:
 
 
 def measure_room(
-    span: TransformerSpan, device: Device, token_budget: int, fraction: float | None
+    span: TransformerSpan,
+    device: Device,
+    token_budget: int,
+    fraction: float | None,
+    training: int = 0,
 ) -> DeviceRoom:
-    """Run the largest step of a span whose cache has `probe_pages`, and return the room beside that cache."""
+    """Run the largest step of a span whose cache has `probe_pages`, and return the room beside that cache.
+
+    `training`: bytes that passes get.
+    """
     drivers = device.drivers
     shape = span.shape
     cache = shape.total_pages * shape.page_size * (shape.last - shape.first) * shape.kv_bytes
@@ -90,7 +99,7 @@ def measure_room(
     step = drivers.peak(device.torch) - before
     drivers.free_caches()
     free, total = drivers.memory(device.torch)
-    return DeviceRoom(total, total - free - cache, step, fraction or MEMORY_FRACTION)
+    return DeviceRoom(total, total - free - cache, step, fraction or MEMORY_FRACTION, training)
 
 
 def largest_step(shape: ModelShape, token_budget: int) -> list[Task]:

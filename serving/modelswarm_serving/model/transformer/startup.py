@@ -159,7 +159,8 @@ def _load_checked(
     if not device.is_cpu:
         probe = with_pages(shape, pages)
         span = TransformerSpan(loaded, blocks, cache, probe, backend, None, device, threads)
-        room = measure_room(span, device, options.token_budget, options.memory_fraction)
+        budget, fraction = options.token_budget, options.memory_fraction
+        room = measure_room(span, device, budget, fraction, options.training_memory)
         container = container_memory(facts, shape.first, shape.last, options)
         limit = options.host_limit
         most = None if limit is None else container.most_pages(limit)

@@ -30,6 +30,9 @@ PATIENCE_SECONDS = 60.0
 # Seconds that a call waits for memory.
 WAIT_SECONDS = 60.0
 
+# Field of a document and flag of a server that set the memory for passes.
+_FIELDS = "spec.training.memory, --training-memory"
+
 _Code = grpc.StatusCode
 
 
@@ -152,7 +155,7 @@ class PassCalls:
         if self._runner is None:
             raise CallRefused(_Code.UNIMPLEMENTED, "the model of this server has no gradients")
         if not self._memory.limit:
-            detail = "this server has no memory for passes; start it with --training-memory"
+            detail = f"this server has no memory for passes; give it some ({_FIELDS})"
             raise CallRefused(_Code.UNIMPLEMENTED, detail)
         if self.is_draining:
             raise CallRefused(_Code.UNAVAILABLE, "this server is stopping")
@@ -184,7 +187,7 @@ class PassCalls:
         blocks = fitting[-1].blocks[1] - first
         detail = (
             f"{task.rows} rows of {blocks} block{'s' * (blocks > 1)} need {needed} for a pass, and the server has "
-            f"{limit} (--training-memory); send fewer rows at a time"
+            f"{limit} ({_FIELDS}); send fewer rows at a time"
         )
         code = _Code.FAILED_PRECONDITION if blocks > 1 else _Code.INVALID_ARGUMENT
         raise CallRefused(code, detail)

@@ -6,7 +6,6 @@ import itertools
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -175,9 +174,10 @@ def test_stopping_server_ends_its_pass(toy_swarm: Running, model: Any, toy_model
 def watched(toy_folder: Path) -> Iterator[Running]:
     """Yield two replicas of one span, whose gateway notices silence. The memory for passes is small."""
     settings = local_settings("watched", detects_silence=True)
-    small = {f"watched-s0-r{ordinal}": ("--training-memory", "3Mi") for ordinal in (0, 1)}
-    settings = replace(settings, flags={**settings.flags, **small})
-    with running_swarm(toy_folder, "watched", spans=1, replicas=2, settings=settings) as running:
+    small = {"memory": "3Mi"}
+    with running_swarm(
+        toy_folder, "watched", spans=1, replicas=2, settings=settings, training=small
+    ) as running:
         yield running
 
 
@@ -218,7 +218,8 @@ def test_small_memory_runs_fewer_blocks_at_a_time(
 @pytest.mark.full
 def test_pass_that_never_fits_is_refused(watched: Running, layers: Any) -> None:
     watched.wait_whole()
-    with pytest.raises(RefusedError, match="900 rows of 1 block need"):
+    told = r"900 rows of 1 block need .* has 3 MiB \(spec\.training\.memory"
+    with pytest.raises(RefusedError, match=told):
         layers(states(1, 900))
     with pytest.raises(RefusedError, match="a sequence of 1025 rows; the context has 1024"):
         layers(states(1, 1025))

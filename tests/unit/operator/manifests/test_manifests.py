@@ -59,6 +59,21 @@ def test_server_container_gets_its_flags_and_ports() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("training", "flag", "planned"),
+    [({}, None, None), ({"memory": "1Gi"}, str(1 << 30), "1024Mi"), ({"memory": 0}, "0", None)],
+)
+def test_server_gets_the_memory_of_passes(
+    training: Json, flag: str | None, planned: str | None
+) -> None:
+    cluster = ModelCluster(spec=make_spec(1, 1, training=training))
+    cluster.settle()
+    arguments = next(iter(cluster.server_pods())).manifest["spec"]["containers"][0]["args"]
+    assert dict(zip(arguments[::2], arguments[1::2], strict=True)).get("--training-memory") == flag
+    memory = cluster.status["plan"]["spans"][0]["memory"]
+    assert memory.get("training") == planned
+
+
 def test_pod_name_is_unique_and_fits_63_characters() -> None:
     name = names.pod_name("s" * 40, "uid", "s255", 10**10 - 1)
     assert len(name) <= 63
