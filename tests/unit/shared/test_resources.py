@@ -96,6 +96,8 @@ def test_omitted_fields_get_their_defaults() -> None:
             ]
         },
         {"rollout": {"surge": 0, "drainTimeout": "500ms"}, "paused": True},
+        {"training": {"memory": "1Gi"}},
+        {"training": {"memory": 0}},
     ],
 )
 def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
@@ -109,12 +111,15 @@ def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
             {"model": {"source": "demo://counting", "sorce": 1}},
             (
                 "spec.model.sorce: unknown field; allowed: source, revision, servedName, tokenSecretRef, "
-                "tokenizer, chatTemplate, dtype, quantization"
+                "tokenizer, chatTemplate, dtype, adapters, maxLoraRank, quantization"
             ),
         ),
         (
             {"replica": 2},
-            "spec.replica: unknown field; allowed: model, spans, replicas, sessions, pools, rollout, paused",
+            (
+                "spec.replica: unknown field; allowed: model, spans, replicas, sessions, training, "
+                "pools, rollout, paused"
+            ),
         ),
         ({"replicas": -1}, "spec.replicas: -1 is not allowed; allowed: 0 or more"),
         ({"replicas": "2"}, "spec.replicas: '2' is not allowed; allowed: a whole number"),
