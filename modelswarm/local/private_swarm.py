@@ -12,6 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelswarm.errors import UserError
+
 if TYPE_CHECKING:
     from modelswarm.local.swarm import LocalSwarm
 
@@ -47,10 +49,13 @@ def private_swarm(
     `model`, `spec`: fields of `spec.model` and of `spec`. `memory`: of one server, such as 8Gi. UserError names the
     field of the document that cannot be used.
     """
+    from pydantic import ValidationError
+
     from modelswarm.local.commands import LocalSettings
     from modelswarm.local.planning import plan_document
     from modelswarm.local.swarm import LocalSwarm
     from modelswarm.resources.spec import API_VERSION, KIND, ModelSwarm
+    from modelswarm.resources.violations import list_violations
 
     document = {
         "apiVersion": API_VERSION,
@@ -58,7 +63,12 @@ def private_swarm(
         "metadata": {"name": name},
         "spec": {**spec, "model": {**model, "servedName": name}},
     }
-    plan = plan_document(ModelSwarm.parse(document), memory, device)
+    try:
+        swarm = ModelSwarm.parse(document)
+    except ValidationError as error:
+        field, _, sentence = list_violations(error, ModelSwarm)[0].partition(": ")
+        raise UserError(field, sentence) from None
+    plan = plan_document(swarm, memory, device)
     settings = LocalSettings(
         threads=threads,
         device=device,

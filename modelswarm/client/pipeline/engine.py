@@ -29,6 +29,7 @@ from modelswarm.client.pipeline.admission import Admission
 from modelswarm.client.pipeline.generation_config import GenerationConfig, token_id_of
 from modelswarm.client.pipeline.prompts import Prompt
 from modelswarm.client.pipeline.response import Response
+from modelswarm.errors import UserError
 
 CONFLICT_SECONDS = 0.5  # until a session's last turn has ended
 CLOSE_TRIES = 6
@@ -55,6 +56,7 @@ class Job:
     is_chat: bool = False  # its text is a user's message; messages are always a chat
     truncates: bool = False  # keeps the last tokens that fit, with the answer, into the context
     session_id: str | None = None
+    model: ServedModel | None = None  # an adapter; None: the model of the pipeline
 
 
 class PipelineEngine:
@@ -75,6 +77,7 @@ class PipelineEngine:
         self._client, self._patience, self._clock = client, patience, clock
         self._admission = Admission(most)
         self._last_progress = clock()
+        self._adapters: dict[str, ServedModel] = {}
         self._runs: set[Callable[[], object]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -106,11 +109,25 @@ class PipelineEngine:
         """Yield the parts of the answer; the last one has a finish reason. Raise ApiError."""
         return self._attempts(job, self._stream)
 
-    async def free_session(self, session_id: str) -> None:
-        """Free a named session, if it is held. A gateway that cannot do it now drops it when it has been idle."""
+    async def find_adapter(self, name: str) -> ServedModel:
+        """Return a LoRA adapter of the model. Raise UserError if the gateway lists no such one."""
+        base = self.model.parent or self.model.name
+        if name not in self._adapters:
+            listed = await self._client.models()
+            self._adapters = {each.name: each for each in listed if each.parent == base}
+        if name not in self._adapters:
+            known = ", ".join(map(repr, self._adapters)) or "None, the swarm lists no adapters"
+            raise UserError("adapter_name", f"{name!r} is not one of {base}; allowed: {known}")
+        return self._adapters[name]
+
+    async def free_session(self, session_id: str, model: str) -> None:
+        """Free a named session, if it is held. A gateway that cannot do it now drops it when it has been idle.
+
+        `model`: that of the session, maybe an adapter.
+        """
         for _ in range(CLOSE_TRIES):
             try:
-                await self._client.close_session(session_id, model=self.model.name)
+                await self._client.close_session(session_id, model=model)
                 return
             except ConflictError:  # its gateway does not know yet that the stream was left
                 await asyncio.sleep(CONFLICT_SECONDS)
@@ -153,13 +170,13 @@ class PipelineEngine:
 
     async def _ask(self, job: Job) -> AsyncGenerator[Response, None]:
         prompt, fields = await self._request(job)
-        completion = await self._client.complete(prompt, model=self.model.name, **fields)
+        completion = await self._client.complete(prompt, **fields)
         yield _whole_response(job.index, completion)
 
     async def _stream(self, job: Job) -> AsyncGenerator[Response, None]:
         prompt, fields = await self._request(job)
         count, length, final = 0, 0, Chunk()
-        stream = self._client.stream_complete(prompt, model=self.model.name, **fields)
+        stream = self._client.stream_complete(prompt, **fields)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 count += len(chunk.token_ids)
@@ -174,31 +191,32 @@ class PipelineEngine:
 
     async def _request(self, job: Job) -> tuple[str | Sequence[int], dict[str, Any]]:
         """Return the prompt as it is sent, and the request's fields. A chat is sent as the tokens of its template."""
+        model = job.model or self.model
         given: str | Sequence[int] | None = job.prompt.text
         messages = job.prompt.messages
         if job.prompt.token_ids is not None:
             given = job.prompt.token_ids
         elif messages is None and job.is_chat:
             messages = ({"role": "user", "content": job.prompt.text},)
-        limit = self.model.max_length
+        limit = model.max_length
         if messages is not None:
-            found = await self._client.tokenize(messages, model=self.model.name)
+            found = await self._client.tokenize(messages, model=model.name)
             given, limit = found.token_ids, found.max_length
         assert given is not None
         room = UNLIMITED
         if job.truncates and job.config.max_new_tokens is None and limit is not None:
-            room = max(1, limit - await self._count(given))
-        fields = job.config.request_fields(room, job.seed)
+            room = max(1, limit - await self._count(given, model.name))
+        fields = job.config.request_fields(room, job.seed) | {"model": model.name}
         if job.truncates:
             fields["truncate_prompt_tokens"] = -1
         if job.session_id is not None:
             fields["session_id"] = job.session_id
         return given, fields
 
-    async def _count(self, prompt: str | Sequence[int]) -> int:
+    async def _count(self, prompt: str | Sequence[int], model: str) -> int:
         if not isinstance(prompt, str):
             return len(prompt)
-        return len((await self._client.tokenize(prompt, model=self.model.name)).token_ids)
+        return len((await self._client.tokenize(prompt, model=model)).token_ids)
 
 
 def _pause_after(error: ApiError) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from modelswarm.client.api.async_client import AsyncClient
@@ -20,7 +21,9 @@ MAX_BATCH_SIZE = 32  # prompts at a time
 CONNECTIONS_PER_PROMPT = 2  # its answer, and the end of the one before
 TIMEOUT_SECONDS = 600.0
 _OF_GATEWAYS = ("model", "api_key")  # arguments without an effect on a private swarm
-_OF_SWARMS = ("spans", "replicas", "session_len", "dtype", "memory", "device", "threads")
+_OF_SWARMS = (
+    *("spans", "replicas", "session_len", "dtype", "memory", "device", "threads", "adapters"),
+)
 _REFUSED = {  # arguments of LMDeploy's pipeline
     "backend_config": "give its fields directly: session_len, max_batch_size, dtype, spans",
     "chat_template_config": "the model's own chat template is used; send messages with a system message",
@@ -48,6 +51,7 @@ class PipelineOptions(TypedDict, total=False):
     memory: str | None
     device: str | None
     threads: int | None
+    adapters: Mapping[str, str] | None
 
 
 def pipeline(
@@ -64,6 +68,7 @@ def pipeline(
     memory: str | None = None,
     device: str | None = None,
     threads: int | None = None,
+    adapters: Mapping[str, str] | None = None,
     **others: Any,
 ) -> Pipeline:
     """Return a pipeline on a gateway at a URL, or on a private swarm of a model, which it stops at its end.
@@ -74,7 +79,7 @@ def pipeline(
     `timeout`: seconds without an answer to any prompt, or without a byte of one, after which a prompt fails.
 
     Of a gateway:
-    `model`: a served model; by default the first one.
+    `model`: a served model, or an adapter of one; by default the first model. Of a private swarm: one of `adapters`.
     `api_key`: sent as a bearer token, for a proxy.
 
     Of a private swarm:
@@ -84,6 +89,7 @@ def pipeline(
     `dtype`: number format of weights; auto, float32, bfloat16 or float16.
     `memory`: of one server, such as 8Gi.
     `device`, `threads`: of each server.
+    `adapters`: folder, or owner/name of a hub, of each LoRA adapter, by the name that requests have.
 
     UserError names a bad argument. UnreachableError: no gateway answers. UnavailableError: it serves no model.
     """
@@ -101,16 +107,17 @@ def pipeline(
         memory=memory,
         device=device or "cpu",
         threads=threads,
+        adapters=adapters,
     )
     most = max_batch_size or MAX_BATCH_SIZE
     if model_path.startswith(("http://", "https://")):
-        local = (spans, replicas, session_len, dtype, memory, device, threads)
+        local = (spans, replicas, session_len, dtype, memory, device, threads, adapters)
         for name, value in zip(_OF_SWARMS, local, strict=True):
             if value is not None:
                 raise UserError(name, "the swarm of the gateway decides it; leave it out")
         return _connect(model_path, model, api_key, most, timeout, None)
     for name, value in zip(_OF_GATEWAYS, (model, api_key), strict=True):
-        if value is not None:
+        if value is not None and (name != "model" or model not in (adapters or {})):
             raise UserError(name, "it has an effect only with a gateway's URL; leave it out")
     package = missing_package()
     if package is not None:
@@ -118,7 +125,7 @@ def pipeline(
         raise UserError("model_path", f"a private swarm needs servers, and {detail}")
     swarm = start_private_swarm(model_path, options)
     try:
-        return _connect(f"http://{swarm.http}", None, None, most, timeout, swarm)
+        return _connect(f"http://{swarm.http}", model, None, most, timeout, swarm)
     except BaseException:
         swarm.stop()
         raise

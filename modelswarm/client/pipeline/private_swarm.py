@@ -6,6 +6,7 @@ The children end with `LocalSwarm.stop`, and when this process ends in any other
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ _ARGUMENTS = {  # fields of a document, and the arguments that they are given by
     "model": "model_path",
     "spec.model.source": "model_path",
     "spec.model.dtype": "dtype",
+    "spec.model.adapters": "adapters",
     "spec.spans": "spans",
     "spec.spans.count": "spans",
     "spec.replicas": "replicas",
@@ -44,6 +46,7 @@ class SwarmOptions:
     memory: str | None = None  # of one server, such as 8Gi; None: no limit
     device: str = "cpu"
     threads: int | None = None  # per server; None: the CPUs of this process, divided
+    adapters: Mapping[str, str] | None = None  # address of each LoRA adapter, by its name
 
     def __post_init__(self) -> None:
         for name in ("spans", "replicas", "session_len", "sessions", "threads"):
@@ -56,20 +59,27 @@ class SwarmOptions:
         if self.dtype not in DTYPES:
             allowed = ", ".join(DTYPES)
             raise UserError("dtype", f"{self.dtype!r} is not allowed; allowed: {allowed}")
+        if self.adapters is not None and not _has_texts(self.adapters):
+            detail = "allowed: a mapping of names to folders of adapters"
+            raise UserError("adapters", f"{self.adapters!r} is not allowed; {detail}")
 
 
-def model_address(model: str) -> str:
+def _has_texts(adapters: object) -> bool:
+    return isinstance(adapters, Mapping) and all(
+        isinstance(text, str) for pair in adapters.items() for text in pair
+    )
+
+
+def model_address(model: str, argument: str = "model_path") -> str:
     """Return the address of a folder, or of a name on the hub, as documents have it. UserError for any other text."""
     address = known_address(model)
     if address is not None:
         return address
     if not Path(model).expanduser().exists() and _HUB_NAME.fullmatch(model):
         return f"hf://{model}"
-    raise UserError(
-        "model_path",
-        f"{model!r} is no folder; allowed: a folder of a model, owner/name of a hub, demo://counting, or a "
-        "gateway's URL such as http://127.0.0.1:8000",
-    )
+    others = {"model_path": ", demo://counting, or a gateway's URL such as http://127.0.0.1:8000"}
+    detail = f"allowed: a folder, owner/name of a hub{others.get(argument, '')}"
+    raise UserError(argument, f"{model!r} is no folder; {detail}")
 
 
 def start_private_swarm(model: str, options: SwarmOptions) -> LocalSwarm:
@@ -80,17 +90,21 @@ def start_private_swarm(model: str, options: SwarmOptions) -> LocalSwarm:
         "replicas": options.replicas,
         "sessions": {name: value for name, value in sessions.items() if value is not None},
     }
+    adapters = [
+        {"name": name, "source": model_address(source, "adapters")}
+        for name, source in (options.adapters or {}).items()
+    ]
     try:
         swarm = private_swarm(
             SERVED_NAME,
-            {"source": model_address(model), "dtype": options.dtype},
+            {"source": model_address(model), "dtype": options.dtype, "adapters": adapters},
             spec,
             memory=options.memory,
             device=options.device,
             threads=options.threads,
         )
     except UserError as error:
-        argument = _ARGUMENTS.get(error.field, error.field)
+        argument = _ARGUMENTS.get(error.field.partition("[")[0], error.field)
         if argument == "spans" and options.spans is None:
             argument = "memory"  # it decides the number of spans
         raise UserError(argument, error.message) from None

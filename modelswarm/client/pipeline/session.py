@@ -17,8 +17,10 @@ from modelswarm.errors import UserError
 class Session:
     """A chat with its transcript. One turn runs at a time; a turn that did not end leaves no trace in it."""
 
-    def __init__(self, gen_config: GenerationConfig | None, free: Callable[[str], object]) -> None:
-        """`free` frees the context that servers keep under a name."""
+    def __init__(
+        self, gen_config: GenerationConfig | None, free: Callable[[str, str], object]
+    ) -> None:
+        """`free` frees the context that servers keep under a name, for a model."""
         self.session_id = _new_name()
         self.gen_config = gen_config
         self.prompt: str | list[Message] | None = None  # of the last turn
@@ -26,6 +28,7 @@ class Session:
         self.history: list[tuple[str | list[Message], str]] = []  # prompt and answer of each turn
         self.messages: list[Message] = []  # the transcript
         self._free = free
+        self._models: set[str] = set()  # each has a context at the servers
         self._turn = threading.Lock()
         self._cancel: Callable[[], object] | None = None  # of the turn that runs
         self._is_closed = False
@@ -42,9 +45,10 @@ class Session:
             self._cancel = None
             self._turn.release()
 
-    def on_abort(self, cancel: Callable[[], object]) -> None:
-        """Set the function that ends the turn that runs."""
+    def on_abort(self, cancel: Callable[[], object], model: str) -> None:
+        """Set the function that ends the turn that runs, and the model that it runs on."""
         self._cancel = cancel
+        self._models.add(model)
 
     def check_open(self) -> None:
         """Raise UserError if the session is closed."""
@@ -68,8 +72,7 @@ class Session:
     def reset(self) -> None:
         """Forget the transcript, and free the context at the servers. The session can be used again."""
         with self.turn():
-            if self.history:
-                self._free(self.session_id)
+            self._free_contexts()
             self.session_id = _new_name()
             self.prompt, self.response = None, None
             self.history, self.messages = [], []
@@ -79,7 +82,12 @@ class Session:
         if not self._is_closed:
             self._is_closed = True
             self.abort()
-            self._free(self.session_id)
+            self._free_contexts()
+
+    def _free_contexts(self) -> None:
+        for model in tuple(self._models):
+            self._free(self.session_id, model)
+        self._models.clear()
 
     def __enter__(self) -> Self:
         return self

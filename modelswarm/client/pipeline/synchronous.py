@@ -41,6 +41,7 @@ class InferOptions(TypedDict, total=False):
     """Options of `Pipeline.infer`, which explains them."""
 
     do_preprocess: bool | None
+    adapter_name: str | None
     use_tqdm: bool
     raise_errors: bool
     truncate_prompt: bool
@@ -87,6 +88,7 @@ class Pipeline:
         gen_config: Configs = None,
         *,
         do_preprocess: bool | None = None,
+        adapter_name: str | None = None,
         use_tqdm: bool = False,
         raise_errors: bool = True,
         truncate_prompt: bool = False,
@@ -96,7 +98,8 @@ class Pipeline:
 
         `prompts`: a string, a list of messages, a list of token ids, or a list of these. `gen_config`: one for all, or
         one for each. `do_preprocess`: whether a string is a user's message of a chat; by default if the model has a
-        chat template. `truncate_prompt` keeps the last tokens of a prompt that fit with its answer into the context.
+        chat template. `adapter_name`: a LoRA adapter that the swarm lists.
+        `truncate_prompt` keeps the last tokens of a prompt that fit with its answer into the context.
         `done`: responses of an interrupted run with the same prompts, None where there is none. They are not asked for.
 
         The first error is raised, with a note about its prompt, when the other prompts have ended; with
@@ -104,7 +107,8 @@ class Pipeline:
         PipelineInterrupted on Ctrl-C.
         """
         parsed = parse_prompts(prompts)
-        jobs = self._jobs(parsed, gen_config, do_preprocess, truncate_prompt)
+        model = self._find_model(adapter_name)
+        jobs = self._jobs(parsed, gen_config, do_preprocess, truncate_prompt, model)
         kept = _kept(done, len(jobs))
         with progress_bar(len(jobs), len(kept), use_tqdm) as advance:
             wanted = [job for job in jobs if job.index not in kept]
@@ -132,6 +136,7 @@ class Pipeline:
         gen_config: Configs = None,
         *,
         do_preprocess: bool | None = None,
+        adapter_name: str | None = None,
         stream_response: bool = True,
         raise_errors: bool = True,
         truncate_prompt: bool = False,
@@ -143,7 +148,8 @@ class Pipeline:
         left early ends its answers.
         """
         parsed = parse_prompts(prompts)
-        jobs = self._jobs(parsed, gen_config, do_preprocess, truncate_prompt)
+        model = self._find_model(adapter_name)
+        jobs = self._jobs(parsed, gen_config, do_preprocess, truncate_prompt, model)
         run = StreamRun(self._engine, jobs, raises=raise_errors, whole=not stream_response)
         return self._parts(run, len(jobs))
 
@@ -161,6 +167,7 @@ class Pipeline:
         session: Session | None = None,
         gen_config: GenerationConfig | None = None,
         *,
+        adapter_name: str | None = None,
         stream_response: Literal[False] = False,
     ) -> Session: ...
     @overload
@@ -170,6 +177,7 @@ class Pipeline:
         session: Session | None = None,
         gen_config: GenerationConfig | None = None,
         *,
+        adapter_name: str | None = None,
         stream_response: Literal[True],
     ) -> Iterator[Response]: ...
     def chat(
@@ -178,20 +186,25 @@ class Pipeline:
         session: Session | None = None,
         gen_config: GenerationConfig | None = None,
         *,
+        adapter_name: str | None = None,
         stream_response: bool = False,
     ) -> Session | Iterator[Response]:
         """Answer the next turn of a chat; return the session, whose `response` is the answer.
 
         With `stream_response` the parts of the answer are iterated over, and the session changes at their end. A turn
-        that failed or was left early does not change the session. UserError if a turn of it is running, if it is
-        closed, or if the model cannot chat.
+        that failed or was left early does not change the session.
+        `adapter_name`: the LoRA adapter that answers this turn. Each has a context of its own at the servers.
+        UserError if a turn of the session is running, if it is closed, or if the model cannot chat.
         """
         session = self.session() if session is None else session
         session.check_open()
         asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         config = gen_config or session.gen_config
-        self._jobs(parse_prompts(asked), config, True, False)  # raises before anything is sent
-        parts = self._turn(session, prompt, asked, config, stream_response)
+        model = self._find_model(adapter_name)
+        self._jobs(
+            parse_prompts(asked), config, True, False, model
+        )  # raises before anything is sent
+        parts = self._turn(session, prompt, asked, config, stream_response, model)
         if stream_response:
             return parts
         for _ in parts:
@@ -219,12 +232,13 @@ class Pipeline:
         gen_config: Configs,
         do_preprocess: bool | None,
         truncates: bool,
+        model: ServedModel,
         session: Session | None = None,
     ) -> list[Job]:
         """Return the jobs, the longest first."""
         self._check_open()
         configs = configs_of(gen_config, len(prompts.items))
-        problem = self._engine.model.chat_problem
+        problem = model.chat_problem
         needs_chat = any(prompt.messages is not None for prompt in prompts.items)
         if problem is not None and (do_preprocess or needs_chat):
             field = "do_preprocess" if do_preprocess and not needs_chat else "prompts"
@@ -239,6 +253,7 @@ class Pipeline:
                 is_chat,
                 truncates,
                 None if session is None else session.session_id,
+                model,
             )
             for index in longest_first(prompts.items, configs)
         ]
@@ -270,23 +285,30 @@ class Pipeline:
         asked: list[Message],
         config: GenerationConfig | None,
         stream_response: bool,
+        model: ServedModel,
     ) -> Generator[Response, None, None]:
         """Run one turn of a session; add it when its last part has come."""
         seen: list[Response] = []
         with session.turn() as turn:
             transcript = [*session.messages, *asked]
-            jobs = self._jobs(parse_prompts(transcript), config, True, False, session)
+            jobs = self._jobs(parse_prompts(transcript), config, True, False, model, session)
             run = StreamRun(self._engine, jobs, raises=True, whole=not stream_response)
-            turn.on_abort(lambda: self._end(run))
+            turn.on_abort(lambda: self._end(run), model.name)
             for part in self._parts(run, 1):
                 seen.append(part)
                 if part.finish_reason is not None:
                     session.add_turn(prompt, transcript, _joined(seen))
                 yield part
 
-    def _free_session(self, session_id: str) -> None:
+    def _find_model(self, adapter_name: str | None) -> ServedModel:
+        self._check_open()
+        if adapter_name is None:
+            return self._engine.model
+        return self._loop.call(self._engine.find_adapter(adapter_name))
+
+    def _free_session(self, session_id: str, model: str) -> None:
         if self._release.alive and os.getpid() == self._pid:
-            self._loop.call(self._engine.free_session(session_id))
+            self._loop.call(self._engine.free_session(session_id, model))
 
     def _check_open(self) -> None:
         if not self._release.alive:
