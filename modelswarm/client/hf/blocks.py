@@ -36,7 +36,11 @@ from modelswarm.errors import ModelSourceError, UnavailableError
 _hf: Any = import_module("transformers")
 # Families whose forward takes the first element of what a block returns.
 _TUPLES = frozenset({"bloom", "falcon"})
-
+# The end of each sentence about weights that cannot be read.
+_LOCAL_NEED = (
+    "embeddings, norm and head run at the client and are not fetched from a gateway; give from_pretrained a folder or "
+    "a name on the hub that has their weights"
+)
 
 # Runs all blocks, for a forward in this thread.
 RUN_BLOCKS: ContextVar[Callable[[Tensor], Tensor]] = ContextVar("blocks")
@@ -212,16 +216,16 @@ def load_local_modules(
     """Return the causal language model of transformers without its blocks.
 
     `model`: a folder, a name on the hub, or an address. `options`: those of transformers' from_pretrained. Raise
-    ModelSourceError if the weights cannot be read.
+    ModelSourceError if the weights cannot be read. A gateway gives none: it would hand them to every client.
     """
     text = copy.deepcopy(config.get_text_config())
     tables = FAMILIES[text.model_type].tables
-    folder = _weights_folder(model, text.num_hidden_layers, tables, options)
-    entries = read_tensors(folder, tables.names.__contains__)
-    weights: dict[str, Tensor] = {}
-    for name, entry in entries.items():
-        with safe_open(folder / entry.file, framework="pt") as file:
-            weights[name] = file.get_tensor(entry.stored_name)
+    try:
+        weights = _read_weights(model, text.num_hidden_layers, tables, options)
+    except (ModelSourceError, OSError) as error:  # OSError: of transformers, for a name on the hub
+        reason = error.message if isinstance(error, ModelSourceError) else str(error)
+        reason = reason.partition("\n")[0].rstrip(".")
+        raise ModelSourceError("model", f"{reason}; {_LOCAL_NEED}") from error
     base = _hf.MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
     # One block keeps what transformers computes for the first block, such as masks by the type of its attention.
     text.num_hidden_layers = 1
@@ -232,8 +236,19 @@ def load_local_modules(
     )
     if info["missing_keys"]:
         names = ", ".join(sorted(info["missing_keys"])[:4])
-        raise ModelSourceError("model", f"{folder} lacks weights for {names}")
+        raise ModelSourceError("model", f"{model} lacks weights for {names}; {_LOCAL_NEED}")
     return made.eval().requires_grad_(False)
+
+
+def _read_weights(
+    model: str, n_blocks: int, tables: Tables, options: Mapping[str, Any]
+) -> dict[str, Tensor]:
+    folder = _weights_folder(model, n_blocks, tables, options)
+    weights: dict[str, Tensor] = {}
+    for name, entry in read_tensors(folder, tables.names.__contains__).items():
+        with safe_open(folder / entry.file, framework="pt") as file:
+            weights[name] = file.get_tensor(entry.stored_name)
+    return weights
 
 
 def _without_blocks(base: Any, tables: Tables, returns_tuple: bool) -> Any:

@@ -11,6 +11,7 @@ from support.models.tiny_models import FUSED, GENERIC, load_whole, make_model
 
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.client.hf.blocks import RUN_BLOCKS, load_local_modules
+from modelswarm.errors import ModelSourceError
 
 FAST = ("llama", "gpt2")
 IDS = torch.tensor([[5, 6, 7, 8, 9], [9, 8, 7, 6, 5]])
@@ -49,3 +50,14 @@ def test_modules_around_the_blocks_are_those_of_the_family(tmp_path: Path, famil
     assert torch.equal(entered[0], right.hidden_states[0])
     assert torch.equal(entered[1], right.hidden_states[0])
     assert torch.equal(logits, right.logits) and torch.equal(again, right.logits)
+
+
+@pytest.mark.parametrize("is_on_hub", [False, True])
+def test_missing_weights_are_refused_with_the_cure(tmp_path: Path, is_on_hub: bool) -> None:
+    """The hub is not asked: only its cache is looked at."""
+    config = load_whole(make_model(tmp_path / "model")).config
+    (tmp_path / "empty").mkdir()
+    model = "modelswarm/no-such-model" if is_on_hub else str(tmp_path / "empty")
+    options = {"local_files_only": True, "cache_dir": str(tmp_path)} if is_on_hub else {}
+    with pytest.raises(ModelSourceError, match=r"are not fetched from a gateway; give from_pretr"):
+        load_local_modules(model, config, torch.float32, options)

@@ -158,3 +158,15 @@ def test_other_family_is_refused(toy_swarm: Running, toy_folder: Path, tmp_path:
         AutoDistributedModelForCausalLM.from_pretrained(tmp_path, gateway=gateway)
     with pytest.raises(ImportError):
         from modelswarm import DistributedBertForCausalLM  # noqa: F401
+
+
+def test_model_without_weights_generates_and_has_no_modules(
+    toy_swarm: Running, toy_folder: Path, tmp_path: Path, model: Any
+) -> None:
+    (tmp_path / "config.json").write_bytes((toy_folder / "config.json").read_bytes())
+    bare = AutoDistributedModelForCausalLM.from_pretrained(tmp_path, gateway=toy_swarm.local.grpc)
+    wanted = {"max_new_tokens": 3, "do_sample": False}
+    assert bare.generate(IDS, **wanted).equal(model.generate(IDS, **wanted))
+    for read in (bare.get_input_embeddings, lambda: bare.lm_head, lambda: bare(IDS, labels=IDS)):
+        with pytest.raises(UserError, match="are not fetched from a gateway; give from_pretrained"):
+            read()
