@@ -6,25 +6,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.processes.swarm import Running, local_settings, running_swarm
-
-from modelswarm.demo import counting_folder
+from support.processes.swarm import Running
 
 EXAMPLE = Path(__file__).parents[4] / "examples" / "prompt_tuning.py"
 LINE = re.compile(r"step (\d+): loss ([\d.]+) in [\d.]+ s")
-
-
-@pytest.fixture(scope="module")
-def counting() -> Iterator[Running]:
-    settings = local_settings("tuned-counting")
-    with running_swarm(
-        counting_folder(), "tuned-counting", spans=2, replicas=2, settings=settings
-    ) as running:
-        yield running
 
 
 def run_example(running: Running, at_step: Callable[[int], None]) -> tuple[list[float], str]:
