@@ -22,7 +22,8 @@ CONNECTIONS_PER_PROMPT = 2  # its answer, and the end of the one before
 TIMEOUT_SECONDS = 600.0
 _OF_GATEWAYS = ("model", "api_key")  # arguments without an effect on a private swarm
 _OF_SWARMS = (
-    *("spans", "replicas", "session_len", "dtype", "memory", "device", "threads", "adapters"),
+    *("spans", "replicas", "session_len", "dtype", "memory", "device", "threads"),
+    *("adapters", "max_lora_rank"),
 )
 _REFUSED = {  # arguments of LMDeploy's pipeline
     "backend_config": "give its fields directly: session_len, max_batch_size, dtype, spans",
@@ -52,6 +53,7 @@ class PipelineOptions(TypedDict, total=False):
     device: str | None
     threads: int | None
     adapters: Mapping[str, str] | None
+    max_lora_rank: int | None
 
 
 def pipeline(
@@ -69,6 +71,7 @@ def pipeline(
     device: str | None = None,
     threads: int | None = None,
     adapters: Mapping[str, str] | None = None,
+    max_lora_rank: int | None = None,
     **others: Any,
 ) -> Pipeline:
     """Return a pipeline on a gateway at a URL, or on a private swarm of a model, which it stops at its end.
@@ -90,6 +93,7 @@ def pipeline(
     `memory`: of one server, such as 8Gi.
     `device`, `threads`: of each server.
     `adapters`: folder, or owner/name of a hub, of each LoRA adapter, by the name that requests have.
+    `max_lora_rank`: largest rank of an adapter, 16 by default; memory is planned for it.
 
     UserError names a bad argument. UnreachableError: no gateway answers. UnavailableError: it serves no model.
     """
@@ -108,10 +112,14 @@ def pipeline(
         device=device or "cpu",
         threads=threads,
         adapters=adapters,
+        max_lora_rank=max_lora_rank,
     )
     most = max_batch_size or MAX_BATCH_SIZE
     if model_path.startswith(("http://", "https://")):
-        local = (spans, replicas, session_len, dtype, memory, device, threads, adapters)
+        local = (
+            *(spans, replicas, session_len, dtype, memory, device, threads),
+            *(adapters, max_lora_rank),
+        )
         for name, value in zip(_OF_SWARMS, local, strict=True):
             if value is not None:
                 raise UserError(name, "the swarm of the gateway decides it; leave it out")

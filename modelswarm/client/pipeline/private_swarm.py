@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from modelswarm.errors import UserError
 from modelswarm.local.private_swarm import known_address, private_swarm
@@ -25,6 +25,7 @@ _ARGUMENTS = {  # fields of a document, and the arguments that they are given by
     "spec.model.source": "model_path",
     "spec.model.dtype": "dtype",
     "spec.model.adapters": "adapters",
+    "spec.model.maxLoraRank": "max_lora_rank",
     "spec.spans": "spans",
     "spec.spans.count": "spans",
     "spec.replicas": "replicas",
@@ -47,9 +48,10 @@ class SwarmOptions:
     device: str = "cpu"
     threads: int | None = None  # per server; None: the CPUs of this process, divided
     adapters: Mapping[str, str] | None = None  # address of each LoRA adapter, by its name
+    max_lora_rank: int | None = None  # of the adapters; None: 16
 
     def __post_init__(self) -> None:
-        for name in ("spans", "replicas", "session_len", "sessions", "threads"):
+        for name in ("spans", "replicas", "session_len", "sessions", "threads", "max_lora_rank"):
             value = getattr(self, name)
             if value is None and name != "replicas":
                 continue
@@ -62,6 +64,8 @@ class SwarmOptions:
         if self.adapters is not None and not _has_texts(self.adapters):
             detail = "allowed: a mapping of names to folders of adapters"
             raise UserError("adapters", f"{self.adapters!r} is not allowed; {detail}")
+        if self.max_lora_rank is not None and not self.adapters:
+            raise UserError("max_lora_rank", "it has an effect only with adapters; leave it out")
 
 
 def _has_texts(adapters: object) -> bool:
@@ -94,10 +98,17 @@ def start_private_swarm(model: str, options: SwarmOptions) -> LocalSwarm:
         {"name": name, "source": model_address(source, "adapters")}
         for name, source in (options.adapters or {}).items()
     ]
+    served: dict[str, Any] = {
+        "source": model_address(model),
+        "dtype": options.dtype,
+        "adapters": adapters,
+    }
+    if options.max_lora_rank is not None:
+        served["maxLoraRank"] = options.max_lora_rank
     try:
         swarm = private_swarm(
             SERVED_NAME,
-            {"source": model_address(model), "dtype": options.dtype, "adapters": adapters},
+            served,
             spec,
             memory=options.memory,
             device=options.device,

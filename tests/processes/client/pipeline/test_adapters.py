@@ -103,10 +103,21 @@ def test_private_swarm_has_the_adapters_it_is_given(
     toy_folder: Path,
     adapters: dict[str | None, Path | None],
     answers: dict[str | None, list[int]],
+    tmp_path: Path,
 ) -> None:
+    model = str(toy_folder)
     given = {"law": str(adapters["law"])}
-    with pipeline(str(toy_folder), adapters=given, session_len=64, threads=1) as pipe:
+    with pipeline(model, adapters=given, session_len=64, threads=1) as pipe:
         assert pipe(PROMPT, CONFIG, adapter_name="law").token_ids == answers["law"]
         assert pipe(PROMPT, CONFIG).token_ids == answers[None]
-    with pipeline(str(toy_folder), adapters=given, model="law", session_len=64, threads=1) as pipe:
-        assert pipe(PROMPT, CONFIG).token_ids == answers["law"]
+    wide = make_adapter(toy_folder, tmp_path, rank=20)
+    with pipeline(
+        model,
+        adapters={"wide": str(wide)},
+        model="wide",
+        max_lora_rank=20,
+        session_len=64,
+        threads=1,
+    ) as pipe:
+        (right,) = generate_with(toy_folder, wide, [PROMPT], LENGTH)
+        assert pipe(PROMPT, CONFIG).token_ids == right[len(PROMPT) :]

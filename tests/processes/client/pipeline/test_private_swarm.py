@@ -86,6 +86,8 @@ def test_private_swarm_ends_with_its_pipeline(toy_folder: Path) -> None:
         ({"model": "x"}, "model"),
         ({"model": "x", "adapters": {}}, "model"),
         ({"adapters": ["/x"]}, "adapters"),
+        ({"max_lora_rank": 8}, "max_lora_rank"),
+        ({"adapters": {"law": "demo://counting"}, "max_lora_rank": 513}, "max_lora_rank"),
         ({"adapters": {"law": 5}}, "adapters"),
         ({"adapters": {"law": "/no/such/folder"}}, "adapters"),
         ({"adapters": {"-x": "demo://x"}}, "adapters"),
