@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from support.core.gateway import FOREVER, ROW_BYTES, Swarm
 from support.core.server import expected, expected_rows
 
-from modelswarm.protocol.messages import Finish, Grammar, ReturnedRows, Rows, Sampling, Token
+from modelswarm.protocol.messages import (
+    Finish,
+    Grammar,
+    PromptLogprobs,
+    ReturnedRows,
+    Rows,
+    Sampling,
+    Token,
+)
 from modelswarm_gateway.core.interface.effects import (
     Emitted,
     MigrationEnded,
@@ -100,11 +109,13 @@ def test_rows_wait_for_their_reader(spans: Sequence[tuple[int, int]]) -> None:
     check_answer(swarm, 3)
 
 
-def test_rows_and_tokens_share_the_bulk_lane() -> None:
+def test_rows_scores_and_tokens_share_the_bulk_lane() -> None:
+    """Else a token may overtake what must come before it."""
     swarm = make_swarm(0)
+    swarm.gateway.sampling = replace(wanted(0), prompt_logprobs=1)
     swarm.gateway.start("a", PROMPT, NEW)
     gateway = swarm.gateway.peer
-    for kind in (Rows, Token):
+    for kind in (Rows, PromptLogprobs, Token):
         lanes = {send.lane.value for send in swarm.sent(kind) if send.to.peer == gateway}
         assert lanes == {"bulk"}
 

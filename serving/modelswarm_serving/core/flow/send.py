@@ -103,13 +103,18 @@ def flush_live(out: Outbox, hop: Hop) -> None:
 def send_prompt_logprobs(
     out: Outbox, hop: Hop, start: int, scores: Sequence[PromptLogprob]
 ) -> None:
-    """Send the scores on the live lane, so that no Token overtakes them."""
+    """Send the scores on the lane of the Token that follows, so that it does not overtake them."""
     started = hop.started
     assert started is not None
     for at in range(0, len(scores), SCORES_PER_ITEM):
         part = tuple(scores[at : at + SCORES_PER_ITEM])
         item = PromptLogprobs(hop.gateway_handle, started.epoch, start + at, part)
-        out.send_to_gateway(hop.gateway, item)
+        out.send_to_gateway(hop.gateway, item, _lane_of_tokens(hop))
+
+
+def _lane_of_tokens(hop: Hop) -> Lane:
+    """Return the lane of a tail's tokens: that of the rows which the gateway wants to have before them, if any."""
+    return Lane.LIVE if hop.returned_rows is None else Lane.BULK
 
 
 def return_rows(
@@ -159,8 +164,7 @@ def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
             token, handle=started.ring.handle, store_only=hop.finished, top=()
         )
         release_token(out, hop)  # before the gateway's copy: the head waits for it
-    lane = Lane.LIVE if hop.returned_rows is None else Lane.BULK
-    out.send_to_gateway(hop.gateway, token, lane)
+    out.send_to_gateway(hop.gateway, token, _lane_of_tokens(hop))
 
 
 def release_token(out: Outbox, hop: Hop) -> None:
