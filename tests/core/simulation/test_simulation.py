@@ -63,6 +63,15 @@ def test_sessions_are_forked_and_copy_their_parents() -> None:
     assert outcome.reroutes > 0
 
 
+def test_rows_are_returned_after_reroutes_and_takeovers() -> None:
+    outcome = Outcome()
+    for seed in range(12, 17):
+        outcome.add(simulate(seed, "rows"))
+    assert outcome.returned > 0
+    assert outcome.reroutes > 0
+    assert outcome.taken_over > 0
+
+
 def test_seed_replays_exactly_in_another_process() -> None:
     """Other string hashes change nothing, as no order depends on a set of names."""
 

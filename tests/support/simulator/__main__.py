@@ -94,7 +94,7 @@ def _run_many(seeds: range, scenario: str, keep_going: int) -> int:
         f"{total.tokens} tokens, {sum(total.faults.values())} faults {dict(total.faults)}, "
         f"{total.reroutes} reroutes {dict(total.causes)}, migrations {dict(total.migrations)}, "
         f"{total.rebalanced} rebalanced, {total.refused} refused, "
-        f"{total.taken_over} taken over, {total.forked} positions forked, "
+        f"{total.taken_over} taken over, {total.forked} positions forked, {total.returned} rows returned, "
         f"{total.lost} lost, {total.repeated} repeated, "
         f"longest wait {total.longest_wait:.1f} s, longest without progress of any session "
         f"{total.longest_starvation:.1f} s, without an owner {total.longest_ownerless:.1f} s, "

@@ -6,20 +6,21 @@ calls the checks. A new check raises `Violation`.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Sequence
 
+from support.simulator.actors.client_rows import input_row, rows_from
 from support.simulator.actors.gateway_process import GatewayProcess
-from support.simulator.actors.server_process import ServerProcess
+from support.simulator.actors.server_process import ROW_BYTES, ServerProcess
 from support.simulator.scenario import Scenario
 from support.simulator.trace import Violation
 
-from modelswarm.protocol.messages import PromptLogprob, Sampling, StartEpoch
-from modelswarm_gateway.core.interface.effects import Effect, Emitted
+from modelswarm.protocol.messages import BlockRange, PromptLogprob, Sampling, StartEpoch
+from modelswarm_gateway.core.interface.effects import Effect, Emitted, RowsReturned
 from modelswarm_serving.core.hops.hop import TransferCursor
 from modelswarm_serving.model.base import SampledToken
 from modelswarm_serving.model.hash_model import (
     MASK,
-    embed,
     key_value,
     output,
     sample_token,
@@ -33,8 +34,9 @@ AMPLE_REPLAY_BYTES = 1 << 20
 class Reference:
     """The expected tokens of one session: the hash model's arithmetic without pages, spans or steps."""
 
-    def __init__(self, scenario: Scenario) -> None:
-        self._n_blocks = scenario.layout.n_blocks
+    def __init__(self, scenario: Scenario, blocks: BlockRange | None = None) -> None:
+        whole = BlockRange(0, scenario.layout.n_blocks)
+        self._blocks = blocks or whole
         self._vocab = scenario.vocab
         self._log: list[int] = []
         self._sums: list[
@@ -55,6 +57,11 @@ class Reference:
             for at in range(start, len(log))
         )
 
+    def rows(self, log: Sequence[int], start: int, end: int) -> bytes:
+        """Return the expected rows [start, end) behind the last block."""
+        self._advance(log)
+        return struct.pack(f"<{end - start}Q", *self._rows[start:end])
+
     def _advance(self, log: Sequence[int]) -> None:
         common = 0
         for ours, theirs in zip(self._log, log, strict=False):
@@ -68,9 +75,10 @@ class Reference:
         self._log = list(log)
 
     def _append(self, position: int, token: int) -> None:
-        before = self._sums[-1] if self._sums else (0,) * self._n_blocks
-        row, sums = embed(token), []
-        for block, attention in enumerate(before):
+        first, last = self._blocks.first, self._blocks.last
+        before = self._sums[-1] if self._sums else (0,) * (last - first)
+        row, sums = input_row(token), []
+        for block, attention in enumerate(before, first):
             stored = key_value(block, position, row)
             row = output(stored, attention)
             sums.append((attention + stored) & MASK)
@@ -79,7 +87,7 @@ class Reference:
 
 
 class OwnLogs:
-    """Checks each token against the log and the parameters of the gateway that emits it, read or not.
+    """Checks each token and returned row against the log and the parameters of the gateway that emits it, read or not.
 
     A gateway whose client has left may still run its turn, and must not emit tokens of another gateway's turn.
     """
@@ -92,14 +100,32 @@ class OwnLogs:
         for effect in effects:
             if isinstance(effect, Emitted) and effect.token >= 0:
                 self._check_token(gateway, effect)
+            elif isinstance(effect, RowsReturned):
+                self._check_rows(gateway, effect)
+
+    def _check_rows(self, gateway: GatewayProcess, seen: RowsReturned) -> None:
+        session = gateway.core._sessions.get(seen.session)
+        end = seen.start + len(seen.payload) // ROW_BYTES
+        if session is None or end > session.length:
+            return
+        reference = self._reference_of(gateway, seen.session, session.turn.blocks)
+        expected = reference.rows(session.log, seen.start, end)
+        if seen.payload != expected:
+            text = f"{gateway.name} emits {seen}, but its own log makes {expected!r}"
+            raise Violation(text, seen.session)
+
+    def _reference_of(
+        self, gateway: GatewayProcess, session: str, blocks: BlockRange | None
+    ) -> Reference:
+        key = gateway.address.peer, session
+        return self._references.setdefault(key, Reference(self._scenario, blocks))
 
     def _check_token(self, gateway: GatewayProcess, seen: Emitted) -> None:
         session = gateway.core._sessions.get(seen.session)
         if session is None or seen.position >= session.length:
             return  # closed or truncated by an effect of the same batch
-        key = gateway.address.peer, seen.session
-        reference = self._references.setdefault(key, Reference(self._scenario))
         turn = session.turn
+        reference = self._reference_of(gateway, seen.session, turn.blocks)
         expected = reference.next_token(session.log[: seen.position], turn.sampling, turn.begin)
         if (seen.token, seen.logprob) != (expected.token, expected.logprob):
             text = f"{gateway.name} emits {seen}, but its own log makes {expected}"
@@ -124,6 +150,23 @@ def check_pages(server: ServerProcess) -> None:
         raise Violation(
             f"{server.name}: {len(owned)} pages owned, {pool.free} of {pool.total} free"
         )
+
+
+def check_opaque(gateways: Iterable[GatewayProcess], servers: Iterable[ServerProcess]) -> None:
+    """Check that each log, and each copy of one, has the rows of its opaque entries and no other ones (R14)."""
+    sessions = [
+        (gateway.name, each.name, each.log, each.opaque)
+        for gateway in gateways
+        for each in gateway.core._sessions.values()
+    ]
+    hops = [
+        (server.name, hop.session, hop.log, hop.opaque)
+        for server in servers
+        for hop in server.core._fencing.hops
+    ]
+    for process, session, log, opaque in (*sessions, *hops):
+        if opaque != rows_from(log, 0):
+            raise Violation(f"{process} does not have the rows of its log of {session}", session)
 
 
 def check_retained(server: ServerProcess) -> None:

@@ -23,6 +23,7 @@ from support.simulator.network import Network
 from support.simulator.oracles import (
     OwnLogs,
     check_at_rest,
+    check_opaque,
     check_pages,
     check_retained,
     check_start,
@@ -65,6 +66,7 @@ class Outcome:
     lost: int = 0
     repeated: int = 0
     taken_over: int = 0  # sessions, by another gateway
+    returned: int = 0  # rows that clients got
     forked: int = 0  # positions that new sessions copied from their parents
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
     longest_starvation: float = 0.0  # of all waiting sessions, after the last fault
@@ -85,6 +87,7 @@ class Outcome:
         self.lost += other.lost
         self.repeated += other.repeated
         self.taken_over += other.taken_over
+        self.returned += other.returned
         self.forked += other.forked
         self.longest_wait = max(self.longest_wait, other.longest_wait)
         self.longest_starvation = max(self.longest_starvation, other.longest_starvation)
@@ -302,6 +305,7 @@ class World:
         out = self.outcome
         out.sessions = len(self.clients)
         out.tokens = sum(client.tokens for client in self.clients.values())
+        out.returned = sum(client.returned for client in self.clients.values())
         out.rows += sum(server.rows for server in self.servers.values())
         out.forked += sum(server.forked for server in self.servers.values())
         out.events, out.seconds = self.clock.events, self.clock.now
@@ -406,6 +410,8 @@ class World:
             if server.alive:
                 check_pages(server)
                 check_retained(server)
+        if self.scenario.load.has_rows:
+            check_opaque(self.gateways.values(), self.servers.values())
         for client in self.clients.values():
             if client.turn is not None:
                 waited = now - max(client.progress_at, self.faults.ends_at)

@@ -7,16 +7,17 @@ gateway core. Each token must equal the reference's, each position comes once an
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from support.simulator.actors.client_rows import ClientRows, rows_from
 from support.simulator.actors.gateway_process import GatewayProcess
-from support.simulator.actors.server_process import GRAMMARS, MODEL, Tools
+from support.simulator.actors.requests import Forks, RequestDraws
+from support.simulator.actors.server_process import MODEL, ROW_BYTES, Tools
 from support.simulator.oracles import Reference
 from support.simulator.scenario import NEVER
 from support.simulator.trace import Violation
 
-from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Finish, Grammar, Sampling
+from modelswarm.protocol.messages import Finish
 from modelswarm_gateway.core.interface.effects import (
     Effect,
     Emitted,
@@ -24,6 +25,7 @@ from modelswarm_gateway.core.interface.effects import (
     PromptScored,
     Refused,
     Rerouted,
+    RowsReturned,
     SessionLost,
 )
 from modelswarm_gateway.core.interface.errors import SessionBusy
@@ -42,46 +44,21 @@ class Progress:
     close_at: int | None  # length of the log at which the client closes the session
 
 
-class Forks:
-    """The forks of one client's sessions (R15): their first requests, with draws of their own."""
-
-    def __init__(self, tools: Tools, name: str) -> None:
-        self._chance = tools.scenario.load.fork_chance
-        self._layout, self._vocab = tools.scenario.layout, tools.scenario.vocab
-        self._rng = random.Random(f"forks/{tools.scenario.seed}/{name}")
-        self._name, self._count = name, 0
-        self.requests: list[TurnRequest] = []  # of forks that have not begun
-
-    def on_token(self, request: TurnRequest, log: Sequence[int]) -> None:
-        """Perhaps fork the session: another answer to its prompt, or a part of its log and other entries after it."""
-        rng = self._rng
-        if not self._chance or rng.random() >= self._chance:
-            return
-        self._count += 1
-        kept = len(request.tokens)
-        if rng.random() < 0.5:
-            kept = rng.randint(1, len(log))
-        fresh = 0 if rng.random() < 0.5 else rng.randint(1, 4)
-        tokens = (*log[:kept], *(rng.randrange(self._vocab) for _ in range(fresh)))
-        room = self._layout.max_length - len(tokens)
-        sampling = replace(request.sampling, choice=self._count)
-        fork = TurnRequest(tokens, min(room, rng.randint(0, 12)), sampling, parent=self._name)
-        self.requests.append(fork)
-
-
 class Client:
     def __init__(self, tools: Tools, gateway: GatewayProcess, name: str) -> None:
         self._tools = tools
         self.gateway = gateway
         self._load = tools.scenario.load
         self._rng = random.Random(f"client/{tools.scenario.seed}/{name}")
-        self._reference = Reference(tools.scenario)
+        self.rows = ClientRows(tools, name)
+        self._reference = Reference(tools.scenario, self.rows.blocks)
         self.name = name
         self.log: list[int] = []
         self.turn: Progress | None = None
         self.turns_left = self._rng.randint(1, self._load.turns)
         self.done = False
         self.tokens = 0
+        self.returned = 0  # rows
         self.progress_at = 0.0  # time of the last progress
         self.token_at = 0.0  # time of the last token
         self.served_at = 0.0  # time of the last token, read or end of a turn; no refusal
@@ -99,6 +76,7 @@ class Client:
         self._serial = 0  # raised by every turn: timers of older turns are void
         self._next_request: TurnRequest | None = None  # of a client that left a turn and returns
         self._forks = Forks(tools, name)
+        self._draws = RequestDraws(tools, self._rng, self._slow)
 
     @property
     def is_waiting(self) -> bool:
@@ -133,72 +111,13 @@ class Client:
             self.close()
             return
         self.turns_left -= 1
-        self._begin(self._draw_request())
-
-    def _draw_request(self) -> TurnRequest:
-        rng, load = self._rng, self._load
-        log = list(self.log)
-        if log and rng.random() < load.rewind_chance:
-            del log[rng.randrange(len(log)) :]
-        fresh = rng.randint(*load.prompt) if not self.log else rng.randint(0, 4)
-        log += [rng.randrange(self._tools.scenario.vocab) for _ in range(fresh)]
-        if not log:
-            log = [rng.randrange(self._tools.scenario.vocab)]
-        del log[self._tools.scenario.layout.max_length - 1 :]
-        ahead = rng.randint(1, 4) if self._slow else rng.choice((1, 8, 64))
-        room = self._tools.scenario.layout.max_length - len(log)
-        has_no_limit = rng.random() < load.no_limit_chance
-        most = None if has_no_limit else min(room, rng.randint(*load.max_tokens))
-        scored = 1 if self.turns_left % 3 == 0 else -1
-        sampling = replace(self._draw_sampling(), prompt_logprobs=scored)
-        return TurnRequest(
-            tokens=tuple(log),
-            max_tokens=most,
-            sampling=self._add_grammar(sampling) if load.has_grammars else sampling,
-            credit_ahead=ahead,
-        )
-
-    def _draw_sampling(self) -> Sampling:
-        rng, load = self._rng, self._load
-        eos: tuple[int, ...] = ()
-        if rng.random() < load.eos_chance:
-            vocab = self._tools.scenario.vocab
-            eos = tuple(rng.randrange(vocab) for _ in range(vocab // 12))
-        if rng.random() < load.sampled_chance:
-            drawn = Sampling(
-                temperature=1.0,
-                seed=rng.getrandbits(64),
-                repetition_penalty=rng.choice((1.0, 1.2)),
-                eos=eos,
-                logprobs=len(eos) % 3,
-            )
-            return self._add_rules(drawn) if load.has_rules else drawn
-        return Sampling(eos=eos, logprobs=self.turns_left % 3)
-
-    def _add_rules(self, sampling: Sampling) -> Sampling:
-        """Return the parameters with penalties, a bias and masks, which follow from their seed."""
-        vocab, seed = self._tools.scenario.vocab, sampling.seed
-        return replace(
-            sampling,
-            presence_penalty=0.5,
-            frequency_penalty=seed % 4 / 4,
-            logit_bias=((seed % vocab, -1.5),),
-            bad_words=((1,), (2, 3)),
-            min_tokens=seed % 5,
-            allowed_tokens=tuple(range(seed % 2, vocab, 2)) if seed % 7 == 0 else (),
-        )
-
-    def _add_grammar(self, sampling: Sampling) -> Sampling:
-        """Return the parameters of two of three turns with a grammar, as a gateway would send it."""
-        kind = self._rng.randrange(3)
-        if not kind:
-            return sampling
-        most = 0 if sampling.logprobs else self._rng.choice((1, 4, MAX_FORCED_TOKENS))
-        return replace(sampling, grammar=Grammar(f"grammar {kind}", GRAMMARS, most))
+        request = self._draws.draw_turn(self.log, self.turns_left)
+        self._begin(self.rows.add(request, common_prefix(self.log, request.tokens)))
 
     def _begin(self, request: TurnRequest) -> None:
         if self.done:
             return
+        request = self.rows.complete(request)
         rng, load, length = self._rng, self._load, len(request.tokens)
         limit = request.max_tokens
         stop = close = None
@@ -217,6 +136,8 @@ class Client:
             self._previous_log = self._previous_log[:kept]
         self.log, self.has_token = list(request.tokens), False
         self._read, self._reroutes = length, 0
+        if request.sampling.returned is not None:
+            self._read = self.rows.next
         wants_scores = request.sampling.prompt_logprobs >= 0 and not request.is_resumed
         self._scored = 1 if wants_scores else length
         self._serial += 1
@@ -230,6 +151,10 @@ class Client:
 
     def _start_turn(self, request: TurnRequest) -> int:
         """Start the turn in the core. A session whose turn has ended must not be busy."""
+        if self.rows.are_used:  # the gateway has the rows of the log that it keeps
+            kept = self.gateway.core.parked_turn(self.name)
+            known = 0 if kept is None else common_prefix(kept.tokens, request.tokens)
+            request = replace(request, opaque=rows_from(request.tokens, known))
         try:
             return self.gateway.core.start_turn(self.name, request, self._tools.clock.now)
         except SessionBusy as error:
@@ -298,7 +223,7 @@ class Client:
         self.gateway.pump()
 
     def _schedule_read(self) -> None:
-        self._reading = self._read < len(self.log)
+        self._reading = self._read < self._received
         if self._reading:
             pause = self._rng.expovariate(1 / self._load.read_seconds)
             self.gateway.later(pause, self._read_on, self._serial)
@@ -313,6 +238,8 @@ class Client:
                     return
             elif isinstance(effect, PromptScored):
                 self._check_scores(effect)
+            elif isinstance(effect, RowsReturned):
+                self._on_rows(effect)
             elif isinstance(effect, Refused):
                 self._on_refusal(effect)
             elif isinstance(effect, Rerouted | MigrationEnded):
@@ -329,6 +256,8 @@ class Client:
         self._record_progress()
         length = len(turn.request.tokens)
         self._expect(self._scored == length, f"{seen}, but {self._scored} of {length} are scored")
+        if turn.request.sampling.returned is not None:
+            self._expect(self.rows.next == seen.position, f"{seen}, but not row {self.rows.next}")
         if seen.token == -1:
             self._expect(turn.end == len(self.log), f"{seen}, but tokens were asked for")
             self._expect(seen.finish is Finish.LENGTH, f"{seen} does not finish")
@@ -361,6 +290,25 @@ class Client:
         expected = self._reference.scores(tokens[: self._scored], seen.start)
         self._expect(seen.entries == expected, f"{seen}, but the reference says {expected}")
 
+    def _on_rows(self, seen: RowsReturned) -> None:
+        """Check returned rows: each comes once, in order, within the credit, as an undisturbed run computes it."""
+        assert self.turn is not None or self._expect(False, f"{seen} while no turn runs")
+        assert self.turn is not None
+        request, rows = self.turn.request, self.rows
+        end = seen.start + len(seen.payload) // ROW_BYTES
+        self._expect(request.sampling.returned is not None, f"{seen}, but no rows were asked for")
+        self._expect(seen.start == rows.next, f"{seen}, but {rows.next} is the next one")
+        self._expect(end <= len(self.log), f"{seen}, but the log has {len(self.log)} entries")
+        expected = self._reference.rows(self.log, seen.start, end)
+        self._expect(seen.payload == expected, f"{seen}, but the reference says {expected!r}")
+        limit = self._read + request.credit_ahead
+        self._expect(end <= limit, f"{seen} is beyond the credit {limit}")
+        rows.next = end
+        self.returned += end - seen.start
+        self._record_progress()
+        self.served_at = self._tools.clock.now
+        self._read_token()
+
     def _check_token(self, seen: Emitted, turn: Progress) -> None:
         request = turn.request
         expected = self._reference.next_token(self.log, request.sampling, len(request.tokens))
@@ -381,10 +329,17 @@ class Client:
 
     def _read_token(self) -> None:
         if not self._slow:
-            self._read = len(self.log)
+            self._read = self._received
             self.gateway.core.on_read(self.name, self._read, self._tools.clock.now)
         elif not self._reading:
             self._schedule_read()
+
+    @property
+    def _received(self) -> int:
+        """The end of the entries that the client may have read: with returned rows, those whose row it has."""
+        assert self.turn is not None
+        has_rows = self.turn.request.sampling.returned is not None and not self.has_token
+        return self.rows.next if has_rows else len(self.log)
 
     def _act(self, seen: Emitted, turn: Progress) -> bool:
         """Close, end the turn or stop it if this token says so. False if the rest of the turn is ignored."""

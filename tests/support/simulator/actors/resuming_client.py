@@ -115,8 +115,9 @@ class ResumingClient:
         A parked session has none after a migration (R13, migration): its next turn brings the whole log.
         """
         view = gateway.core.find_view(self._client.name)
-        blocks = self._tools.scenario.layout.n_blocks
-        return view is None or view.state != PARKED or any(h.last == blocks for h in view.route)
+        blocks = self._client.rows.blocks
+        last = self._tools.scenario.layout.n_blocks if blocks is None else blocks.last
+        return view is None or view.state != PARKED or any(h.last == last for h in view.route)
 
     def _end(self) -> None:
         self._round += 1

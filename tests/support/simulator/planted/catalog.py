@@ -91,6 +91,12 @@ from support.simulator.planted.replay_log import (
     MixesBoundaries,
     ReadsRowsBefore,
 )
+from support.simulator.planted.rows import (
+    KeepsStaleRows,
+    RepeatsRows,
+    SkipsRows,
+    TakesRowsOverShifted,
+)
 from support.simulator.planted.swap import gateway_with, server_with
 from support.simulator.planted.wakeups import AcknowledgesIdleHopsOnly, DoesNotRecreateHops
 from support.simulator.scenarios.base import draw
@@ -232,6 +238,10 @@ PLANTS: dict[str, Plant] = {
     "R11 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
     "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies", 150),
+    "R14 keeps stale rows": in_server(KeepsStaleRows, "rows"),
+    "R14 takes rows over shifted": in_recovery(TakesRowsOverShifted, "rows"),
+    "R14 repeats rows": in_gateway(RepeatsRows, "rows"),
+    "R14 skips rows": in_recovery(SkipsRows, "rows"),
     "R15 copies one position too few": in_forks(CopiesOneTooFew),
     "R15 copies of rewound parents": in_forks(OutlivesRewinds),
     "R15 acknowledges at once": in_forks(AcknowledgesAtOnce),

@@ -361,6 +361,9 @@ FORKED = (
 )
 
 
+OVER_OTHERS = ("forced", "families", "rows")  # scenarios over any other kind
+
+
 def _families(scenario: Scenario, rng: random.Random) -> Scenario:
     """Sessions are forked while anything of other scenarios happens; a step copies everything or a position."""
     scenario = SCENARIOS[rng.choice(FORKED)](scenario, rng)
@@ -369,9 +372,22 @@ def _families(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, load=load, layout=layout)
 
 
+WITH_ROWS = (
+    *("mixed", "kills", "rewinds", "late", "duplicates", "loop", "evictions", "failures", "stalls"),
+    *("prefill", "moves", "drains", "orders", "slow_readers", "reshaped"),
+    *("adoptions", "adoptions", "adoptions", "successors", "doomed"),
+)
+
+
+def _rows(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Opaque rows in inputs and answers, and sessions of a block range, in worlds of other kinds."""
+    scenario = SCENARIOS[rng.choice(WITH_ROWS)](scenario, rng)
+    return replace(scenario, load=replace(scenario.load, has_rows=True))
+
+
 def _forced(scenario: Scenario, rng: random.Random) -> Scenario:
     """Grammars whose forced tokens travel in groups, in worlds of any other kind."""
-    kind = rng.choice([name for name in SCENARIOS if name not in ("forced", "families")])
+    kind = rng.choice([name for name in SCENARIOS if name not in OVER_OTHERS])
     scenario = SCENARIOS[kind](scenario, rng)
     return replace(scenario, load=replace(scenario.load, has_grammars=True))
 
@@ -428,4 +444,5 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "rules": _rules,
     "forced": _forced,
     "families": _families,
+    "rows": _rows,
 }
