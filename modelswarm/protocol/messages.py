@@ -101,6 +101,7 @@ class Turn:
     session_ttl: int = 0  # seconds that the session is kept without a turn; 0: the gateway's own
     blocks: BlockRange | None = None  # of the whole session; None: tokens in and out of all blocks
     adapter: Adapter | None = None  # of the whole session; None: the model as it is
+    only_rows: bool = False  # rows are returned, that of the last entry too, and nothing is sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,6 +77,27 @@ def test_any_range_returns_the_rows_behind_it(
     assert all(server.core.stats.sessions == 0 for server in swarm.servers.values())
 
 
+@pytest.mark.parametrize("blocks", [(0, 4), (1, 3)])
+@pytest.mark.parametrize("spans", [((0, 4),), SPANS])
+def test_opened_range_has_no_rows_yet(
+    spans: Sequence[tuple[int, int]], blocks: tuple[int, int]
+) -> None:
+    """The one entry of its log holds the place until the first rows."""
+    swarm = swarm_of(*spans)
+    packed = bytes(ROW_BYTES)
+    holder = opaque_entries(packed, ROW_BYTES)
+    room = Reservation(LENGTH, 60, BlockRange(*blocks))
+    request = TurnRequest(holder, 0, Sampling(), reservation=room, opaque={0: packed})
+    swarm.core.open_session("a", MODEL, swarm.now, 0)
+    swarm.core.start_turn("a", request, swarm.now)
+    swarm.run()
+    [end] = swarm.gateway.all(Emitted)
+    assert (end.position, end.token, end.finish) == (1, -1, Finish.LENGTH)
+    rows = input_rows(9)
+    begin(swarm.gateway, rows, 0, blocks)
+    assert swarm.gateway.rows("a") == right(rows, 0, blocks)
+
+
 def test_range_needs_no_server_of_other_blocks() -> None:
     swarm = swarm_of((0, 2), (3, 4))
     rows = input_rows(5)

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.core.gateway import FOREVER, ROW_BYTES, Swarm
+from support.core.gateway import FOREVER, ROW_BYTES, Swarm, add_gateway
 from support.core.server import expected, expected_rows
+from support.simulator.planted.swap import swap_class
+from typing_extensions import override
 
+from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import (
+    Fence,
     Finish,
     Grammar,
+    Item,
     PromptLogprobs,
     ReturnedRows,
     Rows,
@@ -25,6 +30,7 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
     RowsReturned,
 )
+from modelswarm_serving.core.server import ServerCore
 
 PROMPT = [(7 * at) % 97 for at in range(20)]
 NEW = 30
@@ -91,6 +97,41 @@ def test_turn_without_tokens_returns_rows_of_its_input(
     swarm.gateway.clear_and_start("a", [*more, 8], NEW)
     assert swarm.gateway.tokens("a") == expected([*more, 8], NEW)
     assert not swarm.gateway.rows("a")
+
+
+@pytest.mark.parametrize("spans", [((0, 4),), SPANS])
+def test_turn_without_tokens_leaves_none_in_a_log(spans: Sequence[tuple[int, int]]) -> None:
+    """A gateway that takes the session over finds the log that the client knows."""
+    swarm = make_swarm(0, spans)
+    swarm.gateway.begin("a", PROMPT, 0, above=0)
+    swarm.run(until=lambda: bool(swarm.gateway.all(Emitted)))
+    swarm.kill(swarm.gateway.peer)
+    other = add_gateway(swarm, 2)
+    swarm.wait(other.find("a").takeover_wait + 1)
+    assert other.adopt(other.find("a")) == PROMPT
+
+
+class OlderServer(ServerCore):
+    """A server that does not know `Turn.only_rows`."""
+
+    @override
+    def receive(self, peer: PeerId, item: Item, now: float) -> None:
+        if isinstance(item, Fence) and item.turn is not None:
+            item = replace(item, turn=replace(item.turn, only_rows=False))
+        super().receive(peer, item, now)
+
+
+def test_token_of_an_older_server_is_discarded() -> None:
+    swarm = make_swarm(0)
+    for server in swarm.servers.values():
+        swap_class(server.core, OlderServer)
+    swarm.gateway.start("a", PROMPT, 0)
+    assert swarm.gateway.rows("a") == expected_rows(PROMPT, 0)
+    assert swarm.gateway.tokens("a") == [-1]
+    swarm.gateway.sampling = Sampling()
+    swarm.gateway.clear_and_start("a", [*PROMPT, 8], NEW)
+    assert swarm.gateway.tokens("a") == expected([*PROMPT, 8], NEW)
+    assert not swarm.gateway.all(Rerouted)
 
 
 @pytest.mark.parametrize("spans", [((0, 4),), SPANS])

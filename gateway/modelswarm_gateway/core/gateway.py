@@ -372,7 +372,7 @@ class GatewayCore:
         if token.position > s.length or needs_scores(s) or lacks_rows:
             self._recovery.on_fault(s, "gap", peer, now)
             return
-        if s.discards_token:
+        if s.turn.only_rows:  # an older tail samples a token behind the last row
             token = replace(token, token=-1, logprob=0.0, finish=Finish.LENGTH)
         if token.token >= 0:
             s.append_group(token.group)
@@ -383,8 +383,8 @@ class GatewayCore:
             self._recovery.close_lost_hops(s)
         self._record_progress(s, now)
         self._registry.on_token((hop.peer for hop in s.hops), now)
-        if s.discards_token:
-            self._recovery.park(s)  # its hops have logged the token
+        if s.turn.only_rows:
+            self._recovery.park(s)  # and logs it
         elif token.finish is not Finish.NONE:
             s.state = SessionState.PARKED
         self._effects += emitted_group(s.name, token)

@@ -22,7 +22,6 @@ from modelswarm_serving.model.base import (
     BatchItem,
     Result,
     ReturnRequest,
-    SampledToken,
     SampleRequest,
     ScoreRequest,
     Task,
@@ -104,7 +103,7 @@ class Steps:
         end = min(hop.ready_end(), first + max_rows)
         hop.in_step = True
         sample = None
-        if hop.is_tail and not hop.has_range and self._is_at_log_end(hop, end):
+        if hop.is_tail and not hop.only_rows and self._is_at_log_end(hop, end):
             sample = SampleRequest(
                 hop.turn.sampling,
                 end,
@@ -285,20 +284,15 @@ class Steps:
         if work.returned is not None:
             row_bytes = work.returned.row_bytes(self._shape)
             send.return_rows(self._outbox, hop, work.returned.first, result.returned, row_bytes)
-        if hop.is_tail and hop.has_range:
-            self._send_range(hop, work, result)
+        if (
+            hop.is_tail and hop.has_range and result.rows
+        ):  # as they leave the last block of the range
+            row_bytes = self._shape.row_bytes
+            send.return_rows(self._outbox, hop, work.emit_from, result.rows, row_bytes)
         if work.sample is not None and result.sampled is not None:
             send.send_token(self._outbox, hop, result.sampled)
         if not hop.is_head:
             self._flow_control.grant_window(hop)
-
-    def _send_range(self, hop: Hop, work: BatchItem, result: Result) -> None:
-        """Return the rows behind the last block of a range. A token without a meaning follows the last one."""
-        if result.rows:
-            row_bytes = self._shape.row_bytes
-            send.return_rows(self._outbox, hop, work.emit_from, result.rows, row_bytes)
-        if self._is_at_log_end(hop, work.first + work.count):
-            send.send_token(self._outbox, hop, SampledToken(0, 0.0))
 
     def schedule_ready(self, hop: Hop, now: float) -> None:
         """Queue the hop if it can run rows now; called after every change that its rows may have waited for."""
@@ -308,7 +302,7 @@ class Steps:
             self._transfers.schedule_writes(hop)
             return
         if hop.is_tail:
-            send.send_prompt_read(self._outbox, hop)
+            send.send_log_read(self._outbox, hop)
         self._scheduler.update_decoding(hop, self._shape.n_blocks)
         if hop.ready_end() > hop.kv:
             self._scheduler.enqueue(hop, now)

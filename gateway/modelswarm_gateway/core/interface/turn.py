@@ -48,14 +48,14 @@ class TurnRequest:
     opaque: Mapping[int, bytes] = field(default_factory=dict)  # rows of new opaque entries (R14)
 
     @property
-    def discards_token(self) -> bool:
-        """True if a token is sampled only so that the row of the last entry is returned."""
+    def only_rows(self) -> bool:
+        """True if the turn runs its whole input for the rows of it, and samples nothing."""
         return self.max_tokens == 0 and self.sampling.returned is not None
 
     @property
-    def new_tokens(self) -> int | None:
-        """Most tokens that the servers sample; None: up to the end of the context."""
-        return 1 if self.discards_token else self.max_tokens
+    def new_entries(self) -> int | None:
+        """Most positions behind the input; None: up to the end of the context. The row of the last entry needs one."""
+        return 1 if self.only_rows else self.max_tokens
 
     def session_length(self, before: Turn) -> int:
         """Return the positions that are reserved for the whole session; 0: only those of its turns."""
@@ -67,7 +67,16 @@ class TurnRequest:
             before.session_length, before.session_ttl, before.blocks
         )
         reserved = max(1, (whole.max_length or end) - 1)
-        return Turn(reserved, end, self.sampling, begin, whole.max_length, whole.ttl, whole.blocks)
+        return Turn(
+            reserved,
+            end,
+            self.sampling,
+            begin,
+            whole.max_length,
+            whole.ttl,
+            whole.blocks,
+            only_rows=self.only_rows,
+        )
 
 
 class RefusalReason(enum.Enum):

@@ -412,7 +412,7 @@ class Recovery:
         session.variant = self._registry.active_variant(session.model)
         session.log, session.turn_number = list(log.tokens), 1
         session.turn = replace(log.turn, adapter=session.adapter)
-        if session.turn.blocks is not None:  # the token behind its rows was to be discarded
+        if session.turn.blocks is not None:  # an older tail logs a token behind the rows
             session.log = [entry for entry in session.log if is_opaque(entry)]
         session.opaque = dict(log.opaque)
         session.has_run, session.newest_run_epoch = True, where.last_started

@@ -15,12 +15,11 @@ from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, Session
 
 
 def begin_rows(session: Session, request: TurnRequest) -> None:
-    """Prepare a new turn. With max_tokens 0 its tail samples one token, which is discarded: that runs the last row."""
+    """Prepare a new turn. With max_tokens 0 it has no parameters of tokens."""
     returned = request.sampling.returned
     session.next_row = 0 if returned is None else returned.start
     session.row_bytes = request.row_bytes
-    session.discards_token = request.discards_token
-    if request.discards_token:
+    if request.only_rows:
         plain = Sampling(returned=returned, prompt_logprobs=request.sampling.prompt_logprobs)
         session.turn = replace(session.turn, sampling=plain)
     if returned is not None:

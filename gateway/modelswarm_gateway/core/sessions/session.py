@@ -131,7 +131,6 @@ class Session:
     next_row: int = 0  # the first row to be returned that is missing
     row_bytes: int = 0  # of a returned row
     result_groups: int = 0  # items with returned rows, or scores of the prompt, that were taken
-    discards_token: bool = False  # the token of this turn is not logged
     turn_number: int = 0
     read_only: bool = False  # max_tokens 0
     has_run: bool = False  # an epoch was started: hops created from now on are for recovery

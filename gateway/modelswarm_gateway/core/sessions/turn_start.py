@@ -22,7 +22,7 @@ def fit_turn(s: Session, request: TurnRequest, context: int) -> int:
     reserved = request.session_length(s.turn)
     if 0 < reserved < limit:
         limit, holder = reserved, "this session, by its max_length,"
-    if length > limit or (length == limit and request.new_tokens != 0):
+    if length > limit or (length == limit and request.new_entries != 0):
         raise PromptTooLong(length, limit, holder)
     return limit
 
@@ -43,8 +43,8 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     s.keeps_logprobs = request.keeps_logprobs
     if not request.is_resumed:
         s.logprobs = {}
-    s.read_only = request.new_tokens == 0
-    end = limit if request.new_tokens is None else min(limit, length + request.new_tokens)
+    s.read_only = request.new_entries == 0
+    end = limit if request.new_entries is None else min(limit, length + request.new_entries)
     begin = length if request.begin is None else request.begin
     s.turn = replace(request.turn_after(s.turn, begin, end), adapter=s.adapter)
     s.fork = find_fork(s, parent)

@@ -181,11 +181,17 @@ def release_token(out: Outbox, hop: Hop) -> None:
         out.send(started.ring.address, Lane.LIVE, token)
 
 
-def send_prompt_read(out: Outbox, hop: Hop) -> None:
-    """Report once that the log has been read, for a turn without sampling (max_tokens = 0)."""
+def send_log_read(out: Outbox, hop: Hop) -> None:
+    """Report once that the log has been read, for a turn without tokens (max_tokens = 0).
+
+    A turn that only returns rows runs row n, too. The report must not overtake them.
+    """
     started = hop.started
     assert started is not None
-    if not started.sample and not hop.finished and hop.kv >= started.length - 1:
+    if started.sample and not hop.only_rows:
+        return
+    end = started.length if started.sample else started.length - 1
+    if not hop.finished and hop.kv >= end:
         hop.finished = True
         token = Token(hop.gateway_handle, started.epoch, started.length, -1, 0.0, Finish.LENGTH)
-        out.send_to_gateway(hop.gateway, token)
+        out.send_to_gateway(hop.gateway, token, _lane_of_tokens(hop))

@@ -313,6 +313,11 @@ class Hop:
         return min(end, self.turn.reserved_positions)
 
     @property
+    def only_rows(self) -> bool:
+        """True if its turn runs the whole log, row n too, for its rows, and samples nothing."""
+        return self.turn.only_rows or self.has_range
+
+    @property
     def scores_prompt(self) -> bool:
         """True for a tail that reports the log probabilities of the prompt."""
         return self.is_tail and self.turn.sampling.prompt_logprobs >= 0
