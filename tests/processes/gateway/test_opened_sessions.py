@@ -113,6 +113,7 @@ def test_idle_session_is_dropped_after_its_ttl(endpoints: Endpoints) -> None:
         ({"max_length": 9, "ttl": 0}, "ttl"),
         ({"max_length": 9, "session_id": ""}, "session_id"),
         ({"max_length": 9, "batch": 2}, "batch"),
+        ({"max_length": 9, "recoverable": False}, "recoverable"),
     ],
 )
 def test_wrong_field_is_refused_by_name(
