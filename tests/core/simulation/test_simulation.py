@@ -63,6 +63,14 @@ def test_sessions_are_forked_and_copy_their_parents() -> None:
     assert outcome.reroutes > 0
 
 
+def test_turns_are_resumed_after_broken_streams_and_takeovers() -> None:
+    outcome = Outcome()
+    for seed in range(8):
+        outcome.add(simulate(seed, "rules"))
+    assert outcome.resumed > 0
+    assert outcome.taken_over > 0
+
+
 def test_rows_are_returned_after_reroutes_and_takeovers() -> None:
     outcome = Outcome()
     for seed in range(12, 17):

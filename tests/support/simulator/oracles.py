@@ -7,7 +7,7 @@ calls the checks. A new check raises `Violation`.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from support.simulator.actors.client_rows import input_row, rows_from
 from support.simulator.actors.gateway_process import GatewayProcess
@@ -127,7 +127,7 @@ class OwnLogs:
         turn = session.turn
         reference = self._reference_of(gateway, seen.session, turn.blocks)
         expected = reference.next_token(session.log[: seen.position], turn.sampling, turn.begin)
-        if (seen.token, seen.logprob) != (expected.token, expected.logprob):
+        if (seen.token, seen.logprob, seen.top) != (expected.token, expected.logprob, expected.top):
             text = f"{gateway.name} emits {seen}, but its own log makes {expected}"
             raise Violation(text, seen.session)
 
@@ -167,6 +167,16 @@ def check_opaque(gateways: Iterable[GatewayProcess], servers: Iterable[ServerPro
     for process, session, log, opaque in (*sessions, *hops):
         if opaque != rows_from(log, 0):
             raise Violation(f"{process} does not have the rows of its log of {session}", session)
+
+
+def check_no_tokens(logs: Mapping[str, Sequence[int]], servers: Iterable[ServerProcess]) -> None:
+    """Check that no server logs a token in a turn that generates none. `logs`: those of such turns, by session."""
+    for server in servers:
+        for hop in server.core._fencing.hops:
+            length = len(logs.get(hop.session, ()))
+            if hop.turn.begin == length and len(hop.log) > length > 0:
+                text = f"{server.name} has {len(hop.log)} entries of a log of {length}"
+                raise Violation(f"{text}, and the turn generates none", hop.session)
 
 
 def check_retained(server: ServerProcess) -> None:

@@ -100,6 +100,7 @@ class Load:
     has_rules: bool = False  # sampled turns have penalties, a bias and masks
     has_grammars: bool = False  # two of three turns have a grammar, most of them with forced tokens
     has_rows: bool = False  # opaque rows in inputs and answers; some sessions have only these
+    resumes_turns: bool = False  # streams break, and clients resume their turns, here or elsewhere
     slow_reader_chance: float = 0.1
     read_seconds: float = 0.01  # mean time that a slow reader takes for a token
     fork_chance: float = 0.0  # of a fork, for each token that a client gets

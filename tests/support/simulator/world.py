@@ -23,6 +23,7 @@ from support.simulator.network import Network
 from support.simulator.oracles import (
     OwnLogs,
     check_at_rest,
+    check_no_tokens,
     check_opaque,
     check_pages,
     check_retained,
@@ -66,6 +67,7 @@ class Outcome:
     lost: int = 0
     repeated: int = 0
     taken_over: int = 0  # sessions, by another gateway
+    resumed: int = 0  # turns of broken streams
     returned: int = 0  # rows that clients got
     forked: int = 0  # positions that new sessions copied from their parents
     longest_wait: float = 0.0  # of a session for its next token, after the last fault
@@ -87,6 +89,7 @@ class Outcome:
         self.lost += other.lost
         self.repeated += other.repeated
         self.taken_over += other.taken_over
+        self.resumed += other.resumed
         self.returned += other.returned
         self.forked += other.forked
         self.longest_wait = max(self.longest_wait, other.longest_wait)
@@ -305,6 +308,7 @@ class World:
         out = self.outcome
         out.sessions = len(self.clients)
         out.tokens = sum(client.tokens for client in self.clients.values())
+        out.resumed = sum(client.resumed for client in self.clients.values())
         out.returned = sum(client.returned for client in self.clients.values())
         out.rows += sum(server.rows for server in self.servers.values())
         out.forked += sum(server.forked for server in self.servers.values())
@@ -412,6 +416,8 @@ class World:
                 check_retained(server)
         if self.scenario.load.has_rows:
             check_opaque(self.gateways.values(), self.servers.values())
+            logs = {client.name: client.read_log() for client in self.clients.values()}
+            check_no_tokens(logs, self.servers.values())
         for client in self.clients.values():
             if client.turn is not None:
                 waited = now - max(client.progress_at, self.faults.ends_at)

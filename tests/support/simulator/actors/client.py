@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 
+from support.simulator.actors.broken_stream import LeftTurn, resume_request, turn_begin
 from support.simulator.actors.client_rows import ClientRows, rows_from
 from support.simulator.actors.gateway_process import GatewayProcess
 from support.simulator.actors.requests import Forks, RequestDraws
@@ -17,7 +18,7 @@ from support.simulator.oracles import Reference
 from support.simulator.scenario import NEVER
 from support.simulator.trace import Violation
 
-from modelswarm.protocol.messages import Finish
+from modelswarm.protocol.messages import Finish, Sampling
 from modelswarm_gateway.core.interface.effects import (
     Effect,
     Emitted,
@@ -29,9 +30,11 @@ from modelswarm_gateway.core.interface.effects import (
     SessionLost,
 )
 from modelswarm_gateway.core.interface.errors import SessionBusy
-from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs, TurnRequest
 from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 from modelswarm_gateway.core.sessions.session import common_prefix
+
+AWAY_CHANCE = 0.03  # of a broken stream, for each token that a client gets
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class Client:
         self.done = False
         self.tokens = 0
         self.returned = 0  # rows
+        self.resumed = 0  # turns
         self.progress_at = 0.0  # time of the last progress
         self.token_at = 0.0  # time of the last token
         self.served_at = 0.0  # time of the last token, read or end of a turn; no refusal
@@ -75,6 +79,9 @@ class Client:
         self._previous_log: list[int] = []  # the log at the end of the turn before
         self._serial = 0  # raised by every turn: timers of older turns are void
         self._next_request: TurnRequest | None = None  # of a client that left a turn and returns
+        self._kept_sampling: Sampling | None = None  # of the turn that is resumed
+        self._is_away = False  # its stream broke, and its gateway has not noticed
+        self._away_rng = random.Random(f"away/{tools.scenario.seed}/{name}")
         self._forks = Forks(tools, name)
         self._draws = RequestDraws(tools, self._rng, self._slow)
 
@@ -119,6 +126,8 @@ class Client:
             return
         request = self.rows.complete(request)
         rng, load, length = self._rng, self._load, len(request.tokens)
+        if load.resumes_turns:
+            request = replace(request, keeps_logprobs=request.sampling.logprobs > 0)
         limit = request.max_tokens
         stop = close = None
         if limit is None:
@@ -134,13 +143,14 @@ class Client:
         else:  # the turn before may have rewound the log
             kept = common_prefix(self._previous_log, self.log)
             self._previous_log = self._previous_log[:kept]
-        self.log, self.has_token = list(request.tokens), False
+        self.log, self.has_token = list(request.tokens), request.is_resumed
         self._read, self._reroutes = length, 0
         if request.sampling.returned is not None:
             self._read = self.rows.next
         wants_scores = request.sampling.prompt_logprobs >= 0 and not request.is_resumed
         self._scored = 1 if wants_scores else length
         self._serial += 1
+        self._is_away = False
         self._note("turn", f"{length} entries, at most {limit} more, {request.sampling.seed}")
         first = self._start_turn(request)
         self._expect(first == length, f"start_turn() returned position {first} instead of {length}")
@@ -149,12 +159,65 @@ class Client:
         if close == length:
             self.gateway.later(rng.uniform(0, 0.05), self._close_if_current, self._serial)
 
+    def left_turn(self) -> LeftTurn | None:
+        """Return the running turn, if its stream can be resumed."""
+        turn = self.turn
+        if turn is None or not self._load.resumes_turns or turn.request.max_tokens == 0:
+            return None
+        return LeftTurn(turn.request, turn.end, tuple(self.log))
+
+    def read_log(self) -> tuple[int, ...]:
+        """Return the log of a running turn that generates nothing; empty if there is none."""
+        request = None if self.turn is None else self.turn.request
+        return () if request is None or request.max_tokens != 0 else request.tokens
+
+    def resume(self, left: LeftTurn, kept: ParkedTurn) -> None:
+        """Let the next turn go on behind what is kept of a broken one. Entries that were not seen must be right."""
+        request, sampling = resume_request(left, kept), left.request.sampling
+        if request is None:
+            return
+        self._expect(kept.turn.end == left.end, f"{kept.turn} should end at {left.end}")
+        for at in range(len(left.received), len(request.tokens)):
+            log = request.tokens[:at]
+            expected = self._reference.next_token(log, sampling, left.begin)
+            found = request.tokens[at]
+            self._expect(found == expected.token, f"{found} is kept at {at}, not {expected}")
+            logprobs = TokenLogprobs(expected.logprob, expected.top)
+            kept_logprobs = kept.logprobs.get(at, logprobs)
+            self._expect(kept_logprobs == logprobs, f"{kept_logprobs} at {at}, not {expected}")
+        self.log, self.has_token = list(request.tokens), True
+        if request.max_tokens:
+            self.resumed += 1
+            self._kept_sampling = request.sampling
+            self._next_request = replace(request, sampling=sampling)
+
+    def _break_stream(self) -> None:
+        """Lose the connection. The gateway notices it later, and the client comes back."""
+        self._note("breaks its stream")
+        self._is_away = True
+        self.gateway.later(self._away_rng.uniform(0.0, 0.05), self._return, self._serial)
+
+    def _return(self, serial: int) -> None:
+        left = self.left_turn()
+        if serial != self._serial or self.done or left is None:
+            return
+        core = self.gateway.core
+        self.turn, self._is_pending, self._is_away, self._reading = None, True, False, False
+        core.cancel_turn(self.name, self._tools.clock.now)
+        kept = core.parked_turn(self.name)
+        if kept is not None:
+            self.resume(left, kept)
+        self.schedule_next_turn()
+        self.gateway.pump()
+
     def _start_turn(self, request: TurnRequest) -> int:
         """Start the turn in the core. A session whose turn has ended must not be busy."""
         if self.rows.are_used:  # the gateway has the rows of the log that it keeps
             kept = self.gateway.core.parked_turn(self.name)
             known = 0 if kept is None else common_prefix(kept.tokens, request.tokens)
             request = replace(request, opaque=rows_from(request.tokens, known))
+        if request.is_resumed and self._kept_sampling is not None:
+            request = replace(request, sampling=self._kept_sampling)
         try:
             return self.gateway.core.start_turn(self.name, request, self._tools.clock.now)
         except SessionBusy as error:
@@ -188,7 +251,7 @@ class Client:
     def move_to(self, gateway: GatewayProcess) -> None:
         """Continue at this gateway, because the former one is gone."""
         self.gateway = gateway
-        self.turn, self._is_pending = None, True
+        self.turn, self._is_pending, self._is_away = None, True, False
         self._serial += 1
         self._reading = False
 
@@ -233,7 +296,10 @@ class Client:
     def on_effects(self, effects: list[Effect]) -> None:
         """Handle simultaneous effects of the session in order. After a stop or a close the rest is ignored."""
         for effect in effects:
-            if isinstance(effect, Emitted):
+            if self._is_away:  # it gets nothing
+                if isinstance(effect, SessionLost):
+                    self._on_session_lost(effect)
+            elif isinstance(effect, Emitted):
                 if not self._on_token(effect):
                     return
             elif isinstance(effect, PromptScored):
@@ -311,7 +377,7 @@ class Client:
 
     def _check_token(self, seen: Emitted, turn: Progress) -> None:
         request = turn.request
-        expected = self._reference.next_token(self.log, request.sampling, len(request.tokens))
+        expected = self._reference.next_token(self.log, request.sampling, turn_begin(request))
         self._expect(seen.token == expected.token, f"{seen}, but the reference says {expected}")
         self._expect(seen.logprob == expected.logprob, f"{seen}, but the reference says {expected}")
         self._expect(seen.top == expected.top, f"{seen}, but the reference says {expected}")
@@ -354,6 +420,8 @@ class Client:
             self.gateway.core.truncate_turn(self.name, len(self.log), self._tools.clock.now)
             self._end_turn()
             return False
+        if self._load.resumes_turns and self._away_rng.random() < AWAY_CHANCE:
+            self._break_stream()
         return True
 
     def _end_turn(self) -> None:

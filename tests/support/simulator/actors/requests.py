@@ -75,6 +75,7 @@ class RequestDraws:
             logit_bias=((seed % vocab, -1.5),),
             bad_words=((1,), (2, 3)),
             min_tokens=seed % 5,
+            logprobs=seed % 3,
             allowed_tokens=tuple(range(seed % 2, vocab, 2)) if seed % 7 == 0 else (),
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from support.simulator.actors.broken_stream import LeftTurn
 from support.simulator.actors.client import Client
 from support.simulator.actors.gateway_process import GatewayProcess
 from support.simulator.actors.server_process import MODEL, Tools
@@ -16,6 +17,7 @@ from support.simulator.trace import Violation
 from modelswarm.protocol.identity import PeerId
 from modelswarm_gateway.core.interface.effects import Effect, OwnershipLost
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
+from modelswarm_gateway.core.interface.turn import ParkedTurn
 from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 from modelswarm_gateway.core.sessions.session import SessionState, common_prefix
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
@@ -44,6 +46,8 @@ class ResumingClient:
         self.looking = False
         # The log that the client had received when it lost its gateway.
         self._received: list[int] = []
+        self._left: LeftTurn | None = None  # that it may resume
+        self._only_read: tuple[int, ...] = ()  # log of a turn that generates nothing
         self._lost_at = 0.0
         self._ask_until = 0.0  # until then servers that did not answer are asked again
         # It continued without servers that did not answer: there may be two sessions of its name (R20, takeover).
@@ -60,6 +64,8 @@ class ResumingClient:
             self._received = (
                 self._client.received_log() if self._has_tail(self._client.gateway) else []
             )
+            self._left = self._client.left_turn()
+            self._only_read = self._client.read_log()
             self._lost_at = self._tools.clock.now
             for each in self._gateways.values():  # hops of an isolated owner may have been freed
                 if self._client.token_at < each.isolated_until:
@@ -192,6 +198,9 @@ class ResumingClient:
             self._look_later(RETRY_SECONDS)
             return
         self._check_log(log.tokens, "is left")
+        end = len(self._only_read)
+        if end == log.turn.begin < len(log.tokens) and log.tokens[:end] == self._only_read:
+            raise Violation(f"{client.name}: a turn without tokens has left one", client.name)
         client.gateway.later(self._takeover_delay(), self._take_over, self._where, log, self._round)
 
     def _is_unreachable(self, gateway: GatewayProcess) -> bool:
@@ -205,6 +214,8 @@ class ResumingClient:
         if self._tools.scenario.forwards_requests:
             self._check_log(() if kept is None else kept.tokens, f"{gateway.name} keeps")
         gateway.core.cancel_turn(self._client.name, self._tools.clock.now)
+        if self._left is not None and kept is not None:
+            self._client.resume(self._left, kept)
         gateway.core.raise_epoch(self._client.name, lowest_epoch(0, self._tools.clock.now))
         self._end()
         gateway.pump()
@@ -234,6 +245,8 @@ class ResumingClient:
             return
         self.taken_over += 1
         client.gateway.core.take_over(where, MODEL, log, self._tools.clock.now)
+        if self._left is not None and log.turn is not None:
+            client.resume(self._left, ParkedTurn(log.tokens, log.turn))
         self._end()
         client.gateway.pump()
 
@@ -272,6 +285,7 @@ class ResumingClient:
         client, former = self._client, self._client.gateway
         client.leave_turn(rng)
         self.start(gateway, rng.uniform(0.0, self._tools.scenario.return_seconds))
+        self._left = None  # another request follows
         former.later(rng.choice((0.0, 0.3, 2.0)) * rng.random(), self._cancel_turn, former)
 
     def _cancel_turn(self, former: GatewayProcess) -> None:

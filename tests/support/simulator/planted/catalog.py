@@ -10,11 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from support.simulator.actors.server_process import Cores, MakeGateway, MakeServer
-from support.simulator.planted.forced import (
-    ForcesOldTokens,
-    LogsNoForcedTokens,
-    SendsNoForcedTokens,
-)
 from support.simulator.planted.forks import (
     AcknowledgesAtOnce,
     CopiesOneTooFew,
@@ -93,9 +88,25 @@ from support.simulator.planted.replay_log import (
 )
 from support.simulator.planted.rows import (
     KeepsStaleRows,
+    LogsUnwantedTokens,
     RepeatsRows,
     SkipsRows,
     TakesRowsOverShifted,
+)
+from support.simulator.planted.sampling import (
+    BeginsResumedTurnsAnew,
+    ForcesOldTokens,
+    KeepsShiftedLogprobs,
+    LogsNoForcedTokens,
+    SendsNoForcedTokens,
+    ShiftsTop,
+    lost_at_migration,
+    lost_at_replay,
+    lost_at_takeover,
+    without_bias,
+    without_grammar,
+    without_logprobs,
+    without_penalties,
 )
 from support.simulator.planted.swap import gateway_with, server_with
 from support.simulator.planted.wakeups import AcknowledgesIdleHopsOnly, DoesNotRecreateHops
@@ -238,6 +249,7 @@ PLANTS: dict[str, Plant] = {
     "R11 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
     "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies", 150),
+    "R14 logs unwanted tokens": in_server(LogsUnwantedTokens, "rows"),
     "R14 keeps stale rows": in_server(KeepsStaleRows, "rows"),
     "R14 takes rows over shifted": in_recovery(TakesRowsOverShifted, "rows"),
     "R14 repeats rows": in_gateway(RepeatsRows, "rows"),
@@ -248,6 +260,19 @@ PLANTS: dict[str, Plant] = {
     "R17 forces old tokens": in_server(ForcesOldTokens, "forced"),
     "R17 logs no forced tokens": in_gateway(LogsNoForcedTokens, "forced"),
     "R17 sends no forced tokens": in_server(SendsNoForcedTokens, "forced"),
+    "R17 replays without penalties": in_recovery(lost_at_replay(without_penalties), "rules"),
+    "R17 replays without a grammar": in_recovery(lost_at_replay(without_grammar), "rules"),
+    "R17 replays without logprobs": in_recovery(lost_at_replay(without_logprobs), "rules"),
+    "R17 migrates without a bias": in_recovery(lost_at_migration(without_bias), "rules"),
+    "R17 migrates without a grammar": in_recovery(lost_at_migration(without_grammar), "rules"),
+    "R17 migrates without logprobs": in_recovery(lost_at_migration(without_logprobs), "rules"),
+    "R17 takes over without penalties": in_gateway(lost_at_takeover(without_penalties), "rules"),
+    "R17 takes over without a bias": in_gateway(lost_at_takeover(without_bias), "rules"),
+    "R17 takes over without a grammar": in_gateway(lost_at_takeover(without_grammar), "rules"),
+    "R17 takes over without logprobs": in_gateway(lost_at_takeover(without_logprobs), "rules"),
+    "R17 begins resumed turns anew": in_gateway(BeginsResumedTurnsAnew, "rules"),
+    "R17 shifts alternatives": in_server(ShiftsTop, "rules"),
+    "R17 keeps shifted logprobs": in_gateway(KeepsShiftedLogprobs, "rules"),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
     "R19 goes on without links": in_ownership_check(GoesOnWithoutLinks, "returns", 100),

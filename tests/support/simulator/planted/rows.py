@@ -10,13 +10,23 @@ from dataclasses import replace
 from typing_extensions import override
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import Rows, StartEpoch
+from modelswarm.protocol.messages import Fence, Item, Rows, StartEpoch
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.recovery.recovery import Recovery
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_serving.core.hops.hop import Hop
 from modelswarm_serving.core.server import ServerCore
+
+
+class LogsUnwantedTokens(ServerCore):
+    """R14 (opaque rows): a turn that only returns rows leaves a token in the logs, if its gateway is lost then."""
+
+    @override
+    def receive(self, peer: PeerId, item: Item, now: float) -> None:
+        if isinstance(item, Fence) and item.turn is not None:
+            item = replace(item, turn=replace(item.turn, only_rows=False))
+        super().receive(peer, item, now)
 
 
 class StaleRows(Hop):

@@ -349,10 +349,28 @@ def _evictions(scenario: Scenario, rng: random.Random) -> Scenario:
     return replace(scenario, layout=layout, load=load, faults=faults, conditions=conditions)
 
 
+RULED = (
+    *("gateways", "kills", "rewinds", "orders", "orders", "orders", "orders"),
+    *("adoptions", "adoptions", "doomed"),
+)
+
+
 def _rules(scenario: Scenario, rng: random.Random) -> Scenario:
-    """Sampling rules of each turn, which depend on its begin, while servers and gateways fail."""
-    load = replace(scenario.load, has_rules=True, sampled_chance=0.8, turns=rng.randint(2, 4))
-    return gateways.gateways(replace(scenario, load=load), rng)
+    """Sampling rules, grammars and logprobs of turns that are replayed, migrated, taken over and resumed."""
+    kind = rng.choice(RULED)
+    scenario = SCENARIOS[kind](scenario, rng)
+    load = replace(
+        scenario.load,
+        has_rules=True,
+        has_grammars=kind == "orders" or rng.random() < 0.5,
+        resumes_turns=True,
+        sampled_chance=0.8,
+        turns=rng.randint(2, 4),
+    )
+    if kind == "orders":  # few sessions, whose turns last until their tails have migrated
+        load = replace(load, sessions=2, slow_reader_chance=0.9, read_seconds=0.03)
+        load = replace(load, max_tokens=(20, 40), eos_chance=0.0)
+    return replace(scenario, load=load)
 
 
 FORKED = (
