@@ -152,7 +152,7 @@ def test_resumed_stream_repeats_the_logprobs(gateway: Endpoints) -> None:
 def test_logprobs_are_the_same_across_a_kill_of_the_tail(
     swarm: HashSwarm, gateway: Endpoints
 ) -> None:
-    body = BODY | {"max_tokens": 3000}
+    body = BODY | {"max_tokens": 1500}
     expected = whole(gateway, body)["logprobs"]
     with closing(lines(gateway, body)) as stream:
         got = []

@@ -224,7 +224,8 @@ def test_harmless_values_and_fields_without_effect_change_nothing(
     client: httpx.Client, place: str
 ) -> None:
     table, path, build = PLACES[place]
-    plain = answer_of(client, path, build({}))
+    short: Body = {} if place in ("message", "part", "stream_options") else {"max_tokens": 8}
+    plain = answer_of(client, path, build(short))
     for name, state in table.states.items():
         match state:
             case NoEffect():
@@ -234,7 +235,7 @@ def test_harmless_values_and_fields_without_effect_change_nothing(
             case Renamed() | Obeyed():
                 continue
         for value in values:
-            assert answer_of(client, path, build({name: value})) == plain, (name, value)
+            assert answer_of(client, path, build(short | {name: value})) == plain, (name, value)
 
 
 def test_unknown_field_is_refused_with_a_hint(client: httpx.Client) -> None:

@@ -79,18 +79,19 @@ def test_stream_goes_on_at_another_gateway(swarm: HashSwarm, number: signal.Sign
 def test_whole_answers_survive_their_gateway(swarm: HashSwarm) -> None:
     """A chat with logprobs, and an appended turn of a session of the caller."""
     one, two = gateways(swarm)
+    fields = FIELDS | {"max_tokens": LENGTH // 2}
     chat = [{"role": "user", "content": "hi"}]
-    last = FIELDS | {"session_id": "mine", "append": True}
+    last = fields | {"session_id": "mine", "append": True}
     with Client(two.url) as client:
-        calm = client.chat(chat, **FIELDS, logprobs=True)
-        first = client.complete("go", **FIELDS | {"session_id": "calm"})
+        calm = client.chat(chat, **fields, logprobs=True)
+        first = client.complete("go", **fields | {"session_id": "calm"})
         turn = last | {"session_id": "calm", "session_position": first.usage.total_tokens}
         calm_turn = client.complete("on", **turn)
         before = generated(two)
     with Client([one.url, two.url]) as client, ThreadPoolExecutor() as pool:
-        assert client.complete("go", **FIELDS | {"session_id": "mine"}).text == first.text
+        assert client.complete("go", **fields | {"session_id": "mine"}).text == first.text
         told = generated(one)
-        answer = pool.submit(client.chat, chat, **FIELDS, logprobs=True)
+        answer = pool.submit(client.chat, chat, **fields, logprobs=True)
         appended = pool.submit(client.complete, "on", **last)
         eventually("both answers have begun", lambda: generated(one) > told + 200)
         swarm.kill("one")

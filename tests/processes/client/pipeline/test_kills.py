@@ -72,16 +72,16 @@ def kill_during(running: Running, work: Callable[[], object]) -> None:
 
 
 def test_killed_servers_change_no_token_of_a_batch(running: Running, pipe: Pipeline) -> None:
-    prompts = prompts_of(24)
+    prompts = prompts_of(12)
     sampled = GenerationConfig(
         max_new_tokens=NEW, do_sample=True, top_k=40, random_seed=3, ignore_eos=True
     )
-    configs = [sampled if place % 2 else CONFIG for place in range(24)]
+    configs = [sampled if place % 2 else CONFIG for place in range(12)]
     responses = []
 
     kill_during(running, lambda: responses.extend(pipe(prompts, configs)))
 
-    assert len(responses) == 24
+    assert len(responses) == 12
     for place, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
         sampling = Sampling(temperature=0.8, top_k=40, seed=3) if place % 2 else Sampling()
         check(prompt, response.token_ids, sampling, response.finish_reason or "")
