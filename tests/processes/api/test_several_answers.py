@@ -113,6 +113,7 @@ def test_prompt_is_computed_once(swarm: HashSwarm, gateway: Endpoints) -> None:
     assert count_rows(swarm) - before <= most
 
 
+@pytest.mark.full
 def test_each_answer_survives_a_kill_of_the_tail(swarm: HashSwarm, gateway: Endpoints) -> None:
     count = 1500
     got: list[list[int]] = [[], [], [], []]

@@ -103,6 +103,7 @@ def test_the_openai_client_streams_answers_to_a_list(gateway: Endpoints) -> None
     assert chunks[-1].usage == whole.usage
 
 
+@pytest.mark.full
 def test_answers_to_a_list_survive_a_kill_of_the_tail(swarm: HashSwarm, gateway: Endpoints) -> None:
     count = 1500
     got: list[list[int]] = [[], [], []]

@@ -99,6 +99,7 @@ def test_stop_token_is_shown_with_its_text(gateway: Endpoints) -> None:
     assert (shown["text"], shown["finish_reason"]) == (SPECIALS[END], "stop")
 
 
+@pytest.mark.full
 def test_shown_special_tokens_survive_a_kill_of_the_tail(
     swarm: HashSwarm, gateway: Endpoints
 ) -> None:

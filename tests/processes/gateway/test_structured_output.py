@@ -66,7 +66,7 @@ def _answer(swarm: Running, **fields: Any) -> tuple[str, str]:
     return choice["text"], choice["finish_reason"]
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_schema_holds_for_a_random_model(swarm: Running, seed: int) -> None:
     text, finish = _answer(swarm, response_format=FORMAT, seed=seed)
     assert finish == "stop"
@@ -80,7 +80,7 @@ def _tail_steps(swarm: Running) -> int:
     return int(sum(total(metrics(each.metrics), name) for each in tails))
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("temperature", [pytest.param(0, marks=pytest.mark.full), 1])
 def test_forced_tokens_save_steps_and_change_no_answer(swarm: Running, temperature: int) -> None:
     """An answer with log probabilities has a step for each token, so that each has one."""
     made, steps = [], []

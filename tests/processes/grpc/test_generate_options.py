@@ -202,6 +202,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
         yield made
 
 
+@pytest.mark.full
 def test_answers_with_logprobs_survive_a_kill_of_the_tail(own: HashSwarm) -> None:
     count = 1500
     asked = request(

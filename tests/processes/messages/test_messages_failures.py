@@ -16,7 +16,7 @@ BODY: Any = {
     "messages": [{"role": "user", "content": "go"}],
     "temperature": 1,
 }
-LONG = 600  # tokens; an answer of so many has not ended when a server is killed at its begin
+LONG = 300  # tokens; an answer of so many has not ended when a server is killed at its begin
 
 
 def seed_of_a_long_answer(url: str) -> int:

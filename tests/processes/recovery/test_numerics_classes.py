@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.eventually import eventually
 from support.processes.http_requests import whole
 from support.processes.swarm import Endpoints, HashSwarm
@@ -48,6 +49,7 @@ def wait_linked(gateway: Endpoints, count: int) -> None:
     eventually(f"{count} servers are linked", lambda: len(classes(gateway)) == count)
 
 
+@pytest.mark.full
 def test_repair_prefers_its_class_and_reports_a_change(tmp_path: Path) -> None:
     with HashSwarm(tmp_path) as swarm:
         for name, blocks in (("head", "0:4"), ("tail", "4:8")):

@@ -87,6 +87,7 @@ def test_killed_servers_change_no_token_of_a_batch(running: Running, pipe: Pipel
         check(prompt, response.token_ids, sampling, response.finish_reason or "")
 
 
+@pytest.mark.full
 def test_killed_servers_change_no_token_of_streams(running: Running, pipe: Pipeline) -> None:
     prompts = prompts_of(12)
     tokens: dict[int, list[int]] = {place: [] for place in range(12)}
