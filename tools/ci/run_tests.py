@@ -1,8 +1,9 @@
 """Run one tier of the tests: `fast` (make test), `full` (make test-all) or `soak`.
 
-A tier is a list of parts, each one command with a log and a JUnit file under build/tests. Tests of processes have the
-machine to themselves. What needs no processes runs beside the cluster's tests, which mostly wait. In the full tier a
-failed test of processes or of the cluster is run once more, alone. If it passes then, the summary names it as FLAKY.
+A tier is a list of parts, each one command with a log and a JUnit file under build/tests. In the full tier, tests of
+processes have the machine to themselves. What needs no processes has low priority, and runs beside tests that mostly
+wait. In the full tier a failed test of processes or of the cluster is run once more, alone. If it passes then, the
+summary names it as FLAKY.
 The last line is `N passed, N failed, N skipped`. Used by the Makefile. Knows paths and markers, no test.
 """
 
@@ -74,7 +75,7 @@ NODES = Part(
     "cluster", ("tests/cluster/api", "tests/cluster/real"), timing=True, needs_cluster=True
 )
 STEPS: dict[str, tuple[tuple[Part, ...], ...]] = {
-    "fast": ((PROCESSES,), (TYPES, UNIT, SIMULATOR, CLUSTER)),
+    "fast": ((SIMULATOR, PROCESSES), (TYPES, UNIT, CLUSTER)),
     "full": ((PROCESSES,), (TYPES, UNIT, SIMULATOR, API, NODES)),
     "soak": ((Part("soak", ("tests",)),),),
 }  # the parts of a step run at the same time, the last one in the foreground

@@ -83,6 +83,7 @@ def test_session_of_another_gateway_is_closed_there(gateways: Gateways) -> None:
     wait_freed(gateways.one)
 
 
+@pytest.mark.full
 def test_close_during_a_turn_is_refused_until_its_client_leaves(gateways: Gateways) -> None:
     """The name of a session, which others may know or guess, is no right to end a stream."""
     with closing(lines(gateways.one, FOREVER | {"session_id": "busy"})) as stream:

@@ -126,6 +126,7 @@ def test_logprobs_out_of_range_are_refused(
     assert answer.json()["error"]["param"] == param
 
 
+@pytest.mark.full
 def test_resumed_stream_repeats_the_logprobs(gateway: Endpoints) -> None:
     body = BODY | {"session_id": "again", "max_tokens": 2000}
     expected = whole(gateway, BODY | {"max_tokens": 2000})["logprobs"]
@@ -149,6 +150,7 @@ def test_resumed_stream_repeats_the_logprobs(gateway: Endpoints) -> None:
     assert joined(first + rest) == expected
 
 
+@pytest.mark.full
 def test_logprobs_are_the_same_across_a_kill_of_the_tail(
     swarm: HashSwarm, gateway: Endpoints
 ) -> None:

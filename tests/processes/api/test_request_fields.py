@@ -157,6 +157,13 @@ EFFECTS: dict[str, dict[str, tuple[Body, Body]]] = {
 }
 
 
+TIERED = [
+    pytest.param(place, marks=pytest.mark.full) if place == "completions" else place
+    for place in PLACES
+]
+"""The fields of completions are those of chat but for a few."""
+
+
 def answer_of(client: httpx.Client, path: str, body: Body) -> object:
     """Return the answer without what differs from request to request."""
     answer = client.post(path, json=body)
@@ -173,7 +180,7 @@ def has_effect(client: httpx.Client, path: str, body: Body, changed: Body) -> bo
     return plain != answer_of(client, path, changed)
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", TIERED)
 def test_every_obeyed_field_has_an_effect(client: httpx.Client, place: str) -> None:
     table, path, build = PLACES[place]
     missing = table.obeyed - SESSION_FIELDS - OTHER_TESTS - EFFECTS[place].keys()
@@ -219,7 +226,7 @@ def test_every_refused_field_is_refused_by_name(client: httpx.Client, place: str
         assert name in error["message"]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", TIERED)
 def test_harmless_values_and_fields_without_effect_change_nothing(
     client: httpx.Client, place: str
 ) -> None:

@@ -95,6 +95,7 @@ def read_until_killed(swarm: LocalSwarm, reading: Reading) -> bool:
     raise AssertionError("the stream ended although its gateway was killed")
 
 
+@pytest.mark.full
 def test_resume_after_gateway_kills_needs_no_lease(swarm: LocalSwarm) -> None:
     reading = Reading(swarm)
     for _ in range(3):

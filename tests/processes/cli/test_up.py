@@ -137,6 +137,7 @@ def test_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> No
         assert answer(swarm) == before
 
 
+@pytest.mark.full
 def test_second_gateway_answers_for_a_stopped_one(folder: Path) -> None:
     settings = replace(HASH, gateways=2, publish=True)
     with LocalSwarm(plan(folder, spans=1, replicas=1), settings) as swarm:

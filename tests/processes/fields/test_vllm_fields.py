@@ -146,6 +146,7 @@ def test_truncated_prompt_keeps_one_side(
     assert choice["text"] == whole(gateway, prompt=kept, max_tokens=5)["text"]
 
 
+@pytest.mark.full
 def test_prompt_beyond_the_context_is_truncated_to_fit(gateway: Endpoints) -> None:
     prompt = "ab" * (ENDLESS // 2 + 100)
     refused = post(gateway, prompt=prompt, max_tokens=5)

@@ -67,6 +67,7 @@ def _answer(swarm: Running, **fields: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.full
 def test_schema_holds_for_a_random_model(swarm: Running, seed: int) -> None:
     text, finish = _answer(swarm, response_format=FORMAT, seed=seed)
     assert finish == "stop"
@@ -150,6 +151,7 @@ def test_grammar_too_complex_later_ends_its_session_only(swarm: Running) -> None
         assert free.result()[1] == "length"
 
 
+@pytest.mark.full
 def test_kill_of_the_tail_changes_no_token_of_json(swarm: Running) -> None:
     calm, _ = _answer(swarm, response_format=FORMAT, seed=11)
     swarm.wait_whole()
@@ -168,6 +170,7 @@ def test_kill_of_the_tail_changes_no_token_of_json(swarm: Running) -> None:
     swarm.wait_whole()
 
 
+@pytest.mark.full
 def test_sessions_side_by_side_equal_those_alone(swarm: Running) -> None:
     kinds: list[dict[str, Any]] = [
         {"response_format": FORMAT},

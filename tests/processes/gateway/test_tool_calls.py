@@ -119,6 +119,7 @@ def test_deltas_make_the_whole_answer(running: Running) -> None:
     assert joined([choice for _, choice in stream(running)]) == expected(running)
 
 
+@pytest.mark.full
 def test_choices_and_flags_shape_the_answer(running: Running) -> None:
     one = whole(running, parallel_tool_calls=False)["choices"][0]
     assert [c["function"]["name"] for c in one["message"]["tool_calls"]] == ["get_weather"]
@@ -131,6 +132,7 @@ def test_choices_and_flags_shape_the_answer(running: Running) -> None:
     assert (short["finish_reason"], len(short["message"]["tool_calls"])) == ("length", 1)
 
 
+@pytest.mark.full
 def test_kill_within_the_arguments_changes_nothing(running: Running) -> None:
     running.wait_whole()
     before = running.faults()
@@ -144,6 +146,7 @@ def test_kill_within_the_arguments_changes_nothing(running: Running) -> None:
     assert joined(got) == expected(running)
 
 
+@pytest.mark.full
 def test_resumed_stream_repeats_ids_and_fragments(running: Running) -> None:
     running.wait_whole()
     got: list[Any] = []

@@ -48,6 +48,7 @@ def generated(parts: Iterable[api_pb2.GenerateResponse]) -> list[int]:
     return [token for part in parts for token in part.token_ids]
 
 
+@pytest.mark.full
 def test_lost_gateway_repeats_no_row(swarm: HashSwarm) -> None:
     """The session's gateway is killed in a step; the client's gateway goes on behind the rows that it sent."""
     owner, other = (swarm.gateway(*LEASE, name=name) for name in ("owner", "other"))
@@ -69,6 +70,7 @@ def test_lost_gateway_repeats_no_row(swarm: HashSwarm) -> None:
         assert hashes(parts) == expected_rows(log[:-1], first, BLOCKS)
 
 
+@pytest.mark.full
 def test_gateway_lost_in_the_prompt_repeats_no_row(swarm: HashSwarm) -> None:
     owner, other = (swarm.gateway(*LEASE, name=name) for name in ("owner2", "other2"))
     with SessionCall(owner.grpc) as call:

@@ -112,6 +112,7 @@ def test_attached_session_of_a_running_gateway_is_forwarded(swarm: HashSwarm) ->
     assert gone
 
 
+@pytest.mark.full
 def test_session_moves_when_its_gateway_is_killed_in_a_forwarded_step(swarm: HashSwarm) -> None:
     owner = swarm.gateway(*LEASE, name="third")
     other = swarm.gateway(*LEASE, name="fourth")
@@ -146,6 +147,7 @@ def test_stopping_gateway_leaves_its_session_to_another_one(swarm: HashSwarm) ->
         call.ask(close={})
 
 
+@pytest.mark.full
 def test_drained_server_changes_no_token_of_a_step(swarm: HashSwarm) -> None:
     gateway = swarm.gateway(*LEASE, name="drains")
     swarm.server("s2", "2:4", *LEASE)

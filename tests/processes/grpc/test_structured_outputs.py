@@ -94,6 +94,7 @@ def test_killed_tail_changes_no_token(four_spans: Running) -> None:
     assert tokens == calm
 
 
+@pytest.mark.full
 def test_step_of_a_session_keeps_its_grammar_after_a_kill(four_spans: Running) -> None:
     wanted = {
         "max_tokens": 300,

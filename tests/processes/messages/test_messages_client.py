@@ -49,6 +49,7 @@ def parts(message: Message) -> list[Any]:
     return [block.to_dict() for block in message.content]
 
 
+@pytest.mark.full
 def test_answer_continues_a_last_message_of_the_assistant(
     running: Running, client: anthropic.Anthropic
 ) -> None:
@@ -81,6 +82,7 @@ def test_blocks_and_usage_have_anthropics_shape(client: anthropic.Anthropic) -> 
     assert made._request_id is not None
 
 
+@pytest.mark.full
 def test_results_are_sent_back_to_the_model(client: anthropic.Anthropic) -> None:
     made = client.messages.create(**SEEDED)
     calls = [block for block in made.content if isinstance(block, ToolUseBlock)]
@@ -169,6 +171,7 @@ def test_kill_within_the_arguments_changes_nothing(
     assert parts(made) == parts(client.messages.create(**SEEDED))
 
 
+@pytest.mark.full
 def test_options_shape_the_answer(client: anthropic.Anthropic) -> None:
     one = create(client, tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     assert [part["type"] for part in parts(one)] == ["thinking", "text", "tool_use"]

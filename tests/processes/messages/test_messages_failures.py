@@ -29,6 +29,7 @@ def seed_of_a_long_answer(url: str) -> int:
     raise AssertionError("no answer was long")
 
 
+@pytest.mark.full
 def test_held_stream_gets_pings_and_ends_with_an_error(tmp_path: Path) -> None:
     with two_spans(tmp_path, context=ENDLESS) as swarm:
         url = swarm.gateway("--keepalive", "0.3", *BRIEF_HOLD).url

@@ -167,6 +167,7 @@ def test_stream_of_a_killed_gateway_is_resumed_at_another(
         assert cached(again) >= stream.response["usage"]["total_tokens"] - 1
 
 
+@pytest.mark.full
 def test_forwarded_stream_goes_on_when_its_gateway_is_lost(
     swarm: HashSwarm, endpoints: Endpoints
 ) -> None:

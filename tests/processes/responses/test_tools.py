@@ -64,6 +64,7 @@ def test_reasoning_text_and_calls_are_items(client: openai.OpenAI) -> None:
     assert 0 < made.usage.output_tokens_details.reasoning_tokens < made.usage.output_tokens
 
 
+@pytest.mark.full
 def test_outputs_of_calls_continue_the_conversation(client: openai.OpenAI) -> None:
     first = client.responses.create(**BODY)
     outputs: Any = [
@@ -82,6 +83,7 @@ def test_outputs_of_calls_continue_the_conversation(client: openai.OpenAI) -> No
     assert unanswered.value.param == "previous_response_id"
 
 
+@pytest.mark.full
 def test_choices_and_flags_shape_the_answer(client: openai.OpenAI) -> None:
     one = client.responses.create(**BODY, parallel_tool_calls=False)
     assert [item.type for item in one.output].count("function_call") == 1
@@ -96,6 +98,7 @@ def test_choices_and_flags_shape_the_answer(client: openai.OpenAI) -> None:
     assert mixed.value.param == "include"
 
 
+@pytest.mark.full
 def test_kill_within_the_arguments_changes_nothing(running: Running, client: openai.OpenAI) -> None:
     running.wait_whole()
     before = running.faults()
@@ -113,6 +116,7 @@ def test_kill_within_the_arguments_changes_nothing(running: Running, client: ope
     assert without_ids([item.to_dict() for item in last.response.output]) == expected(client)
 
 
+@pytest.mark.full
 def test_resumed_stream_has_every_event_once(running: Running, client: openai.OpenAI) -> None:
     running.wait_whole()
     stream = ResponseStream()

@@ -35,6 +35,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.full
 def test_engine_thread_starts_no_more_threads(tmp_path: Path) -> None:
     """Torch keeps the number per thread; a new one multiplies matrices on all CPUs."""
     environment = {key: value for key, value in os.environ.items() if "NUM_THREADS" not in key}

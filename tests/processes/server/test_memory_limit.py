@@ -79,6 +79,7 @@ def test_measured_process_replaces_a_smaller_constant(tmp_path: Path) -> None:
         load(settings, write_limit(tmp_path, GIB, 900 << 20))
 
 
+@pytest.mark.full
 def test_server_on_a_cpu_imports_no_triton_and_fits_its_plan() -> None:
     """As the build of the server image measures it."""
     code = (

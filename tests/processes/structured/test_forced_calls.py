@@ -61,6 +61,7 @@ def test_allowed_tools_are_the_only_ones_called(client: openai.OpenAI) -> None:
         assert [call.function.name for call in calls] == ["stop"]
 
 
+@pytest.mark.full
 def test_streamed_fragments_make_the_whole_call(client: openai.OpenAI) -> None:
     body = {**BODY, "parallel_tool_calls": False}
     whole = client.chat.completions.create(**body, seed=7).choices[0].message.tool_calls[0]

@@ -128,6 +128,7 @@ def test_killed_tail_changes_nothing(running: Running, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.full
 def test_drained_tail_changes_nothing(running: Running, kind: str) -> None:
     calm, got, drained = calm_answer(running, kind), Read(), list[str]()
 
@@ -162,6 +163,7 @@ def test_killed_gateway_changes_nothing(running: Running, kind: str) -> None:
     check_same(got, calm)
 
 
+@pytest.mark.full
 def test_tokens_withheld_at_a_gateways_loss_keep_logprobs(running: Running) -> None:
     """The client comes back often: its first event then has many tokens, and may end within a character."""
     calm, got, parts = calm_answer(running, "json"), Read(), list[Read]()

@@ -40,6 +40,7 @@ def elsewhere(local: LocalSwarm) -> Iterator[Page]:
         yield opened
 
 
+@pytest.mark.full
 def test_page_loads_nothing_from_elsewhere(page: Page) -> None:
     answer = httpx.get(page.url, timeout=60)
     policy = answer.headers["content-security-policy"]

@@ -72,6 +72,7 @@ def test_full_tier_repeats_a_failed_test_and_calls_it_flaky(
     assert "test_second_time" in (tmp_path / "flaky.log").read_text()
 
 
+@pytest.mark.full
 def test_full_tier_fails_on_a_test_that_fails_twice(
     tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_ends_the_run():
 """
 
 
+@pytest.mark.full
 def test_part_that_was_aborted_stays_failed_after_a_rerun(
     tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,6 +114,7 @@ def test_part_that_was_aborted_stays_failed_after_a_rerun(
     assert "ended with exit code 3" in (results / "summary.txt").read_text()
 
 
+@pytest.mark.full
 def test_part_without_a_test_is_a_failure(
     tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,7 @@ def test_stream_goes_on_at_another_gateway(swarm: HashSwarm, number: signal.Sign
     swarm.kill("two")
 
 
+@pytest.mark.full
 def test_whole_answers_survive_their_gateway(swarm: HashSwarm) -> None:
     """A chat with logprobs, and an appended turn of a session of the caller."""
     one, two = gateways(swarm)
@@ -102,6 +103,7 @@ def test_whole_answers_survive_their_gateway(swarm: HashSwarm) -> None:
     swarm.kill("two")
 
 
+@pytest.mark.full
 def test_loss_of_a_server_is_not_seen(swarm: HashSwarm) -> None:
     endpoints = swarm.gateway(*LEASE, name="alone")
     calm = calm_text(endpoints)

@@ -14,5 +14,6 @@ ADDRESS = "127.0.0.1:8000"
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+@pytest.mark.full
 def test_example_of_the_python_page_runs(four_spans: Running, example: str) -> None:
     run_example(example, ADDRESS, four_spans.local.http)

@@ -33,6 +33,7 @@ def run_example(running: Running, at_step: Callable[[int], None]) -> tuple[list[
     return losses, last
 
 
+@pytest.mark.full
 def test_example_lowers_the_loss(counting: Running) -> None:
     """A server is killed before a third and before two thirds of the steps are done."""
 

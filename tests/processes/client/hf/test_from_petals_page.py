@@ -18,6 +18,7 @@ ADDRESS = "127.0.0.1:8001"
 
 
 @pytest.mark.parametrize("place", [0, *(pytest.param(n, marks=pytest.mark.full) for n in (1, 2))])
+@pytest.mark.full
 def test_example_of_the_page_runs(toy_swarm: Running, toy_folder: Path, place: int) -> None:
     example = python_examples(PAGE)[place]
     assert len(python_examples(PAGE)) == 3

@@ -186,6 +186,7 @@ def test_dictionary_has_the_sequences(model: Any) -> None:
     assert made.scores is None
 
 
+@pytest.mark.full
 def test_more_rows_than_room_run_in_turns(model: Any, toy_model: Any) -> None:
     """The swarm has room for a dozen sessions of the whole context."""
     ids = torch.randint(1, 257, (20, 900), generator=torch.Generator().manual_seed(1))
@@ -193,6 +194,7 @@ def test_more_rows_than_room_run_in_turns(model: Any, toy_model: Any) -> None:
     assert torch.equal(ours, greedy(toy_model, ids, 4, **ENDLESS))
 
 
+@pytest.mark.full
 def test_killed_servers_change_no_token(toy_swarm: Running, model: Any, toy_model: Any) -> None:
     """One server is killed per 200 tokens."""
     toy_swarm.wait_whole()

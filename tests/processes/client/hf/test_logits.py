@@ -159,6 +159,7 @@ def test_scores_and_logits_are_returned(model: Any, toy_model: Any) -> None:
         assert all(torch.allclose(one, other, atol=1e-3) for one, other in both)
 
 
+@pytest.mark.full
 def test_session_continues_after_turns_with_logits(
     model: Any, toy_model: Any, toy_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -212,6 +213,7 @@ def test_function_of_the_caller_gets_the_prepared_arguments(model: Any, toy_mode
     assert torch.equal(out[:, 8:], second)
 
 
+@pytest.mark.full
 def test_killed_servers_change_no_beam(toy_swarm: Running, model: Any, toy_model: Any) -> None:
     toy_swarm.wait_whole()
     before = toy_swarm.faults()

@@ -75,6 +75,7 @@ def test_chatbot_answers_as_the_whole_model(bloom_folder: Path, names: dict[str,
     assert names["session"].tokens == [outputs], "the second turn is the whole context"
 
 
+@pytest.mark.full
 def test_repl_answers_as_the_whole_model(
     bloom: Running, bloom_folder: Path, names: dict[str, Any]
 ) -> None:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.processes.swarm import BLOCKS, ENDLESS, MODEL, VOCABULARY, two_spans
 
 from modelswarm.client.hf.rows import start_answers
@@ -17,6 +18,7 @@ from modelswarm_serving.model.hash_model import reference_tokens
 COUNT = 1500
 
 
+@pytest.mark.full
 def test_answers_survive_their_gateway(tmp_path: Path) -> None:
     """Another gateway listens at the same address, as behind a Kubernetes Service."""
     prompts = [[11, 12, 13], [21, 22]]
@@ -49,6 +51,7 @@ def test_answers_survive_their_gateway(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.full
 def test_torch_is_imported_with_the_first_class_only() -> None:
     script = """
 import sys

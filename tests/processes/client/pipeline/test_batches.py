@@ -146,6 +146,7 @@ def test_streamed_parts_form_the_whole_answers(pipe: Pipeline, streams: bool) ->
         assert (len(mine) > 1) == streams
 
 
+@pytest.mark.full
 def test_stop_and_bad_tokens_change_the_answer(pipe: Pipeline) -> None:
     free = pipe("Hi", GenerationConfig(max_new_tokens=12, ignore_eos=True))
     first, third = free.token_ids[0], free.token_ids[2]
@@ -221,6 +222,7 @@ def test_done_responses_are_not_asked_again(pipe: Pipeline) -> None:
         pipe(["a", "b"], SHORT, done=[kept])
 
 
+@pytest.mark.full
 def test_prompts_wait_where_there_is_room_for_few(running: Running) -> None:
     length = 1024 - 60
     config = GenerationConfig(max_new_tokens=3, ignore_eos=True)

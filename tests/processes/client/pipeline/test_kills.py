@@ -71,6 +71,7 @@ def kill_during(running: Running, work: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
+@pytest.mark.full
 def test_killed_servers_change_no_token_of_a_batch(running: Running, pipe: Pipeline) -> None:
     prompts = prompts_of(12)
     sampled = GenerationConfig(

@@ -36,6 +36,7 @@ def adapted(toy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield Adapted(running, toy_folder, made)
 
 
+@pytest.mark.full
 def test_streams_of_all_adapters_equal_peft(adapted: Adapted) -> None:
     requests = [
         Request(prompt_of(40 + 7 * at, at, VOCAB), 40, model=name)

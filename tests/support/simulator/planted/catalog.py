@@ -275,11 +275,11 @@ PLANTS: dict[str, Plant] = {
     "R17 keeps shifted logprobs": in_gateway(KeepsShiftedLogprobs, "rules"),
     "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
-    "R19 goes on without links": in_ownership_check(GoesOnWithoutLinks, "returns", 100),
+    "R19 goes on without links": slow(in_ownership_check(GoesOnWithoutLinks, "returns", 100)),
     "R20 forgets cut-offs": in_ownership_check(ForgetsCutOffs, "returns", 50),
     "R20 shares handles": slow(in_server(SharesHandles, "rivals")),
     "R20 silent about pending Fences": slow(in_fencing(SilentAboutPendingFences, "rivals", 150)),
-    "R20 trusts the newest epoch only": in_gateway(TrustsNewestEpochOnly, "doomed"),
+    "R20 trusts the newest epoch only": slow(in_gateway(TrustsNewestEpochOnly, "doomed")),
     "R20 ignores goodbyes": in_peers(IgnoresGoodbyes, "handover"),
     "R20 keeps claims": in_server(
         server_with(lambda core: core._session_lookup, KeepsClaims), "islands"
@@ -293,7 +293,7 @@ PLANTS: dict[str, Plant] = {
         "detours",
     ),
     "R21 never suspects": in_gateway(NeverSuspects, "frozen"),
-    "R21 no token is overdue": in_gateway(NeverOverdue, "one_way"),
+    "R21 no token is overdue": slow(in_gateway(NeverOverdue, "one_way")),
     "I5 never closes": in_gateway(NeverCloses, "calm"),
     "I5 ignores OwnedSessions": in_server(IgnoresOwnedSessions, "drops"),
     "I7 fails all hops": in_server(FailsAllHops, "poison"),

@@ -33,7 +33,7 @@ CITY = {
     "required": ["city_name", "number_of_inhabitants", "kind", "continent"],
     "additionalProperties": False,
 }
-SEEDS = (1, 2, 3)
+SEEDS = (1, pytest.param(2, marks=pytest.mark.full), pytest.param(3, marks=pytest.mark.full))
 
 
 @pytest.fixture(scope="module")
