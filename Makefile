@@ -44,10 +44,10 @@ RUN_TESTS := @$(BIN)/python tools/ci/run_tests.py
 plan-%: $(STAMP)
 	$(RUN_TESTS) $* --plan
 
-test: plan-fast style cluster-ready ## the fast tier, as CI runs it: about 10 minutes with the cluster's programs cached
+test: plan-fast style cluster-ready ## the fast tier, as CI runs it: about 15 minutes with the cluster's programs cached
 	$(RUN_TESTS) fast $(PYTEST)
 
-test-all: plan-full style cluster-ready ## every test but those of the soak: about 35 minutes
+test-all: plan-full style cluster-ready ## every test but those of the soak: about an hour
 	$(RUN_TESTS) full $(PYTEST)
 
 soak: plan-soak style cluster-ready ## hours: long outages, thousands of seeds, large clusters
