@@ -199,7 +199,8 @@ class ResumingClient:
             return
         self._check_log(log.tokens, "is left")
         end = len(self._only_read)
-        if end == log.turn.begin < len(log.tokens) and log.tokens[:end] == self._only_read:
+        is_this_turn = (log.turn.begin, log.turn.end) == (end, end + 1)
+        if is_this_turn and end < len(log.tokens) and log.tokens[:end] == self._only_read:
             raise Violation(f"{client.name}: a turn without tokens has left one", client.name)
         client.gateway.later(self._takeover_delay(), self._take_over, self._where, log, self._round)
 
