@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from support.processes.http_requests import lines
+from support.processes.http_requests import choices_of, lines
 from support.processes.swarm import MODEL, Endpoints, HashSwarm
 
 from modelswarm_gateway.generation.resumption import parse_event_id
@@ -31,16 +29,6 @@ def whole(gateway: Endpoints, body: dict[str, Any], path: str = "completions") -
     assert answer.status_code == 200, answer.text
     made: dict[str, Any] = answer.json()["choices"][0]
     return made
-
-
-def choices_of(stream: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the id and the choice of each event of a stream."""
-    event_id = ""
-    for line in stream:
-        if line.startswith("id: "):
-            event_id = line[4:]
-        elif line.startswith("data: {"):
-            yield event_id, json.loads(line.removeprefix("data: "))["choices"][0]
 
 
 def joined(choices: list[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -136,17 +124,7 @@ def test_resumed_stream_repeats_the_logprobs(gateway: Endpoints) -> None:
             first.append(choice)
             if parse_event_id(event_id)[0] > 50:
                 break
-    with (
-        httpx.Client(timeout=60) as client,
-        client.stream(
-            "POST",
-            f"{gateway.url}/v1/completions",
-            json=body | {"stream": True},
-            headers={"Last-Event-ID": event_id},
-        ) as answer,
-    ):
-        assert answer.status_code == 200
-        rest = [choice for _, choice in choices_of(line for line in answer.iter_lines() if line)]
+    rest = [choice for _, choice in choices_of(lines(gateway, body, event_id))]
     assert joined(first + rest) == expected
 
 

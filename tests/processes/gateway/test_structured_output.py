@@ -66,8 +66,8 @@ def _answer(swarm: Running, **fields: Any) -> tuple[str, str]:
     return choice["text"], choice["finish_reason"]
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.full
+@pytest.mark.parametrize("seed", [1, 2])
 def test_schema_holds_for_a_random_model(swarm: Running, seed: int) -> None:
     text, finish = _answer(swarm, response_format=FORMAT, seed=seed)
     assert finish == "stop"

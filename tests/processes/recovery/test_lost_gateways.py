@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ import httpx
 import pytest
 from support.eventually import eventually
 from support.models.tokenizers import encode_bytes
-from support.processes.http_requests import IDS, expected_tokens, whole
+from support.processes.http_requests import IDS, choices_of, expected_tokens, lines, whole
 from support.processes.swarm import (
     BLOCKS,
     ENDLESS,
@@ -42,15 +41,7 @@ RULES: dict[str, Any] = {
     "logit_bias": {"5": -1.5},
     "min_tokens": 4,
 }
-RULED = Sampling(
-    temperature=1.0,
-    seed=7,
-    repetition_penalty=1.2,
-    presence_penalty=0.5,
-    frequency_penalty=0.25,
-    logit_bias=((5, -1.5),),
-    min_tokens=4,
-)
+RULED = Sampling(**RULES | {"logit_bias": ((5, -1.5),)})
 BODY: dict[str, Any] = IDS | {"max_tokens": LENGTH}
 
 
@@ -79,24 +70,13 @@ def gateways(swarm: HashSwarm) -> tuple[Endpoints, Endpoints]:
 
 def read(endpoints: Endpoints, body: dict[str, Any], got: Read) -> Iterator[None]:
     """Read a stream behind what there is of it; yield after each event with tokens."""
-    headers = {"Last-Event-ID": got.last_id} if got.last_id else {}
-    url, asked = f"{endpoints.url}/v1/completions", body | {"stream": True}
-    with (
-        httpx.Client(timeout=60) as client,
-        client.stream("POST", url, json=asked, headers=headers) as answer,
-    ):
-        assert answer.status_code == 200, answer.read()
-        event_id = ""
-        for line in answer.iter_lines():
-            event_id = line[4:] if line.startswith("id: ") else event_id
-            if line.startswith("data: {"):
-                for choice in json.loads(line[6:])["choices"]:
-                    got.tokens += choice.get("token_ids") or []
-                    found = choice.get("logprobs") or {"token_logprobs": [], "top_logprobs": []}
-                    got.values += found["token_logprobs"]
-                    got.tops += found["top_logprobs"]
-                got.last_id = event_id
-                yield
+    for event_id, choice in choices_of(lines(endpoints, body, got.last_id)):
+        got.tokens += choice.get("token_ids") or []
+        found = choice.get("logprobs") or {"token_logprobs": [], "top_logprobs": []}
+        got.values += found["token_logprobs"]
+        got.tops += found["top_logprobs"]
+        got.last_id = event_id
+        yield
 
 
 def test_stream_with_rules_and_logprobs_goes_on(swarm: HashSwarm) -> None:

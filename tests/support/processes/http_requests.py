@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -27,16 +27,27 @@ READ_ON = 50  # tokens read after the awaited event
 LOOK_EVERY = 20  # lines of a stream between two checks; a check takes longer than a token
 
 
-def lines(endpoints: Endpoints, body: dict[str, Any]) -> Generator[str]:
-    """Yield the lines of a stream as they come."""
+def lines(endpoints: Endpoints, body: dict[str, Any], after: str = "") -> Generator[str]:
+    """Yield the lines of a stream as they come. `after`: id of the last event of a broken stream, which is resumed."""
+    headers = {"Last-Event-ID": after} if after else {}
     with (
         httpx.Client(timeout=30) as client,
         client.stream(
-            "POST", f"{endpoints.url}/v1/completions", json=body | {"stream": True}
+            "POST", f"{endpoints.url}/v1/completions", json=body | {"stream": True}, headers=headers
         ) as answer,
     ):
         assert answer.status_code == 200, answer.read()
         yield from (line for line in answer.iter_lines() if line)
+
+
+def choices_of(stream: Iterator[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the id and the choice of each event of a stream."""
+    event_id = ""
+    for line in stream:
+        if line.startswith("id: "):
+            event_id = line[4:]
+        elif line.startswith("data: {"):
+            yield event_id, json.loads(line.removeprefix("data: "))["choices"][0]
 
 
 def read_until(
