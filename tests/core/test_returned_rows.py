@@ -9,15 +9,12 @@ from dataclasses import replace
 import pytest
 from support.core.gateway import FOREVER, ROW_BYTES, Swarm, add_gateway
 from support.core.server import expected, expected_rows
+from support.simulator.planted.rows import LogsUnwantedTokens
 from support.simulator.planted.swap import swap_class
-from typing_extensions import override
 
-from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import (
-    Fence,
     Finish,
     Grammar,
-    Item,
     PromptLogprobs,
     ReturnedRows,
     Rows,
@@ -30,7 +27,6 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
     RowsReturned,
 )
-from modelswarm_serving.core.server import ServerCore
 
 PROMPT = [(7 * at) % 97 for at in range(20)]
 NEW = 30
@@ -111,20 +107,10 @@ def test_turn_without_tokens_leaves_none_in_a_log(spans: Sequence[tuple[int, int
     assert other.adopt(other.find("a")) == PROMPT
 
 
-class OlderServer(ServerCore):
-    """A server that does not know `Turn.only_rows`."""
-
-    @override
-    def receive(self, peer: PeerId, item: Item, now: float) -> None:
-        if isinstance(item, Fence) and item.turn is not None:
-            item = replace(item, turn=replace(item.turn, only_rows=False))
-        super().receive(peer, item, now)
-
-
 def test_token_of_an_older_server_is_discarded() -> None:
     swarm = make_swarm(0)
     for server in swarm.servers.values():
-        swap_class(server.core, OlderServer)
+        swap_class(server.core, LogsUnwantedTokens)  # it does not know `Turn.only_rows`
     swarm.gateway.start("a", PROMPT, 0)
     assert swarm.gateway.rows("a") == expected_rows(PROMPT, 0)
     assert swarm.gateway.tokens("a") == [-1]

@@ -15,7 +15,7 @@ from support.simulator.actors.server_process import ROW_BYTES, ServerProcess
 from support.simulator.scenario import Scenario
 from support.simulator.trace import Violation
 
-from modelswarm.protocol.messages import BlockRange, PromptLogprob, Sampling, StartEpoch
+from modelswarm.protocol.messages import BlockRange, PromptLogprob, Sampling, StartEpoch, Turn
 from modelswarm_gateway.core.interface.effects import Effect, Emitted, RowsReturned
 from modelswarm_serving.core.hops.hop import TransferCursor
 from modelswarm_serving.model.base import SampledToken
@@ -169,13 +169,17 @@ def check_opaque(gateways: Iterable[GatewayProcess], servers: Iterable[ServerPro
             raise Violation(f"{process} does not have the rows of its log of {session}", session)
 
 
+def generates_nothing(turn: Turn, length: int) -> bool:
+    """Say whether the turn begins behind `length` entries, and has room for the row of the last one only."""
+    return (turn.begin, turn.end) == (length, length + 1)
+
+
 def check_no_tokens(logs: Mapping[str, Sequence[int]], servers: Iterable[ServerProcess]) -> None:
     """Check that no server logs a token in a turn that generates none. `logs`: those of such turns, by session."""
     for server in servers:
         for hop in server.core._fencing.hops:
             length = len(logs.get(hop.session, ()))
-            is_this_turn = (hop.turn.begin, hop.turn.end) == (length, length + 1)
-            if is_this_turn and len(hop.log) > length > 0:
+            if generates_nothing(hop.turn, length) and len(hop.log) > length > 0:
                 text = f"{server.name} has {len(hop.log)} entries of a log of {length}"
                 raise Violation(f"{text}, and the turn generates none", hop.session)
 
