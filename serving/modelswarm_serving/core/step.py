@@ -284,9 +284,7 @@ class Steps:
         if work.returned is not None:
             row_bytes = work.returned.row_bytes(self._shape)
             send.return_rows(self._outbox, hop, work.returned.first, result.returned, row_bytes)
-        if (
-            hop.is_tail and hop.has_range and result.rows
-        ):  # as they leave the last block of the range
+        if hop.is_tail and hop.has_range and result.rows:  # behind the last block of the range
             row_bytes = self._shape.row_bytes
             send.return_rows(self._outbox, hop, work.emit_from, result.rows, row_bytes)
         if work.sample is not None and result.sampled is not None:
