@@ -47,12 +47,12 @@ def find_short_limits(source: str) -> list[int]:
     if not LIMITS.search(source):
         return []
     tree = ast.parse(source)
-    constants = _constants(tree)
+    constants, sleepers = _constants(tree), _sleepers(tree)
     return sorted(
         {
             call.lineno
             for function in fast_functions(tree)
-            for call in _failing_calls(function, _sleepers(tree))
+            for call in _failing_calls(function, sleepers)
             for limit in _limits(call, constants)
             if limit < SHORTEST
         }

@@ -52,6 +52,7 @@ def test_gap_check_alone_is_not_needed_with_ordered_lanes() -> None:
     assert first_violation(Cores(server=IgnoresGaps), "slow_bulk", range(30)) is None
 
 
+@pytest.mark.full
 def test_copy_that_outlives_its_epoch_is_harmless() -> None:
     """The copy's rows have an epoch unknown to the receiver, or are marked as a copy where none is expected."""
     assert first_violation(Cores(server=CopiesAfterFence), "moves", range(30)) is None

@@ -16,7 +16,7 @@ from modelswarm import Client
 
 LEASE = ("--lease", "2")
 SILENCE = 10.0  # seconds until a frozen gateway is left
-LENGTH = 1000  # tokens of an answer: some seconds
+LENGTH = 500  # tokens of an answer: some seconds
 FIELDS: dict[str, Any] = {
     "max_tokens": LENGTH,
     "temperature": 1.0,

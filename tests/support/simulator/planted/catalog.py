@@ -214,7 +214,7 @@ def at_seed(plant: Plant, seed: int) -> Regression:
 
 
 PLANTS: dict[str, Plant] = {
-    "R1 accepts any epoch": in_server(AcceptsAnyEpoch, "late"),
+    "R1 accepts any epoch": slow(in_server(AcceptsAnyEpoch, "late")),
     "R1 accepts rows twice": in_server(AcceptsRowsTwice, "duplicates"),
     "R1 and R9 mixes lanes, ignores gaps": in_server(MixesLanesAndIgnoresGaps, "slow_bulk"),
     "R2 starts twice": in_server(StartsTwice, "duplicates"),
@@ -245,10 +245,10 @@ PLANTS: dict[str, Plant] = {
     "R10 drops early inputs": in_server(DropsEarlyInputs, "sparse"),
     "R11 ignores windows": in_server(IgnoresWindows, "prefill"),
     "R8 keeps grants of refused turns": in_recovery(KeepsGrantsOfRefusedTurns, "jam", 150),
-    "R12 never ends grants": in_fencing(NeverEndsGrants, "handover", 100),
+    "R12 never ends grants": slow(in_fencing(NeverEndsGrants, "handover", 100)),
     "R11 grants full windows": in_server(GrantsFullWindows, "bursts"),
     "R13 cuts over parked sessions": in_migrations(CutsOverParkedSessions, "rebuilds", 200),
-    "R13 shares pages with reads": in_transfers(SharesPagesWithReads, "rewound_copies", 150),
+    "R13 shares pages with reads": slow(in_transfers(SharesPagesWithReads, "rewound_copies", 150)),
     "R14 logs unwanted tokens": in_server(LogsUnwantedTokens, "rows"),
     "R14 keeps stale rows": in_server(KeepsStaleRows, "rows"),
     "R14 takes rows over shifted": in_recovery(TakesRowsOverShifted, "rows"),
@@ -273,7 +273,9 @@ PLANTS: dict[str, Plant] = {
     "R17 begins resumed turns anew": in_gateway(BeginsResumedTurnsAnew, "rules"),
     "R17 shifts alternatives": in_server(ShiftsTop, "rules"),
     "R17 keeps shifted logprobs": in_gateway(KeepsShiftedLogprobs, "rules"),
-    "R19 keeps sessions after a stall": in_ownership_check(KeepsSessionsAfterStall, "asleep", 60),
+    "R19 keeps sessions after a stall": slow(
+        in_ownership_check(KeepsSessionsAfterStall, "asleep", 60)
+    ),
     "R19 goes on after holds": in_ownership_check(GoesOnAfterHolds, "detours", 50),
     "R19 goes on without links": slow(in_ownership_check(GoesOnWithoutLinks, "returns", 100)),
     "R20 forgets cut-offs": in_ownership_check(ForgetsCutOffs, "returns", 50),
@@ -281,8 +283,8 @@ PLANTS: dict[str, Plant] = {
     "R20 silent about pending Fences": slow(in_fencing(SilentAboutPendingFences, "rivals", 150)),
     "R20 trusts the newest epoch only": slow(in_gateway(TrustsNewestEpochOnly, "doomed")),
     "R20 ignores goodbyes": in_peers(IgnoresGoodbyes, "handover"),
-    "R20 keeps claims": in_server(
-        server_with(lambda core: core._session_lookup, KeepsClaims), "islands"
+    "R20 keeps claims": slow(
+        in_server(server_with(lambda core: core._session_lookup, KeepsClaims), "islands")
     ),
     "R21 ejects whole routes": in_recovery(EjectsWholeRoutes, "frozen"),
     "R21 ejects routes of suspects": in_gateway(
