@@ -69,6 +69,18 @@ def test_inspection_result_is_stored_and_its_commit_is_served() -> None:
     assert "slots" not in cluster.status
 
 
+def test_inspected_tokenizer_is_stored_and_not_inspected_again() -> None:
+    cluster = make_hub_cluster(tokenizer="hf://org/words")
+    end_inspection(cluster, 0, make_facts())
+    cluster.settle()
+    assert cluster.status["model"]["tokenizer"] == "hf://org/words"
+    assert len(cluster.server_pods()) == 4
+    cluster = make_hub_cluster()
+    end_inspection(cluster, 0, make_facts())
+    cluster.settle()
+    assert "tokenizer" not in cluster.status["model"]
+
+
 def test_refused_model_is_reported_and_retried_later() -> None:
     cluster = make_hub_cluster()
     end_inspection(
