@@ -85,9 +85,10 @@ def test_blocks_that_stay_do_not_count() -> None:
     swarm.serve(0, 2, of_class(B))
     tail = swarm.serve(2, 4, of_class(A))
     swarm.gateway.start("s", PROMPT, 20, ahead=4)
-    for numerics in (B, B, B):
-        swarm.serve(2, 4, of_class(numerics))
+    busy = swarm.serve(2, 4, of_class(A))
     whole = swarm.serve(0, 4, of_class(A))
+    pages = {"free_pages": 1000, "total_pages": 1024}
+    swarm.core.receive(busy.peer, Heartbeat(running=20, **pages), swarm.now)
     swarm.kill(tail.peer)
     assert swarm.route("s")[-1] is whole
     finish(swarm)
