@@ -32,7 +32,7 @@ FOLDERS = {
         "near_ties",
     ),
     "routing": ("route_choice", "load_gini"),
-    "client": ("pipeline_256", "batch_10k"),
+    "client": ("pipeline_256", "batch_10k", "hf_client"),
     "cluster": (
         "operator_converge",
         "operator_idle",
