@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from support.core.scripted_gateway import Client, ServerNetwork, prompt, route
 
-from modelswarm.protocol.messages import Finish, Grammar, Rows, Sampling, Token
+from modelswarm.protocol.messages import FaultKind, Finish, Grammar, Rows, Sampling, Token
 
 PROMPT = prompt(12)
 NEW = 60
@@ -84,6 +84,36 @@ def test_group_beyond_credit_is_withheld_whole(credit: int) -> None:
     client.raise_credit(1 << 30)
     client.finish()
     assert client.log == [*PROMPT, *expected(client)]
+
+
+def test_tail_runs_the_prompt_and_waits_for_its_grammar() -> None:
+    network = ServerNetwork()
+    client = make_client(network)
+    servers = [server for server, _, _ in client.hops]
+    for server in servers:
+        server.holds_grammars = True
+    client.start(NEW)
+    assert client.finish() == []
+    hop = servers[-1].core._fencing.hops.get(client.own[-1])
+    assert hop is not None and hop.kv == len(PROMPT) - 1
+    assert [len(server.grammar_requests) for server in servers] == [0, 0, 1]
+    servers[-1].compile_grammars(network.now)
+    client.finish()
+    assert client.log == [*PROMPT, *expected(client)]
+
+
+def test_grammar_that_cannot_be_compiled_ends_the_session() -> None:
+    network = ServerNetwork()
+    client = make_client(network)
+    tail = client.hops[-1][0]
+    tail.holds_grammars = True
+    client.start(NEW)
+    client.finish()
+    tail.compile_grammars(network.now, "no such rule")
+    assert client.finish() == []
+    assert [(each.kind, each.detail) for each in client.reports] == [
+        (FaultKind.NO_TOKEN, "no such rule")
+    ]
 
 
 @pytest.mark.parametrize("new", range(1, 20))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
 
 from support.core.actor import Actor
@@ -21,7 +21,7 @@ from modelswarm.protocol.messages import (
     Sampling,
     Send,
 )
-from modelswarm_serving.core.server import ServerCore
+from modelswarm_serving.core.server import GrammarRequest, ServerCore
 from modelswarm_serving.core.settings import ServerSettings
 from modelswarm_serving.model.base import BatchItem, ModelShape, Result, Task
 from modelswarm_serving.model.hash_model import (
@@ -66,6 +66,8 @@ class Server(Actor):
     broken: bool = False  # every step fails
     lazy: bool = False  # makes no steps
     stuck: bool = False  # no step ends
+    holds_grammars: bool = False  # compiles none until `compile_grammars`
+    grammar_requests: list[GrammarRequest] = field(default_factory=list)  # not compiled yet
 
     @property
     def address(self) -> Address:
@@ -90,8 +92,14 @@ class Server(Actor):
     @override
     def receive(self, sender: PeerId, item: Item, now: float) -> None:
         self.core.receive(sender, item, now)
-        for request in self.core.take_grammar_requests():
-            self.core.on_grammar_ready(request, None, now)
+        self.grammar_requests += self.core.take_grammar_requests()
+        if not self.holds_grammars:
+            self.compile_grammars(now)
+
+    def compile_grammars(self, now: float, fault: str | None = None) -> None:
+        requests, self.grammar_requests = self.grammar_requests, []
+        for request in requests:
+            self.core.on_grammar_ready(request, fault, now)
 
     @override
     def take_sends(self) -> list[Send]:

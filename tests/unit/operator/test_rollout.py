@@ -152,6 +152,20 @@ def test_replica_changes_never_reuse_an_incarnation() -> None:
     assert len(cluster.ready_pods()) == 3
 
 
+def test_scale_down_keeps_a_starting_pod_before_an_empty_slot() -> None:
+    cluster = ModelCluster(spec=make_spec(1, 2))
+    cluster.run_turn()
+    failing, starting = (pod.name for pod in cluster.server_pods())
+    for _ in range(2):  # the second failure makes its slot wait
+        cluster.fail_pod(failing)
+        cluster.run_turn()
+        failing = max(cluster.pods, key=names.incarnation_of_name)
+    assert set(cluster.pods) == {starting}
+    cluster.edit_spec(replicas=1)
+    cluster.settle()
+    assert cluster.ready_pods() == [starting]
+
+
 def test_zero_replicas_suspend_the_swarm_until_scaled_up() -> None:
     cluster = make_large_cluster()
     cluster.edit_spec(replicas=0)
