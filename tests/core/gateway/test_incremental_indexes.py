@@ -19,8 +19,10 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Hello
 from modelswarm_gateway.core.detection.peer_comparison import PeerGroup, SecondsBySize
 from modelswarm_gateway.core.routing.cost_model import CostModel, Needs
+from modelswarm_gateway.core.routing.cost_table import CostTable
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
+from modelswarm_gateway.core.routing.zones import ZoneDelays
 from modelswarm_gateway.core.servers.server import Server
 from modelswarm_gateway.core.servers.variant import ModelVariant, variant_of
 
@@ -288,3 +290,17 @@ def test_group_comparison_equals_one_by_one_comparison(
         else:
             assert look.ratios[row] == simple.ratio
             assert look.deviations[row] == simple.deviations
+
+
+@pytest.mark.parametrize(("left", "is_new"), [(5, False), (4, True)])
+def test_table_of_mostly_empty_rows_is_made_anew(left: int, is_new: bool) -> None:
+    servers = [Server(server(name, 0, 0, 0, 0)) for name in range(10)]
+    table = CostTable(servers, ZoneDelays())
+    for each in servers[left:]:
+        table.remove_server(each.hello.peer)
+    assert (table.apply_membership() is None) == is_new
+
+
+def test_server_without_pages_announces_no_wait() -> None:
+    bare = Server(replace(BASE, total_pages=0))
+    assert bare.predicted_wait_ms(64, for_recovery=False) == 0.0
