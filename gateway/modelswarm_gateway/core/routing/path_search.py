@@ -87,7 +87,7 @@ class PathTable:
         self.zones = {
             name: index for index, name in enumerate(sorted({c.zone for c in candidates}))
         }
-        self.peers: list[PeerId] = []  # by row; "": the row is free
+        self.peers: list[PeerId] = []  # by row; of a free row: any
         self.row_of: dict[PeerId, int] = {}
         self.first, self.last, self.zone = (np.zeros(0, dtype=np.intp) for _ in range(3))
         self.hop_ms: Floats = np.zeros(0)  # once for every hop on the server
@@ -119,8 +119,6 @@ class PathTable:
             ending = self._ending[edge]
             self._ending[edge] = ending[~gone[ending]]
         self.first[rows] = self.last[rows] = 0
-        for row in rows:
-            self.peers[row] = ""
         self._free += rows
         return rows
 

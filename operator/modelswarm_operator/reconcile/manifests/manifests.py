@@ -137,7 +137,7 @@ def server_pod(
 
 def _server_resources(pool: Pool, cache_request: int) -> Json:
     """Return the pool's amounts, and a request for the disk that a download takes unless the pool has one."""
-    resources = pool.resources.model_dump(mode="json", by_alias=True)
+    resources = pool.resources.model_dump(mode="json")
     amounts: dict[str, dict[str, str]] = {
         kind: {key: str(value) for key, value in given.items()} for kind, given in resources.items()
     }
