@@ -154,11 +154,11 @@ class World:
             self._start_gateway(f"gateway{number}", number + 1)
         self.clock.after(WATCH_SECONDS, self._watch)
         self.faults.start()
-        rest = self._run_clients()
-        while self.clock.now < rest:
+        done_at = self._run_clients()
+        while self.clock.now < self._rest_after(done_at):  # later if a process is stopped meanwhile
             self._step()
             if not self._are_clients_done():  # those of a gateway that has started meanwhile
-                rest = self._run_clients()
+                done_at = self._run_clients()
         check_at_rest(self.gateways.values(), self.servers.values())
         return self._summary()
 
@@ -166,16 +166,18 @@ class World:
         return all(client.done for client in self.clients.values())
 
     def _run_clients(self) -> float:
-        """Run until all clients are done. Return the time at which no process may hold anything."""
+        """Run until all clients are done. Return the time."""
         while not self._are_clients_done():
             self._step()
         if self.scenario.forwards_requests:
             self.clock.after(IDLE_SECONDS, self._close_idle_sessions)
+        return self.clock.now
+
+    def _rest_after(self, done_at: float) -> float:
+        """Return the time at which no process may hold anything."""
         lease = self.scenario.layout.lease_seconds
         settle = max(SETTLE_SECONDS, 2 * lease + 1.0 if lease < NEVER else 0.0)
-        return settle + max(
-            self.clock.now, self.scenario.faults.until, self._last_disturbance_end()
-        )
+        return settle + max(done_at, self.scenario.faults.until, self._last_disturbance_end())
 
     def _close_idle_sessions(self) -> None:
         """Close the parked sessions that gateways keep, as after their idle time."""
