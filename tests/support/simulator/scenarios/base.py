@@ -45,15 +45,12 @@ LIMITED_IN_FLIGHT = (
 def _limit_in_flight(scenario: Scenario) -> Scenario:
     """Let only the rows of few sessions, or of none, be in flight at a time.
 
-    Not with a very slow bulk lane, where one row at a time would take longer than any deadline. Not where the
-    scenario limits a lane's bytes itself (`bursts`): that limit follows from its own bytes in flight.
+    Not with a slow bulk lane, where one row at a time would take longer than any deadline. Not where the scenario
+    limits a lane's bytes itself (`bursts`): that limit follows from its own bytes in flight.
     """
     conditions = scenario.conditions
-    if (
-        scenario.name not in LIMITED_IN_FLIGHT
-        or conditions.bulk_factor > 10
-        or conditions.max_lane_bytes < NEVER
-    ):
+    is_slow = conditions.bulk_factor > 10 or conditions.latency * conditions.bulk_factor > 0.1
+    if scenario.name not in LIMITED_IN_FLIGHT or is_slow or conditions.max_lane_bytes < NEVER:
         return scenario
     rng = random.Random(f"narrow/{scenario.name}/{scenario.seed}")
     rows = rng.choice((4 << 20, 16, 0))
