@@ -1,7 +1,7 @@
 """Run one tier of the tests: `fast` (make test), `full` (make test-all) or `soak`.
 
 A tier is a list of parts, each one command with a log and a JUnit file under build/tests. In the full tier, tests of
-processes have the machine to themselves. What needs no processes has low priority, and runs beside tests that mostly
+processes have the machine to themselves. What needs no processes has low priority, and runs beside tests that often
 wait. In the full tier a failed test of processes or of the cluster is run once more, alone. If it passes then, the
 summary names it as FLAKY.
 The last line is `N passed, N failed, N skipped`. Used by the Makefile. Knows paths and markers, no test.
@@ -19,6 +19,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "build" / "tests"
@@ -74,11 +75,13 @@ API = Part("operator", ("tests/cluster/operator",), timing=True, beside=True, ne
 NODES = Part(
     "cluster", ("tests/cluster/api", "tests/cluster/real"), timing=True, needs_cluster=True
 )
-STEPS: dict[str, tuple[tuple[Part, ...], ...]] = {
-    "fast": ((SIMULATOR, PROCESSES), (TYPES, UNIT, CLUSTER)),
-    "full": ((PROCESSES,), (TYPES, UNIT, SIMULATOR, API, NODES)),
-    "soak": ((Part("soak", ("tests",)),),),
-}  # the parts of a step run at the same time, the last one in the foreground
+Lane: TypeAlias = tuple[Part, ...]  # parts that run one after the other
+STEPS: dict[str, tuple[tuple[Lane, ...], ...]] = {
+    "fast": (((TYPES, SIMULATOR, UNIT), (PROCESSES, CLUSTER)),),
+    "full": (((PROCESSES,),), ((TYPES, UNIT, SIMULATOR), (API,), (NODES,))),
+    "soak": (((Part("soak", ("tests",)),),),),
+}
+"""The steps of a tier, one after the other. Lanes of a step run at the same time, the last one in the foreground."""
 
 
 def main(tier: str, extra: Sequence[str], runner: Sequence[str] = RUNNER) -> int:
@@ -97,27 +100,45 @@ def main(tier: str, extra: Sequence[str], runner: Sequence[str] = RUNNER) -> int
 
 
 def run_step(
-    parts: Sequence[Part], tier: str, extra: Sequence[str], runner: Sequence[str]
+    lanes: Sequence[Lane], tier: str, extra: Sequence[str], runner: Sequence[str]
 ) -> list[Result]:
-    tell("running " + ", ".join(part.name for part in parts))
-    began = time.monotonic()
-    processes = {part: start(part, command(part, tier, extra, runner)) for part in parts}
+    parts = [part for lane in lanes for part in lane]
+    tell("running " + "; ".join(", then ".join(part.name for part in lane) for lane in lanes))
+    waiting = [list(lane) for lane in lanes]
+    running: list[Running | None] = [None] * len(lanes)
     results: dict[Part, Result] = {}
     try:
         while len(results) < len(parts):
+            for number, queue in enumerate(waiting):
+                now = running[number]
+                if now is None and queue:
+                    running[number] = Running.start(queue.pop(0), tier, extra, runner)
+                elif now is not None and now.process.poll() is not None:
+                    results[now.part], running[number] = now.read(extra), None
+                    tell(results[now.part].line())
             time.sleep(SECONDS_BETWEEN_LOOKS)
-            for part, process in processes.items():
-                if part not in results and process.poll() is not None:
-                    results[part] = read(part, process.returncode, time.monotonic() - began, extra)
-                    tell(results[part].line())
     finally:
-        for process in processes.values():
-            if process.poll() is None:
-                process.terminate()
+        for left in running:
+            if left is not None and left.process.poll() is None:
+                left.process.terminate()
     for part in parts:
         if part.beside and results[part].failed:
             sys.stdout.write(log(part).read_text(errors="replace"))
     return [results[part] for part in parts]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    part: Part
+    process: subprocess.Popen[bytes]
+    began: float  # time.monotonic
+
+    @classmethod
+    def start(cls, part: Part, tier: str, extra: Sequence[str], runner: Sequence[str]) -> Running:
+        return cls(part, start(part, command(part, tier, extra, runner)), time.monotonic())
+
+    def read(self, extra: Sequence[str]) -> Result:
+        return read(self.part, self.process.returncode, time.monotonic() - self.began, extra)
 
 
 def command(part: Part, tier: str, extra: Sequence[str], runner: Sequence[str]) -> list[str]:

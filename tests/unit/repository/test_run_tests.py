@@ -50,7 +50,7 @@ def run(
     file = tmp_path / "test_these.py"
     file.write_text(source)
     part = Part("p", (str(file),), timing=True, needs_cluster=needs_cluster)
-    steps: dict[str, Sequence[Sequence[Part]]] = {tier: [[part]]}
+    steps: dict[str, Sequence[Sequence[Sequence[Part]]]] = {tier: [[[part]]]}
     monkeypatch.setattr(run_tests, "STEPS", steps)
     return run_tests.main(tier, extra)
 
@@ -70,6 +70,39 @@ def test_full_tier_repeats_a_failed_test_and_calls_it_flaky(
     assert summary.endswith("\n2 passed, 0 failed, 1 skipped\n")
     assert "FLAKY" in summary and "test_second_time" in summary
     assert "test_second_time" in (tmp_path / "flaky.log").read_text()
+
+
+MEETS = """
+import time
+from pathlib import Path
+
+def test_meets():
+    here = Path(__file__).parent
+    {before}
+    (here / "{own}").touch()
+    end = time.monotonic() + 60
+    while not (here / "{other}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+"""
+
+
+def test_lanes_run_at_once_and_their_parts_in_order(
+    tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = []
+    for name, other, before in (
+        ("first", "other", "assert not (here / 'second').exists()"),
+        ("second", "first", "assert (here / 'first').exists()"),
+        ("other", "first", ""),
+    ):
+        file = tmp_path / f"test_{name}.py"
+        file.write_text(MEETS.format(own=name, other=other, before=before))
+        parts.append(Part(name, (str(file),), beside=name != "other"))
+    first, second, beside = parts
+    monkeypatch.setattr(run_tests, "STEPS", {"fast": [[[first, second], [beside]]]})
+    assert run_tests.main("fast", ("-q",)) == 0
+    assert (results / "summary.txt").read_text().endswith("\n3 passed, 0 failed, 0 skipped\n")
 
 
 @pytest.mark.full
