@@ -69,7 +69,7 @@ TYPES = Part("types", beside=True)
 UNIT = Part("unit", ("tests/unit", "tests/core", "--ignore=tests/core/simulation"), beside=True)
 SIMULATOR = Part("simulator", ("tests/core/simulation",), beside=True)
 PROCESSES = Part("processes", ("tests/processes", "tests/chaos"), timing=True)
-CLUSTER = Part("cluster", ("tests/cluster",), timing=True, needs_cluster=True)
+CLUSTER = Part("cluster", ("tests/cluster",), timing=True, beside=True, needs_cluster=True)
 # The two halves of the cluster's tests take ten minutes each; both mostly wait.
 API = Part("operator", ("tests/cluster/operator",), timing=True, beside=True, needs_cluster=True)
 NODES = Part(
@@ -77,7 +77,7 @@ NODES = Part(
 )
 Lane: TypeAlias = tuple[Part, ...]  # parts that run one after the other
 STEPS: dict[str, tuple[tuple[Lane, ...], ...]] = {
-    "fast": (((TYPES, SIMULATOR, UNIT), (PROCESSES, CLUSTER)),),
+    "fast": (((TYPES, SIMULATOR, UNIT), (CLUSTER,), (PROCESSES,)),),
     "full": (((PROCESSES,),), ((TYPES, UNIT, SIMULATOR), (API,), (NODES,))),
     "soak": (((Part("soak", ("tests",)),),),),
 }
