@@ -110,12 +110,12 @@ def run_step(
     try:
         while len(results) < len(parts):
             for number, queue in enumerate(waiting):
-                now = running[number]
-                if now is None and queue:
+                current = running[number]
+                if current is None and queue:
                     running[number] = Running.start(queue.pop(0), tier, extra, runner)
-                elif now is not None and now.process.poll() is not None:
-                    results[now.part], running[number] = now.read(extra), None
-                    tell(results[now.part].line())
+                elif current is not None and current.process.poll() is not None:
+                    results[current.part], running[number] = current.read(extra), None
+                    tell(results[current.part].line())
             time.sleep(SECONDS_BETWEEN_LOOKS)
     finally:
         for left in running:
@@ -129,6 +129,8 @@ def run_step(
 
 @dataclass(frozen=True, slots=True)
 class Running:
+    """The part that a lane runs now."""
+
     part: Part
     process: subprocess.Popen[bytes]
     began: float  # time.monotonic
