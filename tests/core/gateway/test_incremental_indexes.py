@@ -164,6 +164,23 @@ def test_choice_after_link_change_uses_new_costs_to_go(gone: bool) -> None:
     )
 
 
+def test_costs_to_go_are_computed_once_per_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed, compute = [], CostTable.cost_to_go
+
+    def counted(table: CostTable, *arguments: object) -> object:
+        computed.append(arguments)
+        return compute(table, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(CostTable, "cost_to_go", counted)
+    registry, now = ServerRegistry(30.0, lambda: 0, lambda _: None), 1.0
+    registry.register(server(0, 0, 0, 0, 0), now)
+    choices(registry.costs, Draws(), now)
+    first = len(computed)
+    assert first > 2
+    choices(registry.costs, Draws(), now)
+    assert len(computed) == first
+
+
 def test_cost_table_grows_and_shrinks_with_its_servers() -> None:
     registry, count = ServerRegistry(30.0, lambda: 0, lambda _: None), 100
     for number in range(count):
