@@ -9,9 +9,14 @@ from collections.abc import Callable
 from bench.harness import Result, report
 
 FOLDERS = {
-    "speed": (
+    "engine": (
+        "engine_alone",
         "two_spans_1",
         "two_spans_8",
+        "prefill_two_spans",
+        "generic_path",
+    ),
+    "speed": (
         "hop",
         "failure_free_cost",
         "metrics_cost",

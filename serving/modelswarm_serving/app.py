@@ -160,6 +160,7 @@ def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
         replay_memory=settings.replay_memory,
         training_memory=settings.training_memory or 0,
         max_lora_rank=settings.max_lora_rank,
+        weight_layout=settings.weight_layout,
         page_size=settings.page_size,
         max_length=settings.max_length,
         token_budget=settings.token_budget,

@@ -99,17 +99,28 @@ class _StatsCollector(Collector):
         page = self._shape.page_size
         yield self._gauge("kv_page_tokens", "Positions of KV in one page.", page)
         how = self._compute
-        text = "Device, number format and numerics class of the steps."
-        labels = [*self._labels, "device", "dtype", "numerics"]
+        text = "Device, number format, numerics class and layout of the weights of the steps."
+        labels = [*self._labels, "device", "dtype", "numerics", "layout"]
         family = GaugeMetricFamily(PREFIX + "compute_info", text, labels=labels)
-        family.add_metric([*self._labels.values(), how.device, how.dtype, how.numerics], 1.0)
+        values = (how.device, how.dtype, how.numerics, how.layout)
+        family.add_metric([*self._labels.values(), *values], 1.0)
         yield family
+        yield self._layouts()
         yield self._gauge("threads", "CPU threads that compute a step.", self._compute.threads)
         stats = self.stats
         if stats is not None:
             yield from self._memory(stats)
             yield from self._sessions(stats)
             yield self._reports(stats)
+
+    def _layouts(self) -> Metric:
+        text = "Seconds of products with a part of the weights, as measured at start."
+        labels = [*self._labels, "layout", "rows"]
+        family = GaugeMetricFamily(PREFIX + "weight_product_seconds", text, labels=labels)
+        for layout, found in self._compute.layout_seconds.items():
+            for rows, seconds in found.items():
+                family.add_metric([*self._labels.values(), layout, str(rows)], seconds)
+        return family
 
     def _memory(self, stats: ServerStats) -> Iterable[Metric]:
         empty = stats.total_pages - stats.free_pages - stats.filled_pages

@@ -26,6 +26,7 @@ from modelswarm.process.command_line import Seconds, device, read_flags, split_t
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.link.hello_checks import MAX_ADAPTERS, MODEL, ZONE
 from modelswarm.resources.spec import MAX_LORA_RANK
+from modelswarm_serving.model.linear.layouts import AUTO, CHOICES
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Settings:
         int | None
     )  # bytes of the replay log; None: a row for every position of the pages
     training_memory: int | None  # bytes of forward and backward passes; None: what is left
+    weight_layout: str
     adapters: Mapping[str, str]  # name -> source
     max_lora_rank: int
     lease_seconds: float
@@ -104,6 +106,8 @@ _OPTIONS: list[click.Parameter] = [
                  f"memory to take. Default: {MEMORY_FRACTION}."),
     click.Option(["--threads"], type=threads, default="auto", show_default=True, help="CPU threads of torch; "
                  "auto: the container's CPU limit rounded down, without a limit the CPUs of this process."),
+    click.Option(["--weight-layout"], type=click.Choice(CHOICES), default=AUTO, show_default=True,
+                 help="Layout of weights on a CPU. auto: the fastest, as measured at start."),
     click.Option(["--pages"], type=_POSITIVE, help="Number of KV pages."),
     click.Option(["--memory"], help="Memory of the whole server, such as 2Gi, instead of --pages. KV gets what the "
                  "process, weights, activations, retained rows and a margin leave."),

@@ -70,7 +70,7 @@ async def gateway_registry(*, vllm_names: bool = False) -> CollectorRegistry:
 
 def server_registry() -> CollectorRegistry:
     shape = ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256)
-    metrics = ServerMetrics(MODEL, shape, Compute())
+    metrics = ServerMetrics(MODEL, shape, Compute(layout_seconds={"packed": {1: 0.01}}))
     core = ServerCore(ServerSettings(Address("s0/1/x", "")), shape, lambda: 1)
     metrics.set_stats(core.stats)
     return metrics.registry

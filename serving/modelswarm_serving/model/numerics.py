@@ -1,8 +1,8 @@
 """The numerics class of a server: a name for the kernels that compute its rows.
 
-`cpu-amd-avx512_bf16/torch-2.15.0/float32` or `cuda-9.0/torch-2.15.0/bfloat16`: device, torch, number format, and
-variables by which libraries take other kernels. It is announced in the Hello. Two servers of one class may still
-differ in the last bits, for example with other batches; two classes mostly do.
+`cpu-amd-avx512_bf16/torch-2.15.0/float32` or `cuda-9.0/torch-2.15.0/bfloat16`: device, torch, number format, the
+layout of weights if it is measured, and variables by which libraries take other kernels. It is announced in the Hello.
+Two servers of one class may still differ in the last bits, for example with other batches; two classes mostly do.
 """
 
 from __future__ import annotations
@@ -36,15 +36,23 @@ _FOREIGN = re.compile(r"[^A-Za-z0-9_.+-]")
 
 
 def numerics_class(
-    device: Device, dtype: str, environment: Mapping[str, str] = os.environ, root: Path = ROOT
+    device: Device,
+    dtype: str,
+    environment: Mapping[str, str] = os.environ,
+    root: Path = ROOT,
+    layout: str = "",
 ) -> str:
-    """Return the numerics class of a server that computes on `device`; empty: unknown."""
+    """Return the numerics class of a server that computes on `device`; empty: unknown.
+
+    `layout`: of the weights, if it is not the transposed one.
+    """
     hardware = _hardware(device, root)
     if not hardware:
         return ""
     variables = _CPU_VARIABLES if device.is_cpu else _CUDA_VARIABLES
     given = [f"{name}={_plain(environment[name])}" for name in variables if environment.get(name)]
-    return "/".join([hardware, f"torch-{_plain(torch.__version__)}", dtype, *given])
+    layouts = [layout] if layout else []
+    return "/".join([hardware, f"torch-{_plain(torch.__version__)}", dtype, *layouts, *given])
 
 
 def _hardware(device: Device, root: Path) -> str:

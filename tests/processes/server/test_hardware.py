@@ -45,9 +45,10 @@ def test_engine_thread_starts_no_more_threads(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1:] == ["0"], done.stderr
 
 
-async def test_threads_in_use_are_a_metric(tmp_path: Path) -> None:
+async def test_threads_and_layout_in_use_are_metrics(tmp_path: Path) -> None:
     flags = ("--model", "demo://counting", "--pages", "8", "--metrics", "127.0.0.1:0")
-    async with servers(tmp_path, ["0:1"], *flags, "--threads", "3") as (server,):
+    chosen = ("--threads", "3", "--weight-layout", "plain")
+    async with servers(tmp_path, ["0:1"], *flags, *chosen) as (server,):
 
         def shown() -> str:
             with urllib.request.urlopen(f"http://{server.member['metrics']}/metrics") as page:
@@ -55,6 +56,7 @@ async def test_threads_in_use_are_a_metric(tmp_path: Path) -> None:
 
         sample = 'modelswarm_server_threads{blocks="0:1",model="counting"} 3.0'
         eventually("the metric is shown", lambda: sample in shown())
+        assert 'layout="plain"' in shown()
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")

@@ -125,6 +125,7 @@ async def test_every_exported_metric_is_queried_or_listed() -> None:
         "modelswarm_server_kv_recovery_pages",
         "modelswarm_server_threads",
         "modelswarm_server_waiting_sessions",
+        "modelswarm_server_weight_product_seconds",
     }
 
 

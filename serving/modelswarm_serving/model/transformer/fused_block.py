@@ -3,17 +3,7 @@
 transformers' blocks spend a large part of a decode step on Python and on small kernels (240 per block). The supported
 families differ little, so one `FusedBlock` of about twenty calls covers them. It has fused q/k/v and gate/up
 projections, one rotary pass over queries and keys, and residuals added by the matrix product. Made by `fusion.py` from
-loaded modules. Knows no pages.
-
-Weights are [in, out], the transpose of torch's `Linear`, and exist once. Measured on an AVX-512 Xeon (one thread, fp32,
-1024 -> 5632), ms per product:
-
-    rows                  1     2     4     8    32
-    torch's Linear     1.64  1.81  3.56  5.14  5.94
-    this layout        1.54  2.42  2.94  3.93  5.01
-    oneDNN, packed     2.02  2.15  2.25  2.54  4.06
-
-Packed weights win from 4 rows on but lose at 1, so they would need a second copy, and memory is what a swarm lacks.
+loaded modules. Weights exist once, in the layout that `linear/layout_choice.py` chooses. Knows no pages.
 """
 
 from __future__ import annotations
@@ -26,24 +16,23 @@ from torch import Tensor
 
 from modelswarm_serving.model.adapters.lora import Place, add_adapters
 from modelswarm_serving.model.attention.attention import attend
+from modelswarm_serving.model.linear.weight import Weight
 from modelswarm_serving.model.transformer.rotary import Angles
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    weight: Tensor  # [in, out]
+    weight: Weight
     bias: Tensor | None
     place: Place  # by which adapters find it
 
     def __call__(self, rows: Tensor) -> Tensor:
-        if self.bias is None:
-            return add_adapters(rows @ self.weight, rows, self.place)
-        return add_adapters(torch.addmm(self.bias, rows, self.weight), rows, self.place)
+        return add_adapters(self.weight.multiply(rows, self.bias), rows, self.place)
 
     def onto(self, base: Tensor, rows: Tensor) -> Tensor:
         """Return base + self(rows), in one product."""
         base = base if self.bias is None else base + self.bias
-        return add_adapters(torch.addmm(base, rows, self.weight), rows, self.place)
+        return add_adapters(self.weight.multiply_onto(base, rows), rows, self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +111,10 @@ class FusedBlock:
     after_attention: Norm | None
     before_mlp: Norm
     after_mlp: Norm | None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        return self.attention.qkv, self.attention.out, self.gate_up, self.down
 
     def __call__(self, rows: Tensor, angles: Angles) -> Tensor:
         attended = self.attention(self.before_attention(rows), angles)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from modelswarm_serving.model.adapters.lora import Place
 from modelswarm_serving.model.attention.step_layout import RowLayout
+from modelswarm_serving.model.linear.weight import Weight
 from modelswarm_serving.model.transformer.fused_block import Attention, FusedBlock, Linear, Norm
 from modelswarm_serving.model.transformer.rotary import Rotary
 
@@ -30,6 +31,11 @@ class FusedBlocks:
         for index, kind in enumerate(kinds):
             self._blocks.append(_fuse_block(body.layers[index], index, kind))
             body.layers[index] = nn.Identity()  # frees what was copied
+
+    @property
+    def weights(self) -> list[Weight]:
+        """The matrices of all blocks."""
+        return [linear.weight for block in self._blocks for linear in block.linears]
 
     def run(self, rows: Tensor, layout: RowLayout, start: int, end: int) -> Tensor:
         """Run rows [T, hidden] through blocks [start, end), counted from the span's first block."""
@@ -91,7 +97,7 @@ def _join_linears(place: Place, *linears: nn.Linear) -> Linear:
     """Return several projections of the same rows as one."""
     weight = torch.cat([linear.weight for linear in linears]).t().contiguous()
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    return Linear(weight, torch.cat(biases) if biases else None, place)
+    return Linear(Weight(weight), torch.cat(biases) if biases else None, place)
 
 
 def _norm(module: Any) -> Norm:

@@ -23,6 +23,7 @@ from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.tensor_index import read_tensors
 from modelswarm.checkpoint.tensor_names import ModelPart
 from modelswarm.errors import ModelSourceError
+from modelswarm_serving.model.linear.weight import Weight
 from modelswarm_serving.model.transformer.mxfp4 import with_unpacked
 from modelswarm_serving.model.transformer.own_attention import adapt_attention, attention_name
 from modelswarm_serving.model.transformer.read_counter import CountedSlice, OnBytes, ReadCounter
@@ -65,7 +66,7 @@ class LoadedSpan:
     body: nn.Module  # the base model: rope and blocks, the modules around the blocks change nothing
     embed: Embedding | None
     norm: nn.Module | None
-    head: Tensor | None  # [hidden, vocab]
+    head: Weight | None
     softcap: float | None  # of the logits
     logit_scale: float
 
@@ -261,7 +262,8 @@ def _logit_scale(config: PreTrainedConfig) -> float:
     )
 
 
-def _head_weight(weight: Tensor, part: ModelPart) -> Tensor:
-    """Return the head's weight in the layout of `fusion.py`, unless that would copy the embedding a second time."""
-    shared = part.tied and part.is_head
-    return weight.t() if shared else weight.t().contiguous()
+def _head_weight(weight: Tensor, part: ModelPart) -> Weight:
+    """Return the head's weight; where it is the embedding, too, there is no second copy."""
+    if part.tied and part.is_head:
+        return Weight(weight.t(), is_shared=True)
+    return Weight(weight.t().contiguous())

@@ -39,6 +39,8 @@ from modelswarm_serving.model.base import (
 )
 from modelswarm_serving.model.device import HOST, Device
 from modelswarm_serving.model.grammar.matchers import GrammarFault, GrammarMatchers
+from modelswarm_serving.model.linear.layout_choice import LayoutChoice
+from modelswarm_serving.model.linear.layouts import WeightLayout
 from modelswarm_serving.model.numerics import numerics_class
 from modelswarm_serving.model.passes.contract import PART_ROWS, PassTask
 from modelswarm_serving.model.passes.transformer_pass import PassForm, TransformerPass
@@ -64,6 +66,7 @@ class TransformerSpan:
         threads: int = 1,
         grammars: GrammarMatchers | None = None,
         adapters: AdapterTable = NO_ADAPTERS,
+        layout: LayoutChoice | None = None,
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
@@ -74,6 +77,7 @@ class TransformerSpan:
         self._threads = threads
         self._grammars = grammars
         self._adapters = adapters
+        self._layout = layout
         self._accelerator = device
         self._dtype = cache.dtype
         self._device = cache.device
@@ -89,8 +93,14 @@ class TransformerSpan:
     @property
     def compute(self) -> Compute:
         dtype = str(self._dtype).removeprefix("torch.")
-        numerics = numerics_class(self._accelerator, dtype)
-        return Compute(self._threads, self._accelerator.name, dtype, numerics)
+        choice = self._layout
+        layout = choice.layout if choice is not None else ""
+        other = "" if layout == WeightLayout.TRANSPOSED else layout
+        numerics = numerics_class(self._accelerator, dtype, layout=other)
+        seconds = (
+            {} if choice is None else {str(name): found for name, found in choice.seconds.items()}
+        )
+        return Compute(self._threads, self._accelerator.name, dtype, numerics, layout, seconds)
 
     @property
     def grammars(self) -> GrammarMatchers | None:
@@ -347,7 +357,7 @@ class TransformerSpan:
     def logits(self, rows: Tensor) -> Tensor:
         """Apply final norm and head to rows [n, hidden] of the last block; tail only."""
         assert self._loaded.norm is not None and self._loaded.head is not None
-        logits: Tensor = self._loaded.norm(rows) @ self._loaded.head
+        logits = self._loaded.head.multiply(self._loaded.norm(rows))
         if self._loaded.logit_scale != 1.0:
             logits = logits * self._loaded.logit_scale
         if self._loaded.softcap is not None:

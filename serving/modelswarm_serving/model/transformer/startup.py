@@ -5,6 +5,7 @@ Called by `app.py`. Sizes the KV cache, loads the blocks and runs the self-check
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +19,13 @@ from modelswarm.checkpoint.config.adapter_config import (
     read_adapter,
     split_modules,
 )
-from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_config_and_plan, read_facts
+from modelswarm.checkpoint.facts import (
+    DTYPES,
+    ModelFacts,
+    is_fused,
+    read_config_and_plan,
+    read_facts,
+)
 from modelswarm.checkpoint.families.family import BlockPath
 from modelswarm.checkpoint.tokenizer import TOKENIZER_FILE, check_tokenizer
 from modelswarm.errors import UserError
@@ -57,6 +64,13 @@ from modelswarm_serving.model.attention.step_layout import Blocks
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.device import HOST, Device, check_dtype
 from modelswarm_serving.model.grammar.matchers import GrammarMatchers
+from modelswarm_serving.model.linear.layout_choice import (
+    UNMEASURED,
+    LayoutChoice,
+    choose_layout,
+)
+from modelswarm_serving.model.linear.layouts import AUTO
+from modelswarm_serving.model.linear.weight import usable_layouts
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.device_pages import (
     check_weights_fit,
@@ -76,6 +90,8 @@ from modelswarm_serving.model.transformer.self_check import (
     run_reference,
 )
 from modelswarm_serving.model.transformer.span import TransformerSpan
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_SESSIONS = 8
 """Default KV room: pages for this many sessions of full length ..."""
@@ -99,6 +115,7 @@ class SpanOptions:
     process: int = PROCESS_BYTES  # measured size of this process, if it is larger
     device: Device = HOST
     attention: str = "auto"  # the backend, by name
+    weight_layout: str = AUTO  # of a fused form on a CPU; auto: as measured
     graph_rows: int = 256  # sequences of the largest captured decode step; 0: none is captured
     memory_fraction: float | None = None  # of an accelerator's memory; None: MEMORY_FRACTION
     host_limit: int | None = None  # bytes of the container beside an accelerator
@@ -153,7 +170,7 @@ def _load_checked(
     cache = make_cache(pages)
     backend = choose_backend(options.attention, cache)
     with current_device(device.torch):
-        blocks, check = _checked_blocks(loaded, cache, backend, folder)
+        blocks, check, layout = _checked_blocks(loaded, cache, backend, folder, shape, options)
         adapters = _load_adapters(loaded, blocks, check, cache, backend, folder, shape, options)
     rows, output = check.rows, check.output
     if not device.is_cpu:
@@ -176,22 +193,35 @@ def _load_checked(
     tokenizer = (options.tokenizer or folder) / TOKENIZER_FILE
     grammars = GrammarMatchers(tokenizer, shape.vocab_size) if shape.is_tail else None
     return TransformerSpan(
-        loaded, blocks, cache, shape, backend, graphs, device, threads, grammars, adapters
+        loaded, blocks, cache, shape, backend, graphs, device, threads, grammars, adapters, layout
     )
 
 
 def _checked_blocks(
-    loaded: LoadedSpan, cache: KvCache, backend: AttentionBackend, folder: Path
-) -> tuple[Blocks, SelfCheck]:
-    """Return the blocks, fused if the family has that form, else transformers' own."""
+    loaded: LoadedSpan,
+    cache: KvCache,
+    backend: AttentionBackend,
+    folder: Path,
+    shape: ModelShape,
+    options: SpanOptions,
+) -> tuple[Blocks, SelfCheck, LayoutChoice | None]:
+    """Return the blocks, fused if the family has that form, else transformers' own, and the layout of fused ones."""
     generic = GenericBlocks(loaded.body, loaded.blocks_name)
     check = run_reference(loaded, generic, cache, folder)
-    is_generic = loaded.family.path is BlockPath.GENERIC
-    if is_generic and backend is SDPA:
-        return generic, check
-    blocks = generic if is_generic else FusedBlocks(loaded.body, cache.dtype)
+    if loaded.family.path is BlockPath.GENERIC:
+        if backend is not SDPA:
+            check_blocks(generic, check, cache, folder, backend)
+        return generic, check, None
+    blocks = FusedBlocks(loaded.body, cache.dtype)
+    layout = UNMEASURED
+    if options.device.is_cpu:
+        sessions = shape.total_pages * shape.page_size // shape.max_length
+        layout = choose_layout(blocks.weights, cache.dtype, sessions, options.weight_layout)
+        if loaded.head is not None:
+            loaded.head.lay_out(layout.layout)
+        log.info("%s", layout)
     check_blocks(blocks, check, cache, folder, backend)
-    return blocks, check
+    return blocks, check, layout
 
 
 def _load_adapters(
@@ -263,6 +293,11 @@ def plan_shape(
     facts = read_facts(folder, (first, last))
     read_adapters(folder, first, last, options)
     config = facts.config
+    if options.weight_layout != AUTO and not is_fused(config.family):
+        raise UserError(
+            "weight_layout",
+            f"{config.family} runs by transformers' own blocks; allowed: {AUTO}",
+        )
     check_tokenizer(options.tokenizer or folder, config.vocab)
     length = options.max_length or config.context
     if length > config.context:
@@ -301,10 +336,28 @@ def _check_options(options: SpanOptions) -> None:
             "memory_fraction",
             "is of an accelerator, but the server computes on the CPU; allowed: --memory",
         )
+    _check_layout(options)
     for name in ("threads", "pages", "memory", "page_size", "max_length"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(name, f"must be at least 1, not {value}")
+
+
+def _check_layout(options: SpanOptions) -> None:
+    if options.weight_layout == AUTO:
+        return
+    if not options.device.is_cpu:
+        raise UserError(
+            "weight_layout",
+            f"is of a CPU, but the server computes on {options.device}; allowed: {AUTO}",
+        )
+    usable = usable_layouts(getattr(torch, options.dtype))
+    if options.weight_layout not in usable:
+        raise UserError(
+            "weight_layout",
+            f"this CPU has no product of {options.weight_layout} {options.dtype}; "
+            f"allowed: {', '.join((AUTO, *usable))}",
+        )
 
 
 def container_memory(facts: ModelFacts, first: int, last: int, options: SpanOptions) -> MemoryModel:

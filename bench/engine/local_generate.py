@@ -16,8 +16,9 @@ from typing import Any, Self
 class LocalGenerate:
     """The process of `generate`: `with LocalGenerate(folder) as local: local.time_generate(...)`."""
 
-    def __init__(self, folder: Path, threads: int = 1) -> None:
-        command = [sys.executable, "-m", "bench.speed.local_generate", str(folder), str(threads)]
+    def __init__(self, folder: Path, threads: int = 1, dtype: str = "float32") -> None:
+        module = "bench.engine.local_generate"
+        command = [sys.executable, "-m", module, str(folder), str(threads), dtype]
         self._child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -37,12 +38,12 @@ class LocalGenerate:
         self._child.communicate()
 
 
-def serve(folder: str, threads: int) -> None:
+def serve(folder: str, threads: int, dtype: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(threads)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     model.eval()
     generator = torch.Generator().manual_seed(1)
     for line in sys.stdin:
@@ -64,4 +65,4 @@ def serve(folder: str, threads: int) -> None:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1], int(sys.argv[2]), sys.argv[3])

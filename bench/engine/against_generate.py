@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 from statistics import median
 
+from bench.engine.local_generate import LocalGenerate
 from bench.harness import Bar, Result
 from bench.models import SHAPES, model_folder
-from bench.speed.local_generate import LocalGenerate
 from bench.swarm import StreamClient, bench_swarm, time_streams
 
 PROMPT, NEW = 32, 128

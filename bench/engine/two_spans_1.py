@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from bench.engine.against_generate import compare_with_generate
 from bench.harness import Result
-from bench.speed.against_generate import compare_with_generate
 
 
 def run() -> Result:

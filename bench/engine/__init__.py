@@ -1,0 +1,1 @@
+"""Benchmarks: spans of a model against Hugging Face and against each other."""

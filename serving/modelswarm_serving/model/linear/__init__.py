@@ -1,0 +1,1 @@
+"""Weight matrices of a span, their layouts, and the choice of a layout by measurement."""

@@ -1,0 +1,121 @@
+"""Chooses the layout of a span's weights on a CPU: measured at start, for the batch sizes that the server may run.
+
+The best layout depends on machine, dtype and rows of a step, so no table is right for all. Called by `startup.py`
+before the self-check. Re-lays one matrix at a time, so that no more than one exists twice.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from modelswarm_serving.model.linear.layouts import AUTO, WeightLayout
+from modelswarm_serving.model.linear.weight import Weight, usable_layouts
+
+_MIN_BYTES = 32 << 20
+"""Weights of a span below which nothing is measured: a layout saves them less than a millisecond per step."""
+_SAMPLE_BYTES = 96 << 20
+"""Weights that are measured, more than the caches of a CPU hold."""
+_MAX_ROWS = 32
+_RUNS = 3
+_GAIN = 0.03
+"""Share by which a layout must be faster than the transposed one, so that noise does not choose."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutChoice:
+    """The layout of a span's weights. `seconds`: of all measured products, by layout and rows; empty: not measured."""
+
+    layout: WeightLayout = WeightLayout.TRANSPOSED
+    seconds: Mapping[WeightLayout, Mapping[int, float]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.seconds:
+            return f"weights {self.layout}, not measured"
+        times = "; ".join(
+            f"{layout} "
+            + ", ".join(f"{rows} rows {value * 1e3:.1f} ms" for rows, value in found.items())
+            for layout, found in self.seconds.items()
+        )
+        return f"weights {self.layout} by measured products: {times}"
+
+
+UNMEASURED = LayoutChoice()
+
+
+def batch_sizes(sessions: int) -> tuple[int, ...]:
+    """Return the rows of a decode step with one session, with all, and between."""
+    most = max(1, min(sessions, _MAX_ROWS))
+    return tuple(sorted({1, math.isqrt(most), most}))
+
+
+@torch.inference_mode()
+def choose_layout(
+    weights: Sequence[Weight], dtype: torch.dtype, sessions: int, wanted: str = AUTO
+) -> LayoutChoice:
+    """Lay out all weights in the wanted layout, or in the fastest for up to `sessions` sessions; return the choice.
+
+    `wanted` must be `auto` or one of `usable_layouts`.
+    """
+    if wanted != AUTO:
+        choice = LayoutChoice(WeightLayout(wanted))
+    elif sum(weight.size for weight in weights) * dtype.itemsize < _MIN_BYTES:
+        return UNMEASURED
+    else:
+        choice = _measure(_sample(weights, dtype), dtype, batch_sizes(sessions))
+    for weight in weights:
+        weight.lay_out(choice.layout)
+    return choice
+
+
+def best_layout(seconds: Mapping[WeightLayout, Mapping[int, float]]) -> WeightLayout:
+    """Return the layout with the smallest geometric mean of its seconds over all rows."""
+    scores = {
+        layout: math.fsum(math.log(value) for value in found.values()) / len(found)
+        for layout, found in seconds.items()
+    }
+    scores[WeightLayout.TRANSPOSED] += math.log(1 - _GAIN)
+    return min(scores, key=lambda layout: scores[layout])
+
+
+def _sample(weights: Sequence[Weight], dtype: torch.dtype) -> list[Weight]:
+    found: list[Weight] = []
+    size = 0
+    for weight in weights:
+        if size >= _SAMPLE_BYTES:
+            break
+        found.append(weight)
+        size += weight.size * dtype.itemsize
+    return found
+
+
+def _measure(weights: Sequence[Weight], dtype: torch.dtype, rows: Sequence[int]) -> LayoutChoice:
+    layouts = usable_layouts(dtype)
+    if len(layouts) == 1:
+        return LayoutChoice(layouts[0])
+    inputs = {
+        count: {weight.inputs: torch.ones(count, weight.inputs, dtype=dtype) for weight in weights}
+        for count in rows
+    }
+    seconds: dict[WeightLayout, dict[int, float]] = {}
+    for layout in layouts:
+        for weight in weights:
+            weight.lay_out(layout)
+        found = {
+            count: min(_time_products(weights, inputs[count]) for _ in range(_RUNS))
+            for count in rows
+        }
+        seconds[layout] = found
+    return LayoutChoice(best_layout(seconds), seconds)
+
+
+def _time_products(weights: Sequence[Weight], inputs: Mapping[int, Tensor]) -> float:
+    began = time.perf_counter()
+    for weight in weights:
+        weight.multiply(inputs[weight.inputs])
+    return time.perf_counter() - began
