@@ -31,11 +31,11 @@ from modelswarm_serving.model.linear.layouts import WeightLayout
 class Weight:
     """A matrix that multiplies rows [T, in] to [T, out]."""
 
-    def __init__(self, transposed: Tensor, *, is_shared: bool = False) -> None:
-        """`transposed`: [in, out]. `is_shared`: another module has the same memory, so it is never copied."""
-        self._data = transposed
+    def __init__(self, matrix: Tensor, *, is_shared: bool = False) -> None:
+        """`matrix`: [out, in]. `is_shared`: another module has the same memory, so it is never copied."""
+        self._data = matrix
         self._is_shared = is_shared
-        self.layout = WeightLayout.TRANSPOSED
+        self.layout = WeightLayout.PLAIN
 
     @property
     def size(self) -> int:

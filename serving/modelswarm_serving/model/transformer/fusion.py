@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from modelswarm_serving.model.adapters.lora import Place
 from modelswarm_serving.model.attention.step_layout import RowLayout
+from modelswarm_serving.model.linear.layouts import WeightLayout
 from modelswarm_serving.model.linear.weight import Weight
 from modelswarm_serving.model.transformer.fused_block import Attention, FusedBlock, Linear, Norm
 from modelswarm_serving.model.transformer.rotary import Rotary
@@ -95,9 +96,10 @@ def _window(module: Any) -> int | None:
 
 def _join_linears(place: Place, *linears: nn.Linear) -> Linear:
     """Return several projections of the same rows as one."""
-    weight = torch.cat([linear.weight for linear in linears]).t().contiguous()
+    weight = Weight(torch.cat([linear.weight for linear in linears]))
+    weight.lay_out(WeightLayout.TRANSPOSED)
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    return Linear(Weight(weight), torch.cat(biases) if biases else None, place)
+    return Linear(weight, torch.cat(biases) if biases else None, place)
 
 
 def _norm(module: Any) -> Norm:

@@ -66,7 +66,7 @@ class LoadedSpan:
     body: nn.Module  # the base model: rope and blocks, the modules around the blocks change nothing
     embed: Embedding | None
     norm: nn.Module | None
-    head: Weight | None
+    head: Weight | None  # in the layout of the checkpoint
     softcap: float | None  # of the logits
     logit_scale: float
 
@@ -210,7 +210,10 @@ def _split_modules(model: Any, part: ModelPart, family: Family) -> LoadedSpan:
         config.layer_types = config.layer_types[part.first : part.last]
     norm = model.get_submodule(_module_of(tables.norm[0]))
     model.set_submodule(_module_of(tables.norm[0]), nn.Identity())
-    head = _head_weight(model.get_output_embeddings().weight, part) if part.is_tail else None
+    head = None
+    if part.is_tail:
+        shared = part.tied and part.is_head  # with the embedding
+        head = Weight(model.get_output_embeddings().weight, is_shared=shared)
     return LoadedSpan(
         family=family,
         config=config,
@@ -260,10 +263,3 @@ def _logit_scale(config: PreTrainedConfig) -> float:
     return float(getattr(config, "logit_scale", 1.0)) / float(
         getattr(config, "logits_scaling", 1.0)
     )
-
-
-def _head_weight(weight: Tensor, part: ModelPart) -> Weight:
-    """Return the head's weight; where it is the embedding, too, there is no second copy."""
-    if part.tied and part.is_head:
-        return Weight(weight.t(), is_shared=True)
-    return Weight(weight.t().contiguous())

@@ -69,7 +69,7 @@ from modelswarm_serving.model.linear.layout_choice import (
     LayoutChoice,
     choose_layout,
 )
-from modelswarm_serving.model.linear.layouts import AUTO
+from modelswarm_serving.model.linear.layouts import AUTO, WeightLayout
 from modelswarm_serving.model.linear.weight import usable_layouts
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.device_pages import (
@@ -171,6 +171,8 @@ def _load_checked(
     backend = choose_backend(options.attention, cache)
     with current_device(device.torch):
         blocks, check, layout = _checked_blocks(loaded, cache, backend, folder, shape, options)
+        if loaded.head is not None:
+            loaded.head.lay_out(layout.layout if layout else WeightLayout.TRANSPOSED)
         adapters = _load_adapters(loaded, blocks, check, cache, backend, folder, shape, options)
     rows, output = check.rows, check.output
     if not device.is_cpu:
@@ -217,8 +219,6 @@ def _checked_blocks(
     if options.device.is_cpu:
         sessions = shape.total_pages * shape.page_size // shape.max_length
         layout = choose_layout(blocks.weights, cache.dtype, sessions, options.weight_layout)
-        if loaded.head is not None:
-            loaded.head.lay_out(layout.layout)
         log.info("%s", layout)
     check_blocks(blocks, check, cache, folder, backend)
     return blocks, check, layout

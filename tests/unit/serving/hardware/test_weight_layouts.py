@@ -39,7 +39,7 @@ def make_matrix(outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -
 
 
 def laid_out(matrix: torch.Tensor, layout: WeightLayout) -> Weight:
-    weight = Weight(matrix.t().contiguous())
+    weight = Weight(matrix)
     weight.lay_out(layout)
     return weight
 
@@ -76,7 +76,7 @@ def test_matrix_is_the_same_in_every_layout(dtype: torch.dtype) -> None:
 
 def test_shared_matrix_is_never_copied() -> None:
     matrix = make_matrix(33, 130)
-    weight = Weight(matrix.t(), is_shared=True)
+    weight = Weight(matrix, is_shared=True)
     for layout, found in ((PACKED, PLAIN), (TRANSPOSED, TRANSPOSED), (PLAIN, PLAIN)):
         weight.lay_out(layout)
         assert weight.layout is found
