@@ -95,18 +95,17 @@ class Retirement:
         staying = (server for server in servers if server.pod.name not in turn.deletes)
         self._coverage = coverage_by_block(staying, blocks)
 
-    def retire(self, server: Server, floor: int, reason: str) -> bool:
-        """Delete the pod if at least `floor` others serve each of its blocks; return True if it is deleted."""
+    def retire(self, server: Server, floor: int, reason: str) -> None:
+        """Delete the pod if at least `floor` others serve each of its blocks."""
         if server.pod.name in self._turn.deletes:
-            return True
+            return
         first, last = block_range(server, len(self._coverage))
         if server.is_serving:
             if any(others <= floor for others in self._coverage[first:last]):
-                return False
+                return
             for block in range(first, last):
                 self._coverage[block] -= 1
         self._turn.delete_pod(server.pod, reason, self._grace)
-        return True
 
 
 def block_range(server: Server, blocks: int) -> tuple[int, int]:
