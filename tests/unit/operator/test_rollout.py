@@ -224,7 +224,8 @@ def test_paused_swarm_changes_nothing() -> None:
     cluster.delete_pod(cluster.ready_pods()[0])
     run_turns(cluster, lambda: None, 10)
     assert len(cluster.pods) == 3
-    assert cluster.condition("Progressing")["reason"] == "Paused"
+    progressing = cluster.condition("Progressing")
+    assert (progressing["status"], progressing["reason"]) == ("False", "Paused")
     assert cluster.condition("Ready")["status"] == "True"
     cluster.edit_spec(paused=False)
     cluster.settle()

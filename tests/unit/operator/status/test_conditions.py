@@ -184,7 +184,8 @@ def test_span_count_above_the_model_keeps_running_pods() -> None:
     assert degraded["reason"] == "InvalidSpec"
     assert "spec.spans.count: 9 is not allowed for a model of 8 blocks" in degraded["message"]
     assert cluster.condition("Ready")["status"] == "True"
-    assert cluster.condition("Progressing")["reason"] == "Held"
+    progressing = cluster.condition("Progressing")
+    assert (progressing["status"], progressing["reason"]) == ("False", "Held")
     cluster.edit_spec(spans={"count": 2})
     cluster.settle()
     assert set(cluster.pods) == pods and cluster.condition("Degraded")["status"] == "False"
