@@ -47,6 +47,18 @@ def test_cheapest_of_equal_servers_is_chosen() -> None:
     assert describe_hops(find_route(servers, (0, 8))) == [("b", 0, 4), ("c", 4, 8)]
 
 
+def test_rows_of_removed_servers_are_used_again() -> None:
+    servers = make_table(("a", 0, 8), ("b", 0, 8))
+    servers.remove_peers(["a", "b"])
+    servers.add_candidates([Candidate("c", 0, 8)])
+    rows = len(servers.peers)
+    for number in range(9):
+        servers.remove_peers([f"d{number - 1}" if number else "c"])
+        servers.add_candidates([Candidate(f"d{number}", 0, 8)])
+    assert len(servers.peers) == rows
+    assert describe_hops(find_route(servers, (0, 8))) == [("d8", 0, 8)]
+
+
 def test_uncovered_block_gives_no_route() -> None:
     assert find_route(make_table(("a", 0, 4), ("c", 5, 8)), (0, 8)) is None
     assert find_route(make_table(blocks=1), (0, 1)) is None
