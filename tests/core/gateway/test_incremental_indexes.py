@@ -181,6 +181,21 @@ def test_costs_to_go_are_computed_once_per_question(monkeypatch: pytest.MonkeyPa
     assert len(computed) == first
 
 
+def test_draws_choose_among_all_equal_servers() -> None:
+    """64 random bits become a number in [0, 1)."""
+    bits = 0
+    registry, chosen = ServerRegistry(30.0, lambda: bits, lambda _: None), set()
+    for number in range(8):
+        registry.register(server(number, 0, 0, 0, 0), 1.0)
+    for eighth in range(8):
+        bits = (eighth << 61) + (1 << 60)
+        hops = registry.costs.choose_hops(
+            MODEL, KIND, (0, 4), 1.0, between=(None, None), needs=NEEDS[0]
+        )
+        chosen.update(hop.peer for hop in hops or ())
+    assert chosen == {peer(number) for number in range(8)}
+
+
 def test_cost_table_grows_and_shrinks_with_its_servers() -> None:
     registry, count = ServerRegistry(30.0, lambda: 0, lambda _: None), 100
     for number in range(count):
