@@ -1,14 +1,15 @@
-"""Transformers' own blocks against the fused form, for every family that has both: time of a decode step.
+"""Speed of every family over `generate` of transformers, and of transformers' own blocks over the fused form.
 
-One span with all blocks in this process, greedy, one thread. The generic path is that of a family without a fused form.
-The speeds are in the table of docs/models.md.
+One span with all blocks and the whole model of transformers, both in this process with one thread, in turn. The model
+is random, with blocks of width 512.
+
 """
 
 from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from support.models.chain import Chain, Stream
-from support.models.tiny_models import FUSED, make_model
+from support.models.tiny_models import FUSED, TINY, load_whole, make_model
 
 from bench.harness import Bar, Result
 from modelswarm.checkpoint.families.family import BlockPath
@@ -25,76 +26,100 @@ from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm_serving.model.transformer.span import TransformerSpan
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 
-BLOCKS, BATCHES, ROUNDS, STEPS = 8, (1, 8), 5, 16
-SIZES: dict[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "max_position_embeddings": 1024,
-    "initializer_range": 0.02,
-}
+BLOCKS, BATCHES, ROUNDS, PROMPT, NEW = 8, (1, 8), 5, 32, 32
+SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1408}
+OPT_SIZES: dict[str, Any] = {"word_embed_proj_dim": 512, "ffn_dim": 1408}
 
 
 def run() -> Result:
     torch.set_num_threads(1)
     figures: dict[str, float] = {}
     rows = []
-    for family in FUSED:
+    for family in TINY:
         with tempfile.TemporaryDirectory() as name:
-            folder = make_model(
-                Path(name), family, blocks=BLOCKS, shard_size="10GB", vocab=1024, **SIZES
-            )
-            ratios = measure(folder)
-        for batch, ratio in ratios.items():
-            figures[f"{family}_b{batch}"] = ratio
-        rows.append((family, *(f"{ratio:.2f}" for ratio in ratios.values())))
-    figures["ratio"] = min(figures[f"llama_b{batch}"] for batch in BATCHES)
+            sizes = SIZES | (OPT_SIZES if family == "opt" else {})
+            folder = Path(name)
+            make_model(folder, family, blocks=BLOCKS, shard_size="10GB", **sizes)
+            found = measure(folder, family)
+        figures |= {f"{family}_{what}": ratio for what, ratio in found.items()}
+        cells = [f"{found[what]:.2f}" if what in found else "" for what in COLUMNS]
+        rows.append((family, *cells))
+        print(*rows[-1], flush=True)
+    figures["ratio"] = min(figures[f"llama_generic_b{batch}"] for batch in BATCHES)
     return Result(
         name="generic_path",
         figures=figures,
-        columns=("family", *(f"generic / fused, {batch} rows" for batch in BATCHES)),
+        columns=("family", *COLUMNS.values()),
         rows=rows,
-        shape="8 blocks of width 1024, 2816 within, float32",
+        shape=f"{BLOCKS} blocks of width 512, float32, prompt {PROMPT}, {NEW} new",
         threads=1,
         bars=[Bar("ratio", ">=", 0.7)],
     )
 
 
-def measure(folder: Path) -> dict[int, float]:
-    """Return speed of the generic path over that of the fused one, by batch."""
-    options = SpanOptions(threads=1, pages=8 * 16, max_length=256)
-    fused = load_span(folder, 0, BLOCKS, options)
-    with generic_path():
-        generic = load_span(folder, 0, BLOCKS, options)
-    ratios: dict[int, list[float]] = {batch: [] for batch in BATCHES}
+COLUMNS = {
+    **{f"b{batch}": f"engine / generate, {batch} rows" for batch in BATCHES},
+    **{f"generic_b{batch}": f"generic / fused, {batch} rows" for batch in BATCHES},
+}
+
+
+def measure(folder: Path, family: str) -> dict[str, float]:
+    """Return the ratios of speeds by column."""
+    options = SpanOptions(threads=1, pages=8 * 8, max_length=128)
+    served = load_span(folder, 0, BLOCKS, options)
+    whole: Any = load_whole(folder)
+    sides: dict[str, Callable[[int], float]] = {
+        "engine": lambda batch: time_chain(served, batch),
+        "generate": lambda batch: time_generate(whole, batch),
+    }
+    if family in FUSED:
+        with generic_path():
+            generic = load_span(folder, 0, BLOCKS, options)
+        sides["generic"] = lambda batch: time_chain(generic, batch)
+    ratios: dict[str, list[float]] = {}
     for number in range(ROUNDS + 1):
         for batch in BATCHES:
-            seconds = {span: time_steps(span, batch) for span in (fused, generic)}
-            if number:  # the first round is a warm-up
-                ratios[batch].append(seconds[fused] / seconds[generic])
-    return {batch: median(found) for batch, found in ratios.items()}
+            seconds = {name: side(batch) for name, side in sides.items()}
+            if number == 0:  # a warm-up
+                continue
+            ratios.setdefault(f"b{batch}", []).append(seconds["generate"] / seconds["engine"])
+            if "generic" in seconds:
+                ratio = seconds["engine"] / seconds["generic"]
+                ratios.setdefault(f"generic_b{batch}", []).append(ratio)
+    return {what: median(found) for what, found in ratios.items()}
 
 
 @contextmanager
 def generic_path() -> Iterator[None]:
     """Let all families run by transformers' own blocks."""
     before = dict(FAMILIES)
-    FAMILIES.update(
-        {name: replace(family, path=BlockPath.GENERIC) for name, family in before.items()}
-    )
+    for name, family in before.items():
+        FAMILIES[name] = replace(family, path=BlockPath.GENERIC)
     try:
         yield
     finally:
         FAMILIES.update(before)
 
 
-def time_steps(span: TransformerSpan, batch: int) -> float:
-    """Return the seconds of some decode steps after a prompt of 32 tokens."""
-    streams = [Stream([number + 1] * 32) for number in range(batch)]
-    chain = Chain([span])
-    chain.generate(streams, 1)
+def time_chain(span: TransformerSpan, batch: int) -> float:
+    streams = [Stream([number + 1] * PROMPT) for number in range(batch)]
     began = time.perf_counter()
-    chain.generate(streams, STEPS)
+    Chain([span]).generate(streams, NEW)
     return time.perf_counter() - began
+
+
+def time_generate(model: Any, batch: int) -> float:
+    ids = torch.arange(1, batch + 1).view(-1, 1).expand(-1, PROMPT).contiguous()
+    began = time.perf_counter()
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            do_sample=False,
+        )
+    seconds = time.perf_counter() - began
+    if out.shape[1] != PROMPT + NEW:
+        raise RuntimeError(f"generate made {out.shape[1] - PROMPT} tokens, not {NEW}")
+    return seconds

@@ -20,7 +20,7 @@ from modelswarm.checkpoint.block_tensors import (
     plan_tensors,
 )
 from modelswarm.checkpoint.config.config_checks import check_config
-from modelswarm.checkpoint.families.family import LLAMA_TABLES, BlockPath, Tables
+from modelswarm.checkpoint.families.family import LLAMA_TABLES, Tables
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.json_files import read_json
 from modelswarm.checkpoint.tensor_index import TensorEntry, read_names, read_tensors
@@ -89,11 +89,6 @@ class ModelFacts:
 def tables_of(family: str) -> Tables:
     """Return the names of a family's tables."""
     return next((each.tables for each in FAMILIES.values() if each.name == family), LLAMA_TABLES)
-
-
-def is_fused(family: str) -> bool:
-    """Return True if blocks of the family run in our own form."""
-    return any(each.name == family and each.path is BlockPath.FUSED for each in FAMILIES.values())
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -184,7 +184,7 @@ class Compute:
     device: str = "cpu"
     dtype: str = ""  # "": no number format
     numerics: str = ""  # numerics class; "": unknown
-    layout: str = ""  # of the weights of a fused form; "": no such form
+    layout: str = ""  # of the weights; "": transformers' own modules have them
     layout_seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Measured seconds of products with a part of the weights, by layout and rows."""
 

@@ -181,10 +181,26 @@ def test_costs_to_go_are_computed_once_per_question(monkeypatch: pytest.MonkeyPa
     assert len(computed) == first
 
 
+@pytest.mark.parametrize("zone", [0, 1])
+@pytest.mark.parametrize("is_before", [True, False])
+def test_replacement_is_near_the_neighbour_that_stays(zone: int, is_before: bool) -> None:
+    registry = ServerRegistry(30.0, lambda: 0, lambda _: None)
+    stays = server(0, 1 if is_before else 2, zone, 0, 0)
+    for each in (stays, server(1, 0, 0, 0, 0), server(2, 0, 1, 0, 0)):
+        registry.register(each, 1.0)
+    blocks, between = ((2, 4), (stays.peer, None)) if is_before else ((0, 2), (None, stays.peer))
+    hops = registry.costs.choose_hops(
+        MODEL, KIND, blocks, 1.0, between=between, needs=NEEDS[0], cheapest=True
+    )
+    [hop] = hops or []
+    assert hop.peer == peer(1 + zone)
+
+
 def test_draws_choose_among_all_equal_servers() -> None:
     """64 random bits become a number in [0, 1)."""
     bits = 0
-    registry, chosen = ServerRegistry(30.0, lambda: bits, lambda _: None), set()
+    registry = ServerRegistry(30.0, lambda: bits, lambda _: None)
+    chosen: set[PeerId] = set()
     for number in range(8):
         registry.register(server(number, 0, 0, 0, 0), 1.0)
     for eighth in range(8):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from modelswarm_serving.model.adapters.lora import Place, add_adapters
+from modelswarm_serving.model.linear.replacement import MeasuredLinear
 
 Locate: TypeAlias = Callable[[int, str], tuple[Place, int]]
 """(block within the span, module) -> place, and its first output there."""
@@ -47,7 +48,7 @@ def hook_modules(layers: Any) -> None:
     """Let all projections of transformers' own blocks ask for adapters."""
     for block, layer in enumerate(layers):
         for name, module in layer.named_modules():
-            if isinstance(module, nn.Linear | Conv1D):
+            if isinstance(module, nn.Linear | Conv1D | MeasuredLinear):
                 module.register_forward_hook(partial(_add_to_output, (block, name)))
 
 

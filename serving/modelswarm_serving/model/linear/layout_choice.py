@@ -54,6 +54,11 @@ def batch_sizes(sessions: int) -> tuple[int, ...]:
     return tuple(sorted({1, math.isqrt(most), most}))
 
 
+def is_large(elements: int, dtype: torch.dtype) -> bool:
+    """Return True if a layout of so many weights is worth a measurement."""
+    return elements * dtype.itemsize >= _MIN_BYTES
+
+
 @torch.inference_mode()
 def choose_layout(
     weights: Sequence[Weight], dtype: torch.dtype, sessions: int, wanted: str = AUTO
@@ -64,7 +69,7 @@ def choose_layout(
     """
     if wanted != AUTO:
         choice = LayoutChoice(WeightLayout(wanted))
-    elif sum(weight.size for weight in weights) * dtype.itemsize < _MIN_BYTES:
+    elif not is_large(sum(weight.size for weight in weights), dtype):
         return UNMEASURED
     else:
         choice = _measure(_sample(weights, dtype), dtype, batch_sizes(sessions))

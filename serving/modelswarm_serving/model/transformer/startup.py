@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,6 @@ from modelswarm.checkpoint.config.adapter_config import (
 from modelswarm.checkpoint.facts import (
     DTYPES,
     ModelFacts,
-    is_fused,
     read_config_and_plan,
     read_facts,
 )
@@ -68,9 +68,11 @@ from modelswarm_serving.model.linear.layout_choice import (
     UNMEASURED,
     LayoutChoice,
     choose_layout,
+    is_large,
 )
 from modelswarm_serving.model.linear.layouts import AUTO, WeightLayout
-from modelswarm_serving.model.linear.weight import usable_layouts
+from modelswarm_serving.model.linear.replacement import projections, replace_projections
+from modelswarm_serving.model.linear.weight import Weight, usable_layouts
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.device_pages import (
     check_weights_fit,
@@ -115,7 +117,7 @@ class SpanOptions:
     process: int = PROCESS_BYTES  # measured size of this process, if it is larger
     device: Device = HOST
     attention: str = "auto"  # the backend, by name
-    weight_layout: str = AUTO  # of a fused form on a CPU; auto: as measured
+    weight_layout: str = AUTO  # on a CPU; auto: as measured
     graph_rows: int = 256  # sequences of the largest captured decode step; 0: none is captured
     memory_fraction: float | None = None  # of an accelerator's memory; None: MEMORY_FRACTION
     host_limit: int | None = None  # bytes of the container beside an accelerator
@@ -210,18 +212,29 @@ def _checked_blocks(
     """Return the blocks, fused if the family has that form, else transformers' own, and the layout of fused ones."""
     generic = GenericBlocks(loaded.body, loaded.blocks_name)
     check = run_reference(loaded, generic, cache, folder)
-    if loaded.family.path is BlockPath.GENERIC:
-        if backend is not SDPA:
-            check_blocks(generic, check, cache, folder, backend)
-        return generic, check, None
-    blocks = FusedBlocks(loaded.body, cache.dtype)
-    layout = UNMEASURED
-    if options.device.is_cpu:
+    blocks: GenericBlocks | FusedBlocks = generic
+    weights: list[Weight] = []
+    if loaded.family.path is not BlockPath.GENERIC:
+        blocks = FusedBlocks(loaded.body, cache.dtype)
+        weights = blocks.weights
+    elif options.device.is_cpu:
+        weights = _replace_large(getattr(loaded.body, loaded.blocks_name), cache.dtype, options)
+    layout = UNMEASURED if weights else None
+    if weights and options.device.is_cpu:
         sessions = shape.total_pages * shape.page_size // shape.max_length
-        layout = choose_layout(blocks.weights, cache.dtype, sessions, options.weight_layout)
+        layout = choose_layout(weights, cache.dtype, sessions, options.weight_layout)
         log.info("%s", layout)
-    check_blocks(blocks, check, cache, folder, backend)
+    if weights or backend is not SDPA:
+        check_blocks(blocks, check, cache, folder, backend)
     return blocks, check, layout
+
+
+def _replace_large(layers: Any, dtype: torch.dtype, options: SpanOptions) -> list[Weight]:
+    """Replace the projections of transformers' blocks if their layout is wanted or worth a measurement."""
+    count = sum(module.weight.numel() for _, _, module in projections(layers))
+    if options.weight_layout == AUTO and not is_large(count, dtype):
+        return []
+    return replace_projections(layers)
 
 
 def _load_adapters(
@@ -293,11 +306,6 @@ def plan_shape(
     facts = read_facts(folder, (first, last))
     read_adapters(folder, first, last, options)
     config = facts.config
-    if options.weight_layout != AUTO and not is_fused(config.family):
-        raise UserError(
-            "weight_layout",
-            f"{config.family} runs by transformers' own blocks; allowed: {AUTO}",
-        )
     check_tokenizer(options.tokenizer or folder, config.vocab)
     length = options.max_length or config.context
     if length > config.context:

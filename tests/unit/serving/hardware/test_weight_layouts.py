@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from support.models.adapters import make_adapter
 from support.models.chain import Stream, load_chain
 from support.models.device_library import DeviceLibrary
-from support.models.tiny_models import make_model
+from support.models.tiny_models import GENERIC, make_model
 
 from modelswarm.errors import UserError
 from modelswarm_serving.model.linear.layout_choice import (
@@ -28,6 +29,11 @@ CASES = [
     (dtype, layout)
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
     for layout in usable_layouts(dtype)
+]
+# with a head of its own, a shared one, transformers' own modules, Conv1D, latent pages, our own modules
+LAID_OUT = [
+    *("llama", "gemma3", "gpt2"),
+    *(pytest.param(each, marks=pytest.mark.full) for each in GENERIC if each != "gpt2"),
 ]
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.02, torch.float16: 0.002}
 
@@ -135,7 +141,7 @@ def test_large_weights_get_the_layout_that_was_measured() -> None:
 
 
 @pytest.mark.parametrize("layout", usable_layouts(torch.float32))
-@pytest.mark.parametrize("family", ["llama", "gemma3"])  # with a head of its own, and a shared one
+@pytest.mark.parametrize("family", LAID_OUT)
 def test_spans_compute_the_same_in_every_layout(
     tmp_path: Path, family: str, layout: WeightLayout
 ) -> None:
@@ -152,11 +158,24 @@ def test_spans_compute_the_same_in_every_layout(
     assert all(span.compute.numerics.split("/")[3:] == other for span in chain.spans)
 
 
-def test_layout_of_transformers_blocks_is_refused(tmp_path: Path) -> None:
+def test_small_blocks_of_transformers_keep_their_modules(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "gpt2")
-    with pytest.raises(UserError, match=r"runs by transformers' own blocks; allowed: auto"):
-        load_span(folder, 0, 2, SpanOptions(weight_layout="plain", pages=8))
     assert load_span(folder, 0, 2, SpanOptions(threads=1, pages=8)).compute.layout == ""
+
+
+@pytest.mark.parametrize("layout", usable_layouts(torch.float32))
+def test_adapters_add_to_weights_of_every_layout(tmp_path: Path, layout: WeightLayout) -> None:
+    folder = make_model(tmp_path / "model", "gpt_neox")
+    adapter = make_adapter(folder, tmp_path / "adapter")
+    found = []
+    for chosen in ("auto", layout):
+        options = SpanOptions(
+            threads=1, pages=64, page_size=4, adapters={"a": adapter}, weight_layout=chosen
+        )
+        stream = Stream([5, 9, 2, 7], adapter="a")
+        load_chain(folder, (0, 4), options=options).generate([stream], 8)
+        found.append(stream.log)
+    assert found[0] == found[1]
 
 
 def test_layout_without_a_product_is_refused(tmp_path: Path) -> None:
