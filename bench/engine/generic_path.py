@@ -2,7 +2,6 @@
 
 One span with all blocks and the whole model of transformers, both in this process with one thread, in turn. The model
 is random, with blocks of width 512.
-
 """
 
 from __future__ import annotations
