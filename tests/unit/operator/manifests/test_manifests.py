@@ -217,6 +217,15 @@ def test_narrowed_selector_is_not_covered() -> None:
     assert covers({"selector": {"a": "1"}, "more": 1}, {"selector": {"a": "1"}})
 
 
+def test_every_wanted_owner_must_be_there_and_others_may() -> None:
+    one, two = (
+        {"ownerReferences": [{"uid": "a"}]},
+        {"ownerReferences": [{"uid": "b"}, {"uid": "a"}]},
+    )
+    assert covers(two, one) and covers(two, two)
+    assert not covers(one, two)
+
+
 def test_budgets_follow_spans_and_replicas() -> None:
     cluster = ModelCluster()
     cluster.settle()
