@@ -142,22 +142,28 @@ def test_incremental_costs_equal_recomputed_costs(changes: Sequence[tuple[str, o
     assert kept == fresh
 
 
-@pytest.mark.parametrize("gone", [True, False])
-def test_choice_after_link_change_uses_new_costs_to_go(gone: bool) -> None:
-    """Costs-to-go are cached, but not across a link change: the route behind a head would keep its old cost."""
+@pytest.mark.parametrize("change", ["leaves", "comes", "is ejected"])
+def test_choice_after_change_uses_new_costs_to_go(change: str) -> None:
+    """Costs-to-go are cached, but not across such a change: the route behind a head would keep its old cost."""
     registry, now = ServerRegistry(30.0, lambda: 0, lambda _: None), 1.0
     head, tail, whole = server(0, 1, 0, 0, 0), server(1, 2, 0, 0, 0), server(2, 0, 0, 0, 0)
-    for each in (head, whole, *([tail] if gone else [])):
+    for each in (head, whole, *([] if change == "comes" else [tail])):
         registry.register(each, now)
         running = 90 if each is whole else 0
         registry.on_heartbeat(each.peer, replace(IDLE, running=running), now)
     choices(registry.costs, Draws(), now)
-    if gone:
-        registry.deregister(tail.peer)
-    else:
-        registry.register(tail, now)
+    match change:
+        case "leaves":
+            registry.deregister(tail.peer)
+        case "comes":
+            registry.register(tail, now)
+        case _:
+            registry.eject(tail.peer, "failed", now)
     legs = cheapest(registry, now)
-    assert [leg.peer for leg in legs] == [head.peer, whole.peer if gone else tail.peer]
+    assert [leg.peer for leg in legs] == [
+        head.peer,
+        tail.peer if change == "comes" else whole.peer,
+    ]
     route = [(leg.peer, leg.first, leg.last) for leg in legs]
     assert legs[0].cost_to_go_ms == pytest.approx(
         registry.costs.route_cost(MODEL, KIND, route, now)

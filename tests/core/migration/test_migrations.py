@@ -161,6 +161,26 @@ def test_copies_per_server_are_limited() -> None:
     assert view is not None and (view.hops, view.migrating) == (5, 2)
 
 
+def test_copies_to_one_target_are_limited() -> None:
+    script = Script(settings=GatewaySettings(copies_per_server=2))
+    script.add_server("a", 0, 2)
+    olds = [script.add_server(name, 2, 4) for name in ("b", "c")]
+    for number in range(6):
+        script.send(olds[number % 2 - 1], Heartbeat(running=90, steps=1, step_ms=9.0))
+        script.send(olds[number % 2], Heartbeat(steps=1, step_ms=9.0))
+        script.start_turn(f"s{number}", PROMPT)
+        script.token(f"s{number}")
+        script.wait(1.0)
+    script.add_server("d", 2, 4)
+    script.wait(1.0)
+    for old in olds:
+        leave(script, old)
+    script.wait(1.0)
+    views = [script.core.migrations.drain_progress(old) for old in olds]
+    assert [view.hops >= 2 for view in views if view is not None] == [True, True]
+    assert sum(view.migrating for view in views if view is not None) == 2
+
+
 def test_stalled_copy_is_aborted_and_retried() -> None:
     script, old, new = two_spans(
         GatewaySettings(copy_stall_seconds=1.0, migration_retry_seconds=0.5)
