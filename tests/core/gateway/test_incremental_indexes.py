@@ -19,7 +19,7 @@ from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Hello
 from modelswarm_gateway.core.detection.peer_comparison import PeerGroup, SecondsBySize
 from modelswarm_gateway.core.routing.cost_model import CostModel, Needs
-from modelswarm_gateway.core.routing.cost_table import CostTable
+from modelswarm_gateway.core.routing.cost_table import UPDATES_PER_CHOICE, CostTable
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.routing.zones import ZoneDelays
@@ -216,6 +216,16 @@ def test_draws_choose_among_all_equal_servers() -> None:
         )
         chosen.update(hop.peer for hop in hops or ())
     assert chosen == {peer(number) for number in range(8)}
+
+
+def test_costs_of_all_servers_are_computed_again_in_turn() -> None:
+    registry, count = ServerRegistry(30.0, lambda: 0, lambda _: None), 3 * UPDATES_PER_CHOICE
+    for number in range(count):
+        registry.register(server(number, 0, 0, 0, 0), 1.0)
+    table = CostTable(list(registry), ZoneDelays())
+    turns = [table.rows_to_update(()) for _ in range(3)]
+    assert [len(turn) for turn in turns] == [UPDATES_PER_CHOICE] * 3
+    assert set().union(*turns) == set(range(count))
 
 
 def test_cost_table_grows_and_shrinks_with_its_servers() -> None:

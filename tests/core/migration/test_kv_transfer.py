@@ -91,6 +91,20 @@ def test_copied_rows_go_on_bulk_marked_as_kv_copy() -> None:
     assert all(isinstance(send.item, Rows) and send.item.kv_copy for send in rows)
 
 
+def test_rows_of_a_copy_that_come_again_are_not_written() -> None:
+    network = ServerNetwork()
+    client = running(network)
+    spare = copying(client, 2)
+    network.run()
+    rows = [send.item for send in network.sent(Rows) if send.to.peer == spare.server.peer]
+    steps = spare.server.core.stats.steps
+    for item in rows:
+        network.put(client.hops[2][0].peer, spare.server.peer, item, Lane.BULK)
+    network.run()
+    assert rows and spare.kv == len(client.log) - 1 and not spare.reports
+    assert spare.server.core.stats.steps == steps
+
+
 def test_kv_copy_rows_are_ignored_by_a_serving_hop() -> None:
     network = ServerNetwork()
     client = running(network)

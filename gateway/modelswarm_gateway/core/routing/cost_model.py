@@ -108,8 +108,6 @@ class CostModel:
 
     def remove_server(self, server: Server) -> None:
         for key in self._keys.pop(server.hello.peer, ()):
-            if changed := self._changed.get(key):
-                changed.discard(server.hello.peer)
             if table := self._tables.get(key):
                 table.remove_server(server.hello.peer)
 

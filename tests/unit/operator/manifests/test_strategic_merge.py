@@ -117,6 +117,11 @@ def test_directives_never_reach_the_pod() -> None:
     ("patch", "sentence"),
     [
         ({"containers": {"name": "x"}}, "patch.spec.containers: must be a list"),
+        (
+            {"containers": [{"name": "server", "resources": ["x"]}]},
+            "patch.spec.containers[0].resources: must be an object",
+        ),
+        ({"tolerations": {"key": "x"}}, "patch.spec.tolerations: must be a list"),
         ({"containers": [{"image": "x"}]}, "patch.spec.containers[0]: needs a name"),
         ({"containers": ["x"]}, "patch.spec.containers[0]: needs a name"),
         (
