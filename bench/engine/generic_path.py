@@ -19,6 +19,7 @@ import torch
 from support.models.chain import Chain, Stream
 from support.models.tiny_models import FUSED, TINY, load_whole, make_model
 
+from bench.engine.local_generate import time_tokens
 from bench.harness import Bar, Result
 from modelswarm.checkpoint.families.family import BlockPath
 from modelswarm.checkpoint.families.table import FAMILIES
@@ -109,16 +110,4 @@ def time_chain(span: TransformerSpan, batch: int) -> float:
 
 def time_generate(model: Any, batch: int) -> float:
     ids = torch.arange(1, batch + 1).view(-1, 1).expand(-1, PROMPT).contiguous()
-    began = time.perf_counter()
-    with torch.inference_mode():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=NEW,
-            min_new_tokens=NEW,
-            do_sample=False,
-        )
-    seconds = time.perf_counter() - began
-    if out.shape[1] != PROMPT + NEW:
-        raise RuntimeError(f"generate made {out.shape[1] - PROMPT} tokens, not {NEW}")
-    return seconds
+    return time_tokens(model, ids, NEW)

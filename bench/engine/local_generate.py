@@ -10,7 +10,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    import torch
 
 
 class LocalGenerate:
@@ -49,19 +52,27 @@ def serve(folder: str, threads: int, dtype: str) -> None:
     for line in sys.stdin:
         batch, prompt, new = map(int, line.split())
         ids = torch.randint(1, model.config.vocab_size, (batch, prompt), generator=generator)
-        began = time.perf_counter()
-        with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=new,
-                min_new_tokens=new,
-                do_sample=False,
-            )
-        seconds = time.perf_counter() - began
-        if out.shape[1] != prompt + new:
-            raise RuntimeError(f"generate made {out.shape[1] - prompt} tokens, not {new}")
-        print(seconds, flush=True)
+        print(time_tokens(model, ids, new), flush=True)
+
+
+def time_tokens(model: Any, ids: torch.Tensor, new: int) -> float:
+    """Return the seconds of `generate` for so many greedy tokens after each of the prompts [batch, length]."""
+    import torch
+
+    began = time.perf_counter()
+    with torch.inference_mode():
+        out = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=new,
+            min_new_tokens=new,
+            do_sample=False,
+        )
+    seconds = time.perf_counter() - began
+    made = out.shape[1] - ids.shape[1]
+    if made != new:
+        raise RuntimeError(f"generate made {made} tokens, not {new}")
+    return seconds
 
 
 if __name__ == "__main__":

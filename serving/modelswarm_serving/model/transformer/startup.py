@@ -5,12 +5,10 @@ Called by `app.py`. Sizes the KV cache, loads the blocks and runs the self-check
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,7 +24,6 @@ from modelswarm.checkpoint.facts import (
     read_config_and_plan,
     read_facts,
 )
-from modelswarm.checkpoint.families.family import BlockPath
 from modelswarm.checkpoint.tokenizer import TOKENIZER_FILE, check_tokenizer
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
@@ -55,7 +52,6 @@ from modelswarm_serving.model.adapters.table import (
     check_adapter,
     load_weights,
 )
-from modelswarm_serving.model.attention.attention import SDPA
 from modelswarm_serving.model.attention.backend import AttentionBackend, CapturableBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.attention.selection import choose_backend
@@ -64,15 +60,7 @@ from modelswarm_serving.model.attention.step_layout import Blocks
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.device import HOST, Device, check_dtype
 from modelswarm_serving.model.grammar.matchers import GrammarMatchers
-from modelswarm_serving.model.linear.layout_choice import (
-    UNMEASURED,
-    LayoutChoice,
-    choose_layout,
-    is_large,
-)
-from modelswarm_serving.model.linear.layouts import AUTO, WeightLayout
-from modelswarm_serving.model.linear.replacement import projections, replace_projections
-from modelswarm_serving.model.linear.weight import Weight, usable_layouts
+from modelswarm_serving.model.linear.layouts import AUTO
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.device_pages import (
     check_weights_fit,
@@ -83,17 +71,13 @@ from modelswarm_serving.model.transformer.device_pages import (
     with_pages,
 )
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
-from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan, load_modules
 from modelswarm_serving.model.transformer.self_check import (
     SelfCheck,
-    check_blocks,
     check_decode,
-    run_reference,
 )
+from modelswarm_serving.model.transformer.served_blocks import check_layout, choose_blocks
 from modelswarm_serving.model.transformer.span import TransformerSpan
-
-log = logging.getLogger(__name__)
 
 _DEFAULT_SESSIONS = 8
 """Default KV room: pages for this many sessions of full length ..."""
@@ -172,9 +156,9 @@ def _load_checked(
     cache = make_cache(pages)
     backend = choose_backend(options.attention, cache)
     with current_device(device.torch):
-        blocks, check, layout = _checked_blocks(loaded, cache, backend, folder, shape, options)
-        if loaded.head is not None:
-            loaded.head.lay_out(layout.layout if layout else WeightLayout.TRANSPOSED)
+        sessions = pages * shape.page_size // shape.max_length
+        served = choose_blocks(loaded, cache, backend, folder, sessions, options.weight_layout)
+        blocks, check, layout = served.blocks, served.check, served.layout
         adapters = _load_adapters(loaded, blocks, check, cache, backend, folder, shape, options)
     rows, output = check.rows, check.output
     if not device.is_cpu:
@@ -186,7 +170,7 @@ def _load_checked(
         limit = options.host_limit
         most = None if limit is None else container.most_pages(limit)
         pages = choose_pages(room, device, shape, options.pages, most)
-        del span, cache, check, backend  # their memory is needed for the pages
+        del span, cache, served, check, backend  # their memory is needed for the pages
         cache = make_cache(pages)
         backend = choose_backend(options.attention, cache)
     with current_device(device.torch):
@@ -199,42 +183,6 @@ def _load_checked(
     return TransformerSpan(
         loaded, blocks, cache, shape, backend, graphs, device, threads, grammars, adapters, layout
     )
-
-
-def _checked_blocks(
-    loaded: LoadedSpan,
-    cache: KvCache,
-    backend: AttentionBackend,
-    folder: Path,
-    shape: ModelShape,
-    options: SpanOptions,
-) -> tuple[Blocks, SelfCheck, LayoutChoice | None]:
-    """Return the blocks, fused if the family has that form, else transformers' own, and the layout of fused ones."""
-    generic = GenericBlocks(loaded.body, loaded.blocks_name)
-    check = run_reference(loaded, generic, cache, folder)
-    blocks: GenericBlocks | FusedBlocks = generic
-    weights: list[Weight] = []
-    if loaded.family.path is not BlockPath.GENERIC:
-        blocks = FusedBlocks(loaded.body, cache.dtype)
-        weights = blocks.weights
-    elif options.device.is_cpu:
-        weights = _replace_large(getattr(loaded.body, loaded.blocks_name), cache.dtype, options)
-    layout = UNMEASURED if weights else None
-    if weights and options.device.is_cpu:
-        sessions = shape.total_pages * shape.page_size // shape.max_length
-        layout = choose_layout(weights, cache.dtype, sessions, options.weight_layout)
-        log.info("%s", layout)
-    if weights or backend is not SDPA:
-        check_blocks(blocks, check, cache, folder, backend)
-    return blocks, check, layout
-
-
-def _replace_large(layers: Any, dtype: torch.dtype, options: SpanOptions) -> list[Weight]:
-    """Replace the projections of transformers' blocks if their layout is wanted or worth a measurement."""
-    count = sum(module.weight.numel() for _, _, module in projections(layers))
-    if options.weight_layout == AUTO and not is_large(count, dtype):
-        return []
-    return replace_projections(layers)
 
 
 def _load_adapters(
@@ -344,28 +292,11 @@ def _check_options(options: SpanOptions) -> None:
             "memory_fraction",
             "is of an accelerator, but the server computes on the CPU; allowed: --memory",
         )
-    _check_layout(options)
+    check_layout(options.weight_layout, options.device, options.dtype)
     for name in ("threads", "pages", "memory", "page_size", "max_length"):
         value = getattr(options, name)
         if value is not None and value < 1:
             raise UserError(name, f"must be at least 1, not {value}")
-
-
-def _check_layout(options: SpanOptions) -> None:
-    if options.weight_layout == AUTO:
-        return
-    if not options.device.is_cpu:
-        raise UserError(
-            "weight_layout",
-            f"is of a CPU, but the server computes on {options.device}; allowed: {AUTO}",
-        )
-    usable = usable_layouts(getattr(torch, options.dtype))
-    if options.weight_layout not in usable:
-        raise UserError(
-            "weight_layout",
-            f"this CPU has no product of {options.weight_layout} {options.dtype}; "
-            f"allowed: {', '.join((AUTO, *usable))}",
-        )
 
 
 def container_memory(facts: ModelFacts, first: int, last: int, options: SpanOptions) -> MemoryModel:
