@@ -217,6 +217,21 @@ def test_narrowed_selector_is_not_covered() -> None:
     assert covers({"selector": {"a": "1"}, "more": 1}, {"selector": {"a": "1"}})
 
 
+def test_claims_of_adapters_are_mounted_once_each() -> None:
+    sources = {"a": "pvc://loras/a", "b": "pvc://loras/b", "c": "pvc://others/c"}
+    adapters = [{"name": name, "source": source} for name, source in sources.items()]
+    model = {"source": "demo://counting", "adapters": adapters}
+    spec = create_first_pod(ModelCluster(spec=make_spec(1, 1, model=model)))["spec"]
+    claims = {
+        volume["name"]: volume["persistentVolumeClaim"]["claimName"]
+        for volume in spec["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
+    assert sorted(claims.values()) == ["loras", "others"]
+    mounts = {mount["name"] for mount in spec["containers"][0]["volumeMounts"]}
+    assert claims.keys() <= mounts
+
+
 def test_every_wanted_owner_must_be_there_and_others_may() -> None:
     one, two = (
         {"ownerReferences": [{"uid": "a"}]},
