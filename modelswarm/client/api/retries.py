@@ -69,7 +69,8 @@ class Retries:
         if wanted is not None:
             if wanted > MAX_RETRY_AFTER:
                 raise error
-            pause = wanted
+            # A gateway without servers always says 1 s; further tries would then end before a server has started.
+            pause = wanted if self._has_begun else max(wanted, pause)
         self._take(error, pause)
         self._pause = min(2 * self._pause, MAX_PAUSE)
         await self._sleep(pause)

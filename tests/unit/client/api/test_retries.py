@@ -340,6 +340,27 @@ async def test_pauses_grow_to_their_limit() -> None:
         assert 0.75 * most <= slept <= most
 
 
+@pytest.mark.parametrize(("wanted", "least", "most"), [(1.0, 30.0, 40.5), (20.0, 160.0, 160.0)])
+async def test_no_try_comes_before_the_server_wants_it(
+    wanted: float, least: float, most: float
+) -> None:
+    """A short Retry-After does not use up all tries at once."""
+    virtual = Time()
+    refused = ServiceUnavailableError("not now", ErrorFacts(503, retry_after=wanted))
+    assert await use_up(virtual.retries(8), refused) == 8
+    assert min(virtual.slept) >= wanted
+    assert least <= virtual.now <= most
+
+
+async def test_begun_answer_is_resumed_when_the_server_wants_it() -> None:
+    virtual = Time()
+    retries = virtual.retries(0)
+    retries.on_begun()
+    refused = ServiceUnavailableError("not now", ErrorFacts(503, retry_after=1.0))
+    assert await use_up(retries, refused) == RESUME_SECONDS
+    assert set(virtual.slept) == {1.0}
+
+
 async def test_broken_stream_is_given_up_at_its_deadline() -> None:
     virtual = Time()
     retries = virtual.retries(0)

@@ -96,7 +96,7 @@ def test_resources_and_failure_domain_come_from_the_pool() -> None:
     }
     (spread,) = body["topologySpreadConstraints"]
     assert spread["topologyKey"] == "topology.kubernetes.io/zone"
-    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert (spread["whenUnsatisfiable"], spread["maxSkew"]) == ("ScheduleAnyway", 1)
 
 
 def create_hub_server(file_bytes: int, **pool: Any) -> Json:
