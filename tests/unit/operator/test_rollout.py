@@ -56,11 +56,13 @@ def test_change_of_the_memory_of_passes_is_rolled_out() -> None:
     cluster.edit_spec(training={})
     run_turns(cluster, lambda: assert_coverage(cluster, 2), 20)
     assert set(cluster.pods) == old
-    cluster.edit_spec(training={"memory": "1Gi"})
-    run_turns(cluster, lambda: assert_coverage(cluster, 2))
-    assert not old & set(cluster.pods) and len(cluster.ready_pods()) == 4
-    for pod in cluster.server_pods():
-        assert "--training-memory" in pod.manifest["spec"]["containers"][0]["args"]
+    for memory in ("1Gi", "2Gi"):
+        old = set(cluster.pods)
+        cluster.edit_spec(training={"memory": memory})
+        run_turns(cluster, lambda: assert_coverage(cluster, 2))
+        assert not old & set(cluster.pods) and len(cluster.ready_pods()) == 4
+        for pod in cluster.server_pods():
+            assert "--training-memory" in pod.manifest["spec"]["containers"][0]["args"]
 
 
 def test_single_replica_rolls_without_a_gap_despite_surge_0() -> None:
