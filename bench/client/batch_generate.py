@@ -7,38 +7,26 @@ line with the seconds. A batch generates as many tokens as its longest answer ne
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
+
+from bench.timed_process import TimedProcess
 
 BATCH = 8
 
 
-class BatchGenerate:
+class BatchGenerate(TimedProcess):
     """The process: `with BatchGenerate(folder, threads) as local: local.time_prompts(prompts, new)`."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        command = [sys.executable, "-m", "bench.client.batch_generate", str(folder), str(threads)]
-        self._child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        super().__init__("bench.client.batch_generate", str(folder), str(threads))
 
     def time_prompts(self, prompts: Sequence[Sequence[int]], new: Sequence[int]) -> float:
         """Return the seconds for all prompts, each a list of token ids; `new`: tokens to generate for each."""
-        assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(json.dumps([list(map(list, prompts)), list(new)]) + "\n")
-        self._child.stdin.flush()
-        return float(self._child.stdout.readline())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._child.kill()
-        self._child.communicate()
+        return self.time_task(json.dumps([list(map(list, prompts)), list(new)]))
 
 
 def sorted_batches(prompts: Sequence[Sequence[int]], new: Sequence[int]) -> list[list[int]]:

@@ -29,6 +29,10 @@ from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 BLOCKS, BATCHES, ROUNDS, PROMPT, NEW = 8, (1, 8), 5, 32, 32
 SIZES: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1408}
 OPT_SIZES: dict[str, Any] = {"word_embed_proj_dim": 512, "ffn_dim": 1408}
+COLUMNS = {
+    **{f"b{batch}": f"engine / generate, {batch} rows" for batch in BATCHES},
+    **{f"generic_b{batch}": f"generic / fused, {batch} rows" for batch in BATCHES},
+}
 
 
 def run() -> Result:
@@ -55,12 +59,6 @@ def run() -> Result:
         threads=1,
         bars=[Bar("ratio", ">=", 0.7)],
     )
-
-
-COLUMNS = {
-    **{f"b{batch}": f"engine / generate, {batch} rows" for batch in BATCHES},
-    **{f"generic_b{batch}": f"generic / fused, {batch} rows" for batch in BATCHES},
-}
 
 
 def measure(folder: Path, family: str) -> dict[str, float]:

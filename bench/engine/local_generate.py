@@ -6,39 +6,26 @@ line `batch prompt new` and writes a line with the seconds. Used by `against_gen
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
+
+from bench.timed_process import TimedProcess
 
 if TYPE_CHECKING:
     import torch
 
 
-class LocalGenerate:
+class LocalGenerate(TimedProcess):
     """The process of `generate`: `with LocalGenerate(folder) as local: local.time_generate(...)`."""
 
     def __init__(self, folder: Path, threads: int = 1, dtype: str = "float32") -> None:
-        module = "bench.engine.local_generate"
-        command = [sys.executable, "-m", module, str(folder), str(threads), dtype]
-        self._child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        super().__init__("bench.engine.local_generate", str(folder), str(threads), dtype)
 
     def time_generate(self, *, batch: int, prompt: int, new: int) -> float:
         """Return the seconds of `generate`, with prefill."""
-        assert self._child.stdin is not None and self._child.stdout is not None
-        self._child.stdin.write(f"{batch} {prompt} {new}\n")
-        self._child.stdin.flush()
-        return float(self._child.stdout.readline())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._child.kill()
-        self._child.communicate()
+        return self.time_task(f"{batch} {prompt} {new}")
 
 
 def serve(folder: str, threads: int, dtype: str) -> None:

@@ -1,7 +1,7 @@
 """Chooses the layout of a span's weights on a CPU: measured at start, for the batch sizes that the server may run.
 
-The best layout depends on machine, dtype and rows of a step, so no table is right for all. Called by `startup.py`
-before the self-check. Re-lays one matrix at a time, so that no more than one exists twice.
+The best layout depends on machine, dtype and rows of a step, so no table is right for all. Called by
+`served_blocks.py` before the self-check. Re-lays one matrix at a time, so that no more than one exists twice.
 """
 
 from __future__ import annotations

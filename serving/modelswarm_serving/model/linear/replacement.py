@@ -1,7 +1,7 @@
 """Puts measured weights in place of the projections of transformers' own blocks.
 
-Used by `startup.py` for families without a fused form, if their weights are large enough to be measured. Each module
-is replaced before its layout changes, so that no weight exists twice. Experts stay: transformers multiplies them.
+Used by `served_blocks.py` for families without a fused form, if their weights are large enough to be measured. Each
+module is replaced before its layout changes, so that no weight exists twice. transformers multiplies experts itself.
 """
 
 from __future__ import annotations

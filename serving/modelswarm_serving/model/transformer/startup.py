@@ -18,12 +18,7 @@ from modelswarm.checkpoint.config.adapter_config import (
     read_adapter,
     split_modules,
 )
-from modelswarm.checkpoint.facts import (
-    DTYPES,
-    ModelFacts,
-    read_config_and_plan,
-    read_facts,
-)
+from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_config_and_plan, read_facts
 from modelswarm.checkpoint.tokenizer import TOKENIZER_FILE, check_tokenizer
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
@@ -72,10 +67,7 @@ from modelswarm_serving.model.transformer.device_pages import (
 )
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan, load_modules
-from modelswarm_serving.model.transformer.self_check import (
-    SelfCheck,
-    check_decode,
-)
+from modelswarm_serving.model.transformer.self_check import SelfCheck, check_decode
 from modelswarm_serving.model.transformer.served_blocks import check_layout, choose_blocks
 from modelswarm_serving.model.transformer.span import TransformerSpan
 
