@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,9 +93,15 @@ def test_swarm_uses_the_tokenizer_it_brings(release: Release, models: Path) -> N
 
 
 def asked(release: Release) -> int:
-    """Return the prompt length of a message in tokens."""
+    """Return the prompt length of a message in tokens. A refusal that says when to retry is obeyed, as by clients."""
     body = {"model": NAME, "messages": [{"role": "user", "content": "1 2 3"}], "max_tokens": 1}
-    answer = httpx.post(f"{release.url}/v1/chat/completions", json=body, timeout=60)
+    end = time.monotonic() + CHANGE_SECONDS
+    while True:
+        answer = httpx.post(f"{release.url}/v1/chat/completions", json=body, timeout=60)
+        pause = answer.headers.get("Retry-After")
+        if pause is None or time.monotonic() > end:
+            break
+        time.sleep(float(pause))
     assert answer.status_code == 200, answer.text
     return int(answer.json()["usage"]["prompt_tokens"])
 
