@@ -7,24 +7,28 @@ import asyncio
 from support.eventually import SECONDS
 
 from modelswarm.protocol.messages import ModelFileChunk
-from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.service import GenerationService, ServiceSettings
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.registry import FILES
 from modelswarm_gateway.runtime.node import Node
 from tools.dashboard.metric_registries import BLOCKS, make_hello, make_node
 
 
-def make_service() -> tuple[GenerationService, Node]:
-    """Return a service without a model, and its node. Needs a running event loop."""
+def make_service(tokenizer_seconds: float = 0.0) -> tuple[GenerationService, Node]:
+    """Return a service without a model, and its node. Needs a running event loop.
+
+    `tokenizer_seconds`: time for which a request waits while a tokenizer is loaded.
+    """
     node = make_node()
     node.discover_servers()
-    service = GenerationService(node, Metrics(node), asyncio.get_running_loop().time)
+    settings = ServiceSettings(tokenizer_seconds=tokenizer_seconds)
+    service = GenerationService(node, Metrics(node), asyncio.get_running_loop().time, settings)
     return service, node
 
 
-def make_service_with_model() -> tuple[GenerationService, Node]:
+def make_service_with_model(tokenizer_seconds: float = 0.0) -> tuple[GenerationService, Node]:
     """Return a service that knows the model MODEL; its tokenizer is not loaded."""
-    service, node = make_service()
+    service, node = make_service(tokenizer_seconds)
     node.on_link_up("s0/1/x", make_hello("s0", 0, BLOCKS))
     return service, node
 
@@ -32,15 +36,20 @@ def make_service_with_model() -> tuple[GenerationService, Node]:
 async def make_service_with_files(files: dict[str, bytes]) -> tuple[GenerationService, Node]:
     """Return a service that has these files of the model MODEL; its only server sends nothing else."""
     service, node = make_service_with_model()
-    for name in FILES:
-        content = files.get(name)
-        chunk = ModelFileChunk(
-            name, 0, len(content or b""), content or b"", missing=content is None
-        )
-        node.on_items("s0/1/x", [chunk])
+    send_files(node, files)
     async with asyncio.timeout(SECONDS):
         while not any(  # noqa: ASYNC110 (the registry has no event for it)
             card.tokenizer or card.files_problem for card in node.model_cards()
         ):
             await asyncio.sleep(0.01)
     return service, node
+
+
+def send_files(node: Node, files: dict[str, bytes]) -> None:
+    """Let the server send these files of the model, and say that it has no others."""
+    for name in FILES:
+        content = files.get(name)
+        chunk = ModelFileChunk(
+            name, 0, len(content or b""), content or b"", missing=content is None
+        )
+        node.on_items("s0/1/x", [chunk])

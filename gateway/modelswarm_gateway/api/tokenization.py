@@ -88,7 +88,7 @@ class TokenizedPrompt:
 async def tokenize_prompt(service: GenerationService, asked: TokenizeRequest) -> TokenizedPrompt:
     """Return what the prompt is for its model, without running it. Raise ApiError."""
     wanted = asked.to_generation_request()
-    card, tokenizer = service.find_model(asked.model)
+    card, tokenizer = await service.wait_for_model(asked.model)
     form = find_format(tokenizer.chat_template, service.settings.tool_call_parser)
     wanted = fit_to_format(wanted, form)
     tokens = await encode_prompt(wanted, tokenizer, card.max_length)
@@ -98,7 +98,7 @@ async def tokenize_prompt(service: GenerationService, asked: TokenizeRequest) ->
 
 async def detokenize(service: GenerationService, asked: DetokenizeRequest) -> str:
     """Return the text of token ids. Raise ApiError."""
-    card, tokenizer = service.find_model(asked.model)
+    card, tokenizer = await service.wait_for_model(asked.model)
     prompt = TokenPrompt(tuple(asked.tokens))
     wanted = GenerationRequest(asked.model, prompt, "tokens", SamplingOptions())
     tokens = await encode_prompt(wanted, tokenizer, card.max_length)  # checks the ids

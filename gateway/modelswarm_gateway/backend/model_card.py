@@ -74,6 +74,11 @@ class ModelCard:
         return self.files_wait or "its tokenizer is not loaded yet"
 
     @property
+    def is_loading_tokenizer(self) -> bool:
+        """Return whether its tokenizer files are fetched or read now, and no earlier try has failed."""
+        return self.tokenizer is None and bool(self.files_wait) and not self.files_problem
+
+    @property
     def vocabulary(self) -> int:
         """Return the number that all token ids are below; 0: not known yet."""
         return 0 if self.tokenizer is None else self.tokenizer.vocabulary

@@ -65,6 +65,8 @@ from modelswarm_gateway.settings import cap_keepalive
 NO_GRAMMARS = (
     "no server of this model can hold an answer to a grammar; leave it out, or use another model"
 )
+# Pause between two looks for a tokenizer that is being loaded, in seconds.
+TOKENIZER_POLL_SECONDS = 0.05
 # Longest wait for a generation whose client has left, in seconds.
 RELEASE_SECONDS = 2.0
 
@@ -77,6 +79,9 @@ class ServiceSettings:
     keepalive_seconds: float = 5.0  # silence after which a client is sent a keepalive
     max_generations: int = 4096  # at a time
     unread_seconds: float = 120.0  # after which a turn ends whose client takes nothing
+    tokenizer_seconds: float = (
+        10.0  # for which a request waits while its model's tokenizer is loaded
+    )
     tool_call_parser: str = ""  # a family of tool calls; "": that of the model's chat template
 
 
@@ -156,13 +161,13 @@ class GenerationService:
 
     async def count_prompt(self, request: GenerationRequest) -> int:
         """Return the tokens of the request's prompt. Raise ApiError."""
-        card, tokenizer = self.find_model(request.model)
+        card, tokenizer = await self.wait_for_model(request.model)
         form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)
         request = fit_to_format(request, form)
         return len(await encode_prompt(request, tokenizer, card.max_length))
 
     async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
-        card, tokenizer = self.find_model(request.model)
+        card, tokenizer = await self.wait_for_model(request.model)
         form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)
         request = fit_to_format(request, form)
         sizes = row_sizes(request, card)
@@ -325,6 +330,19 @@ class GenerationService:
         except TimeoutError:
             return False
         return True
+
+    async def wait_for_model(self, name: str) -> tuple[ModelCard, ModelTokenizer]:
+        """Return the model and its tokenizer, once that is loaded. Raise ApiError as `find_model` does.
+
+        In a rollout of another tokenizer, the old servers may be gone before a gateway has loaded the new one.
+        """
+        end = self.clock() + self.settings.tokenizer_seconds
+        while self.clock() < end and self.accepting:
+            card = self.backend.model_card(name)
+            if card is None or not card.is_loading_tokenizer:
+                break
+            await asyncio.sleep(TOKENIZER_POLL_SECONDS)
+        return self.find_model(name)
 
     def find_model(self, name: str) -> tuple[ModelCard, ModelTokenizer]:
         """Return the model and its tokenizer. Raise ApiError if it is not served, or is starting."""
