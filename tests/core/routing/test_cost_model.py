@@ -14,7 +14,7 @@ from support.core.fleets import IDLE, cover, hello, place, registry_of
 from bench.routing.load_gini import gini_coefficient
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Heartbeat
-from modelswarm_gateway.core.routing.cost_model import HopCost, Needs
+from modelswarm_gateway.core.routing.cost_model import CACHE_SECONDS, HopCost, Needs
 from modelswarm_gateway.core.routing.cost_table import UPDATES_PER_CHOICE
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.health import BASE_EJECTION_TIME
@@ -186,6 +186,19 @@ def test_change_at_one_of_many_servers_counts_at_next_choice(what: str) -> None:
     if well_again is not None:
         well_again(registry)
         assert best() == A.peer
+
+
+def test_cached_costs_to_go_are_used_for_a_while() -> None:
+    registry = pair()
+    needs = Needs(max_length=64)
+    [first] = cover(registry, A, 100.0, needs, cheapest=True)
+    registry.add_hop(first.peer, 64, 0)
+    found = []
+    for later in (0.0, 0.5 * CACHE_SECONDS, 2 * CACHE_SECONDS):
+        [table] = registry.costs._tables.values()
+        cover(registry, A, 100.0 + later, needs, cheapest=True)
+        found.append(table.refreshed_at)
+    assert found == [100.0, 100.0, 100.0 + 2 * CACHE_SECONDS]
 
 
 # ---- several gateways

@@ -8,12 +8,14 @@ import pytest
 from support.core.fleets import IDLE, hello
 from support.core.server import MODEL
 
+from modelswarm.protocol.identity import Adapter
 from modelswarm.protocol.messages import Hello
 from modelswarm_gateway.core.interface.effects import CloseLink, Effect, Ejected
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
 from modelswarm_gateway.core.servers.health import (
     BASE_EJECTION_TIME,
+    HEALTHY,
     MAX_DISCONNECTED,
     SLOW_EJECTION_TIME,
 )
@@ -131,6 +133,18 @@ def test_whole_variant_comes_before_one_whose_prompts_can_be_read() -> None:
     assert active is not None and active.revision == "new"
 
 
+def test_name_of_a_model_and_an_adapter_stands_for_the_model() -> None:
+    """The adapter's base model has more servers."""
+    adapter = Adapter("both", "0" * 16)
+    bases = [replace(each, model="base", adapters=(adapter,)) for each in (B, hello("c"))]
+    registry = Registry(*bases, replace(A, model="both"))
+    active = registry.active_variant("both")
+    assert active is not None and active.adapter is None
+    registry.deregister(A.peer)
+    active = registry.active_variant("both")
+    assert active is not None and active.adapter == adapter
+
+
 # ---- load
 
 
@@ -241,6 +255,17 @@ def test_ejection_lasts_by_its_cause_and_is_reported_once(cause: str, seconds: f
     assert registry.health.ejected_until(A.peer) == 1.0 + seconds
     assert registry.health_status(A.peer, 1.0 + seconds / 2).ejected
     assert not registry.health_status(A.peer, 1.0 + seconds).ejected, "its canary is due"
+
+
+def test_server_that_reconnects_has_to_pass_a_canary() -> None:
+    registry, now = Registry(A), 2 * BASE_EJECTION_TIME
+    registry.set_slowness(A.peer, 4.0)
+    assert registry.health_status(A.peer, 0.0).score < 0.5
+    registry.deregister(A.peer, 0.0)
+    assert registry.health_status(A.peer, now) == HEALTHY
+    registry.register(A, now)
+    status = registry.health_status(A.peer, now)
+    assert status.canary and status.score == 1.0
 
 
 def test_failed_step_ejects_and_makes_a_last_resort() -> None:

@@ -203,18 +203,17 @@ class CostModel:
     # ---- tables
 
     def _current_table(self, key: Key, now: float) -> CostTable | None:
-        table = self._tables.get(key)
+        table, changed = self._tables.get(key), self._changed.pop(key, set())
         new = None if table is None else table.apply_membership()
         if table is None or new is None:
             self._tables.pop(key, None)
-            self._changed.pop(key, None)
             servers = self._servers_of(*key)
             if not servers:
                 return None
             table = self._tables[key] = CostTable(servers, self.zones)
             new = list(range(len(table.servers)))
-        changed = self._changed.pop(key, set()).intersection(table.row_of)
-        for row, server in table.occupied(table.rows_to_update(changed).union(new)):
+        rows = table.rows_to_update(changed.intersection(table.row_of))
+        for row, server in table.occupied(rows.union(new)):
             cost = self._hop_cost(server, table.median_block_ms, now)
             last = cost.last_resort
             table.set_cost(row, cost.hop_ms, cost.block_ms, cost.score, last_resort=last)

@@ -258,5 +258,4 @@ def sample_softmax(costs: Floats, draw: Callable[[], float] | None) -> int:
         weights[weights < TIE_SHARE * last] = 0.0
     weights[weights < MIN_WEIGHT] = 0.0
     sums = weights.cumsum()
-    pick = int(np.searchsorted(sums, draw() * sums[-1], side="right"))
-    return pick if pick < costs.size and weights[pick] else cheapest
+    return int(np.searchsorted(sums, draw() * sums[-1], side="right"))

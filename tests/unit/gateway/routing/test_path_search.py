@@ -242,3 +242,10 @@ def test_route_over_10_000_servers_is_near_the_optimum() -> None:
     assert best is not None and found is not None
     assert table.path_cost(describe_hops(best) or []) == pytest.approx(best[0].cost_to_go_ms)
     assert table.path_cost(describe_hops(found) or []) <= 1.5 * best[0].cost_to_go_ms
+
+
+def test_route_over_an_unknown_server_is_unreachable() -> None:
+    servers = make_table(("a", 0, 4), ("b", 4, 8), a=3, b=2)
+    assert servers.path_cost([("a", 0, 4), ("b", 4, 8)]) == 3 + 4 + 2 + 4 + zone_delay("", "")
+    for route in ([("a", 0, 4), ("gone", 4, 8)], [("gone", 0, 4), ("b", 4, 8)]):
+        assert servers.path_cost(route) == math.inf

@@ -43,11 +43,15 @@ def test_preferred_servers_come_first() -> None:
 
 
 def test_search_ends_after_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the last head has a usable link to the tails, so the search goes through all the others first."""
     spans = {f"s{n}": (n % 4, n % 4 + 1) for n in range(40)}
-    monkeypatch.setattr(ring_search, "MAX_STEPS", 10)
     last = [name for name, (first, _) in spans.items() if first == 3]
-    heads = [name for name, (first, _) in spans.items() if first == 0]
-    assert find_ring(spans, (0, 4), {frozenset(p) for p in itertools.product(heads, last)}) is None
+    *heads, best = [name for name, (first, _) in spans.items() if first == 0]
+    bad = {frozenset(p) for p in itertools.product(heads, last)}
+    found = find_ring(spans, (0, 4), bad)
+    assert found is not None and found[0].peer == best
+    monkeypatch.setattr(ring_search, "MAX_STEPS", 10)
+    assert find_ring(spans, (0, 4), bad) is None
 
 
 @pytest.mark.parametrize("seed", range(200))

@@ -41,3 +41,10 @@ def test_servers_tied_with_last_sampled_one_are_sampled(cost_ms: float, is_tie: 
     groups = (1, BEST_MS), (SAMPLED_SERVERS - 1, WORSE_MS), (3, cost_ms)
     count = SAMPLED_SERVERS + (3 if is_tie else 0)
     assert sampled_servers(*groups) == set(range(count))
+
+
+def test_greatest_draw_takes_a_server_that_may_be_sampled() -> None:
+    """The last servers have no weight, and no draw is beyond the others."""
+    costs = np.array([*np.full(3, BEST_MS), *np.full(9, 100 * BEST_MS)])
+    assert sample_softmax(costs, lambda: 1.0 - 2.0**-53) == 2
+    assert sample_softmax(costs, lambda: 0.0) == 0

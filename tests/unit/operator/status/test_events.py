@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.operator.model_cluster import ModelCluster, Node, make_spec
 
 from modelswarm_operator.reconcile.state.observed import ContainerView
@@ -51,3 +52,35 @@ def test_mass_failure_records_few_events() -> None:
     cluster.run_turn()
     assert len(cluster.events) < 15
     assert any("more at the same time" in event.message for event in cluster.events)
+
+
+@pytest.mark.parametrize(
+    ("disruption", "reason"),
+    [
+        ("", "is being deleted"),
+        ("DeletionByTaintManager", "is being deleted (DeletionByTaintManager)"),
+    ],
+)
+def test_replacement_says_that_the_old_pod_is_being_deleted(disruption: str, reason: str) -> None:
+    cluster = ModelCluster(spec=make_spec(1, 1))
+    cluster.settle()
+    cluster.events.clear()
+    [name] = cluster.ready_pods()
+    cluster.set_pod(name, deleting_since=cluster.now, disruption=disruption)
+    for _ in range(5):
+        cluster.run_turn()
+        cluster.pass_time()
+    [event] = [event for event in cluster.events if event.reason == "Replacing"]
+    assert event.message.endswith(f"gets a new server: pod {name} {reason}")
+
+
+def test_replacement_says_that_the_node_is_departing() -> None:
+    cluster = ModelCluster(spec=make_spec(1, 1), nodes={n: Node(n, capacity=2) for n in ("a", "b")})
+    cluster.settle()
+    cluster.events.clear()
+    [name] = cluster.ready_pods()
+    node = cluster.pods[name].view.node
+    cluster.nodes[node].departing = "cordoned"
+    cluster.settle()
+    [event] = [event for event in cluster.events if event.reason == "Replacing"]
+    assert event.message.endswith(f"node {node} of pod {name} is departing")
