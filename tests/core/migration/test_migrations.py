@@ -396,3 +396,14 @@ def test_drain_lasts_until_all_causes_are_removed() -> None:
     script.core.migrations.undrain(old, "drain", script.now)
     script.core.migrations.undrain(old, "drain", script.now)
     assert [view.drain_cause for view in script.core.server_views()] == ["", "", ""]
+
+
+def test_hop_that_had_an_older_epoch_fenced_waits_for_its_new_fence() -> None:
+    """The copy would start before its server has opened the hop in the session's epoch."""
+    script, _, new = two_spans()
+    core = script.gateway.core
+    session = core._sessions["s"]
+    hop = core._recovery.hops.find_or_create(session, new, 2, 4)
+    hop.is_fenced = True
+    core._recovery.open_copy_target(session, hop)
+    assert not hop.is_fenced and session.copy_targets == [hop]
