@@ -184,7 +184,7 @@ INVARIANTS: Promises = {
     ),
     "I7 Isolation": (
         f"{API}/test_http_faults.py::test_slow_reader_pauses_only_its_own_session",
-        f"{CORE}/server/test_flow_control.py::test_session_with_lost_rows_delays_no_other_session",
+        f"{CORE}/server/flow/test_flow_control.py::test_session_with_lost_rows_delays_no_other_session",
         f"{PLANTED}[I7 fails all hops]",
         f"{SIMULATED}[poison-range(0, 5)]",
         f"{SIMULATED}[bursts-range(0, 5)]",

@@ -1,4 +1,4 @@
-"""Messages that come before StartEpoch (R10): a bounded number of them is kept, and the newest window of each sender."""
+"""Messages before StartEpoch (R10): a bounded number of them is kept, and the newest window of each sender."""
 
 from __future__ import annotations
 
