@@ -22,9 +22,11 @@ _MIN_BYTES = 32 << 20
 _SAMPLE_BYTES = 96 << 20
 """Weights that are measured, more than the caches of a CPU hold."""
 _MAX_ROWS = 32
-_RUNS = 3
-_GAIN = 0.03
-"""Share by which a layout must be faster than the transposed one, so that noise does not choose."""
+_ROUNDS = 4
+_GAIN = 0.1
+"""Share by which a layout must be faster than those before it in `_PREFERRED`, so that noise does not choose: replicas
+on equal machines should have the same layout, as it is a part of their numerics class."""
+_PREFERRED = (WeightLayout.TRANSPOSED, WeightLayout.PACKED, WeightLayout.PLAIN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ def is_large(elements: int, dtype: torch.dtype) -> bool:
     return elements * dtype.itemsize >= _MIN_BYTES
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: passes save these weights for their gradients
 def choose_layout(
     weights: Sequence[Weight], dtype: torch.dtype, sessions: int, wanted: str = AUTO
 ) -> LayoutChoice:
@@ -79,13 +81,16 @@ def choose_layout(
 
 
 def best_layout(seconds: Mapping[WeightLayout, Mapping[int, float]]) -> WeightLayout:
-    """Return the layout with the smallest geometric mean of its seconds over all rows."""
+    """Return the layout with the smallest geometric mean of its seconds over all rows; a small gain does not count."""
     scores = {
         layout: math.fsum(math.log(value) for value in found.values()) / len(found)
         for layout, found in seconds.items()
     }
-    scores[WeightLayout.TRANSPOSED] += math.log(1 - _GAIN)
-    return min(scores, key=lambda layout: scores[layout])
+    best, *others = (layout for layout in _PREFERRED if layout in scores)
+    for layout in others:
+        if scores[layout] < scores[best] + math.log(1 - _GAIN):
+            best = layout
+    return best
 
 
 def _sample(weights: Sequence[Weight], dtype: torch.dtype) -> list[Weight]:
@@ -100,27 +105,25 @@ def _sample(weights: Sequence[Weight], dtype: torch.dtype) -> list[Weight]:
 
 
 def _measure(weights: Sequence[Weight], dtype: torch.dtype, rows: Sequence[int]) -> LayoutChoice:
-    layouts = usable_layouts(dtype)
-    if len(layouts) == 1:
-        return LayoutChoice(layouts[0])
+    """Measure all layouts in turn, several times: a load that comes or goes meets each of them."""
     inputs = {
         count: {weight.inputs: torch.ones(count, weight.inputs, dtype=dtype) for weight in weights}
         for count in rows
     }
     seconds: dict[WeightLayout, dict[int, float]] = {}
-    for layout in layouts:
+    for layout in usable_layouts(dtype) * _ROUNDS:
         for weight in weights:
             weight.lay_out(layout)
-        found = {
-            count: min(_time_products(weights, inputs[count]) for _ in range(_RUNS))
-            for count in rows
-        }
-        seconds[layout] = found
+        found = seconds.setdefault(layout, dict.fromkeys(rows, math.inf))
+        for count in rows:
+            found[count] = min(found[count], _time_products(weights, inputs[count]))
     return LayoutChoice(best_layout(seconds), seconds)
 
 
 def _time_products(weights: Sequence[Weight], inputs: Mapping[int, Tensor]) -> float:
-    began = time.perf_counter()
+    # Time in which this thread waits for others of the machine does not count, if it computes alone.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    began = clock()
     for weight in weights:
         weight.multiply(inputs[weight.inputs])
-    return time.perf_counter() - began
+    return clock() - began

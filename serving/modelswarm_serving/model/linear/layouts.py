@@ -11,6 +11,8 @@ class WeightLayout(StrEnum):
     PACKED = "packed"  # oneDNN's blocks
 
 
+OWN_MODULES = "modules"
+"""In a numerics class: transformers' own modules have the weights, and multiply by torch's Linear."""
 AUTO = "auto"
 CHOICES = (AUTO, *(each.value for each in WeightLayout))
 """Values of `--weight-layout`; auto: as measured at start."""

@@ -24,6 +24,11 @@ class MeasuredLinear(nn.Module):
         super().__init__()
         self._laid_out, self._bias = weight, bias
 
+    @property
+    def weight(self) -> Tensor:
+        """The matrix [out, in]; BLOOM's `slow_but_exact` multiplies parts of it."""
+        return self._laid_out.matrix()
+
     def forward(self, rows: Tensor) -> Tensor:
         product = self._laid_out.multiply(rows.reshape(-1, rows.shape[-1]), self._bias)
         return product.view(*rows.shape[:-1], -1)

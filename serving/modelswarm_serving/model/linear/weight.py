@@ -1,8 +1,8 @@
 """A weight matrix in one of three layouts, and its product with rows.
 
 A matrix exists once, in the layout that `layout_choice.py` measured as the fastest on this machine. Each layout has its
-own product: torch's (MKL on x86) for the transposed one, oneDNN's for the others. Measured on an AVX-512 EPYC with
-`avx512_bf16` (one thread, 1024 -> 5632, weights colder than the cache), ms per product:
+own product: torch's (MKL on x86) for the transposed one, oneDNN's for the others if it has one for the dtype. Measured
+on an AVX-512 EPYC with `avx512_bf16` (one thread, 1024 -> 5632, weights colder than the cache), ms per product:
 
     rows                            1     2     4     8    32
     float32   torch's Linear     1.62  3.92  3.61  4.04  7.39
@@ -19,6 +19,7 @@ differ in the last bits of their products, so the layout is a part of the numeri
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Weight:
 
     def __init__(self, matrix: Tensor, *, is_shared: bool = False) -> None:
         """`matrix`: [out, in]. `is_shared`: another module has the same memory, so it is never copied."""
-        self._data = matrix
+        self._data = matrix if matrix.is_contiguous() or is_shared else matrix.contiguous()
         self._is_shared = is_shared
         self.layout = WeightLayout.PLAIN
 
@@ -71,7 +72,8 @@ class Weight:
         """Return the rows times the matrix, plus `bias` [out]; a gradient reaches the rows."""
         if self.layout is WeightLayout.TRANSPOSED:
             return rows @ self._data if bias is None else torch.addmm(bias, rows, self._data)
-        if not torch.is_grad_enabled():
+        by_onednn = self.layout is WeightLayout.PACKED or has_onednn(rows.dtype)
+        if by_onednn and not torch.is_grad_enabled():
             return _linear(rows, self._data, bias)
         if self.layout is WeightLayout.PLAIN:
             return F.linear(rows, self._data, bias)
@@ -101,16 +103,23 @@ class _PackedProduct(torch.autograd.Function):
 
 def usable_layouts(dtype: torch.dtype) -> tuple[WeightLayout, ...]:
     """Return the layouts whose product this CPU and this torch have for the dtype."""
-    has = torch.ops.mkldnn
-    with_onednn = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if not with_onednn or not hasattr(has, "_linear_pointwise"):
-        return (WeightLayout.TRANSPOSED,)
-    supported = {
-        torch.float32: True,
-        torch.bfloat16: has._is_mkldnn_bf16_supported(),
-        torch.float16: has._is_mkldnn_fp16_supported(),
-    }
-    return tuple(WeightLayout) if supported[dtype] else (WeightLayout.TRANSPOSED,)
+    usable = [WeightLayout.TRANSPOSED, WeightLayout.PLAIN]
+    return tuple([*usable, WeightLayout.PACKED] if has_onednn(dtype) else usable)
+
+
+@functools.cache
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Return True if oneDNN multiplies this dtype on this CPU."""
+    operations = torch.ops.mkldnn
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if not hasattr(operations, "_linear_pointwise"):
+        return False
+    if dtype is torch.bfloat16:
+        return bool(operations._is_mkldnn_bf16_supported())
+    if dtype is torch.float16:
+        return bool(operations._is_mkldnn_fp16_supported())
+    return dtype is torch.float32
 
 
 def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -40,7 +40,7 @@ from modelswarm_serving.model.base import (
 from modelswarm_serving.model.device import HOST, Device
 from modelswarm_serving.model.grammar.matchers import GrammarFault, GrammarMatchers
 from modelswarm_serving.model.linear.layout_choice import LayoutChoice
-from modelswarm_serving.model.linear.layouts import WeightLayout
+from modelswarm_serving.model.linear.layouts import OWN_MODULES, WeightLayout
 from modelswarm_serving.model.numerics import numerics_class
 from modelswarm_serving.model.passes.contract import PART_ROWS, PassTask
 from modelswarm_serving.model.passes.transformer_pass import PassForm, TransformerPass
@@ -95,7 +95,8 @@ class TransformerSpan:
         dtype = str(self._dtype).removeprefix("torch.")
         choice = self._layout
         layout = choice.layout if choice is not None else ""
-        other = "" if layout == WeightLayout.TRANSPOSED else layout
+        usual = layout == WeightLayout.TRANSPOSED or not self._accelerator.is_cpu
+        other = "" if usual else layout or OWN_MODULES
         numerics = numerics_class(self._accelerator, dtype, layout=other)
         seconds = (
             {} if choice is None else {str(name): found for name, found in choice.seconds.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,8 @@ from modelswarm_serving.model.linear.layout_choice import (
     choose_layout,
 )
 from modelswarm_serving.model.linear.layouts import WeightLayout
-from modelswarm_serving.model.linear.weight import Weight, usable_layouts
+from modelswarm_serving.model.linear.replacement import MeasuredLinear
+from modelswarm_serving.model.linear.weight import Weight, has_onednn, usable_layouts
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span, plan_shape
 
 PLAIN, PACKED, TRANSPOSED = WeightLayout.PLAIN, WeightLayout.PACKED, WeightLayout.TRANSPOSED
@@ -92,8 +95,11 @@ def test_shared_matrix_is_never_copied() -> None:
 
 @pytest.mark.parametrize("layout", usable_layouts(torch.float32))
 def test_gradient_reaches_rows(layout: WeightLayout) -> None:
+    """Weights are laid out at start as a server does it."""
     matrix, bias = make_matrix(77, 100), make_matrix(1, 77)[0]
-    weight = laid_out(matrix, layout)
+    weight = Weight(matrix)
+    choose_layout([weight], torch.float32, 1, layout)
+    assert weight.layout is layout
     rows = make_matrix(5, 100).requires_grad_()
     base = make_matrix(5, 77).requires_grad_()
     output = weight.multiply_onto(base, rows) + weight.multiply(rows, bias)
@@ -109,9 +115,21 @@ def test_best_layout_has_the_smallest_mean_over_rows() -> None:
     assert best_layout({name: {1: found[1]} for name, found in slow_alone.items()}) is TRANSPOSED
 
 
-def test_noise_does_not_choose() -> None:
-    assert best_layout({TRANSPOSED: {1: 1.0}, PLAIN: {1: 0.98}, PACKED: {1: 1.0}}) is TRANSPOSED
-    assert best_layout({TRANSPOSED: {1: 1.0}, PLAIN: {1: 0.96}, PACKED: {1: 1.0}}) is PLAIN
+@pytest.mark.parametrize(
+    ("plain", "packed", "best"),
+    [
+        (1.0, 1.0, TRANSPOSED),
+        (0.92, 0.92, TRANSPOSED),
+        (0.88, 1.0, PLAIN),
+        (0.88, 0.88, PACKED),
+        (0.75, 0.8, PACKED),
+        (0.7, 0.8, PLAIN),
+    ],
+)
+def test_noise_does_not_choose(plain: float, packed: float, best: WeightLayout) -> None:
+    """Replicas on equal machines should choose the same layout."""
+    assert best_layout({PLAIN: {1: plain}, TRANSPOSED: {1: 1.0}, PACKED: {1: packed}}) is best
+    assert best_layout({PACKED: {1: packed}, TRANSPOSED: {1: 1.0}, PLAIN: {1: plain}}) is best
 
 
 @pytest.mark.parametrize(
@@ -126,13 +144,12 @@ def test_small_weights_are_not_measured() -> None:
     assert choose_layout([weight], torch.float32, 8) == LayoutChoice(TRANSPOSED, {})
 
 
-@pytest.mark.skipif(len(usable_layouts(torch.float32)) == 1, reason="torch has no oneDNN here")
 def test_large_weights_get_the_layout_that_was_measured() -> None:
     weights = [laid_out(make_matrix(2048, 1536 + n), TRANSPOSED) for n in (0, 0, 512)]
     choice = choose_layout(weights, torch.float32, 4)
     assert choice.layout is best_layout(choice.seconds)
     assert {layout: tuple(found) for layout, found in choice.seconds.items()} == dict.fromkeys(
-        WeightLayout, (1, 2, 4)
+        usable_layouts(torch.float32), (1, 2, 4)
     )
     assert {weight.layout for weight in weights} == {choice.layout}
     for weight, inputs in zip(weights, (1536, 1536, 2048), strict=True):
@@ -160,7 +177,8 @@ def test_spans_compute_the_same_in_every_layout(
 
 def test_small_blocks_of_transformers_keep_their_modules(tmp_path: Path) -> None:
     folder = make_model(tmp_path, "gpt2")
-    assert load_span(folder, 0, 2, SpanOptions(threads=1, pages=8)).compute.layout == ""
+    compute = load_span(folder, 0, 2, SpanOptions(threads=1, pages=8)).compute
+    assert compute.layout == "" and compute.numerics.split("/")[3:] == ["modules"]
 
 
 @pytest.mark.parametrize("layout", usable_layouts(torch.float32))
@@ -176,6 +194,49 @@ def test_adapters_add_to_weights_of_every_layout(tmp_path: Path, layout: WeightL
         load_chain(folder, (0, 4), options=options).generate([stream], 8)
         found.append(stream.log)
     assert found[0] == found[1]
+
+
+def test_replaced_projection_gives_its_matrix() -> None:
+    """BLOOM's `slow_but_exact` reads it."""
+    for layout in usable_layouts(torch.float32):
+        matrix = make_matrix(77, 100)
+        assert torch.equal(MeasuredLinear(laid_out(matrix, layout), None).weight, matrix)
+
+
+def test_matrix_of_another_order_becomes_plain() -> None:
+    """Conv1D has [in, out]; products of its transposed view are other ones, and slower."""
+    matrix = make_matrix(77, 100)
+    weight = Weight(matrix.t().contiguous().t())
+    assert weight.layout is PLAIN and torch.equal(weight.matrix(), matrix)
+    assert weight.matrix().is_contiguous()
+
+
+COUNT_PRODUCTS = """
+from modelswarm_serving.model.linear.product_caches import limit_product_caches
+limit_product_caches()
+import resource, torch
+from modelswarm_serving.model.linear.weight import _linear
+torch.set_num_threads(1)
+weights = [torch.ones(64, 64 + 16 * n) for n in range(5)]
+def most(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+with torch.inference_mode():
+    for weight in weights:
+        _linear(torch.ones(1, weight.shape[1]), weight, None)
+    before = most()
+    for rows in range(2, 102):
+        for weight in weights:
+            _linear(torch.ones(rows, weight.shape[1]), weight, None)
+print(most() - before)
+"""
+
+
+@pytest.mark.skipif(not has_onednn(torch.float32), reason="torch has no oneDNN here")
+def test_products_of_many_shapes_keep_little_memory() -> None:
+    """500 products would keep 250 MiB by default, which no plan counts."""
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_PRODUCTS], check=True, capture_output=True, text=True
+    )
+    assert int(done.stdout) < 80  # MiB
 
 
 def test_layout_without_a_product_is_refused(tmp_path: Path) -> None:
