@@ -6,6 +6,7 @@ import asyncio
 
 from support.eventually import SECONDS
 
+from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import ModelFileChunk
 from modelswarm_gateway.generation.service import GenerationService, ServiceSettings
 from modelswarm_gateway.metrics.counters import Metrics
@@ -45,11 +46,11 @@ async def make_service_with_files(files: dict[str, bytes]) -> tuple[GenerationSe
     return service, node
 
 
-def send_files(node: Node, files: dict[str, bytes]) -> None:
+def send_files(node: Node, files: dict[str, bytes], server: PeerId = "s0/1/x") -> None:
     """Let the server send these files of the model, and say that it has no others."""
     for name in FILES:
         content = files.get(name)
         chunk = ModelFileChunk(
             name, 0, len(content or b""), content or b"", missing=content is None
         )
-        node.on_items("s0/1/x", [chunk])
+        node.on_items(server, [chunk])

@@ -75,8 +75,9 @@ class ModelCard:
 
     @property
     def is_loading_tokenizer(self) -> bool:
-        """Return whether its tokenizer files are fetched or read now, and no earlier try has failed."""
-        return self.tokenizer is None and bool(self.files_wait) and not self.files_problem
+        """Return whether its tokenizer is to come from a connected server, and no earlier try has failed."""
+        is_connected = len(self.missing_blocks) < self.n_blocks
+        return self.tokenizer is None and is_connected and not self.files_problem
 
     @property
     def vocabulary(self) -> int:

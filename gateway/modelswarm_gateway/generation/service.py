@@ -66,7 +66,9 @@ NO_GRAMMARS = (
     "no server of this model can hold an answer to a grammar; leave it out, or use another model"
 )
 # Pause between two looks for a tokenizer that is being loaded, in seconds.
-TOKENIZER_POLL_SECONDS = 0.05
+TOKENIZER_POLL_SECONDS = 0.1
+# Most requests that wait for a tokenizer; others are refused, so that they leave room for those of other models.
+MAX_WAITING = 256
 # Longest wait for a generation whose client has left, in seconds.
 RELEASE_SECONDS = 2.0
 
@@ -111,6 +113,7 @@ class GenerationService:
         self.shutting_down = False  # clients are sent elsewhere; new requests are still served
         self._last_request_at = clock()
         self._running: set[Generation] = set()
+        self._waiting = 0  # requests whose model's tokenizer is loaded
         self._starting = 0  # requests whose prompt is tokenized, or whose session is searched for
         self._ended = asyncio.Event()
 
@@ -247,7 +250,7 @@ class GenerationService:
         """
         if not self.accepting:
             raise gateway_stopping()
-        self.find_model(key[0])
+        await self.wait_for_model(key[0])
         nothing = GenerationRequest(
             key[0], TokenPrompt(()), "session_id", SamplingOptions(), session_id=key[1], append=True
         )
@@ -336,13 +339,24 @@ class GenerationService:
 
         In a rollout of another tokenizer, the old servers may be gone before a gateway has loaded the new one.
         """
-        end = self.clock() + self.settings.tokenizer_seconds
-        while self.clock() < end and self.accepting:
-            card = self.backend.model_card(name)
-            if card is None or not card.is_loading_tokenizer:
-                break
-            await asyncio.sleep(TOKENIZER_POLL_SECONDS)
+        if self._waiting < MAX_WAITING and self._is_loading(name):
+            self._waiting += 1
+            try:
+                await self._wait_while_loading(name)
+            finally:
+                self._waiting -= 1
+            if not self.accepting:
+                raise gateway_stopping()
         return self.find_model(name)
+
+    async def _wait_while_loading(self, name: str) -> None:
+        end = self.clock() + self.settings.tokenizer_seconds
+        while self.clock() < end and self.accepting and self._is_loading(name):  # noqa: ASYNC110
+            await asyncio.sleep(TOKENIZER_POLL_SECONDS)
+
+    def _is_loading(self, name: str) -> bool:
+        card = self.backend.model_card(name)
+        return card is not None and card.is_loading_tokenizer
 
     def find_model(self, name: str) -> tuple[ModelCard, ModelTokenizer]:
         """Return the model and its tokenizer. Raise ApiError if it is not served, or is starting."""

@@ -67,7 +67,7 @@ class BlockPasses:
         if not first.HasField("head"):
             raise invalid_field("head", "the first message must have it")
         head = first.head
-        card = self._check(head)
+        card = await self._check(head)
         async with self._accepted(head) as server:
             yield api_pb2.BlockPassResponse(accepted=api_pb2.PassAccepted(last=server.last))
             rows, row_bytes = sum(head.lengths), card.boundary_rows.hidden_bytes
@@ -100,10 +100,10 @@ class BlockPasses:
             detail = f"{field}: nothing came for {PATIENCE_SECONDS:.0f} s"
             raise ApiError(Code.STREAM_UNREAD, detail, param=field) from error
 
-    def _check(self, head: api_pb2.PassHead) -> ModelCard:
+    async def _check(self, head: api_pb2.PassHead) -> ModelCard:
         if not self._service.accepting:
             raise gateway_stopping()
-        card, _ = self._service.find_model(head.model)
+        card, _ = await self._service.wait_for_model(head.model)
         if card.parent:
             detail = f"passes run without adapters; name {card.parent!r}, the model of this one"
             raise ApiError(Code.UNSUPPORTED, f"head.model: {detail}", param="head.model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from support.eventually import SECONDS
@@ -11,7 +12,8 @@ from support.models.tokenizers import model_files
 
 from modelswarm_gateway.api.tokenization import TokenizeRequest, tokenize_prompt
 from modelswarm_gateway.errors import ApiError, Code
-from tools.dashboard.metric_registries import MODEL
+from modelswarm_gateway.generation.service import MAX_WAITING
+from tools.dashboard.metric_registries import BLOCKS, MODEL, make_hello
 
 PROMPT = TokenizeRequest(model=MODEL, prompt="abc")
 
@@ -49,3 +51,44 @@ async def test_request_does_not_wait_once_the_last_server_is_lost() -> None:
     node.on_link_down("s0/1/x", "gone")
     with pytest.raises(ApiError, match="its tokenizer is not loaded yet"):
         await request
+
+
+async def test_request_waits_while_the_files_of_another_model_are_fetched() -> None:
+    """The files of one model are fetched at a time."""
+    service, node = make_service_with_model(tokenizer_seconds=SECONDS)
+    hello = replace(make_hello("s1", 0, BLOCKS), model="other")
+    node.on_link_up(hello.peer, hello)
+    request = asyncio.create_task(tokenize_prompt(service, replace_model("other")))
+    await asyncio.sleep(0)
+    assert not request.done()
+    send_files(node, model_files())
+    assert len((await tokenize_prompt(service, PROMPT)).tokens) == 3
+    node.discover_servers()  # this requests the files of the next model
+    send_files(node, model_files(), hello.peer)
+    assert len((await request).tokens) == 3
+
+
+async def test_request_that_waits_when_the_gateway_stops_is_told_so() -> None:
+    service, _ = make_service_with_model(tokenizer_seconds=SECONDS)
+    request = asyncio.create_task(tokenize_prompt(service, PROMPT))
+    await asyncio.sleep(0)
+    service.accepting = False
+    with pytest.raises(ApiError) as refused:
+        await request
+    assert refused.value.code is Code.STOPPING
+
+
+async def test_request_beyond_those_that_may_wait_is_refused_at_once() -> None:
+    service, node = make_service_with_model(tokenizer_seconds=SECONDS)
+    requests = [asyncio.create_task(tokenize_prompt(service, PROMPT)) for _ in range(MAX_WAITING)]
+    await asyncio.sleep(0)
+    with pytest.raises(ApiError, match="its tokenizer waits for") as refused:
+        await tokenize_prompt(service, PROMPT)
+    assert refused.value.code is Code.NO_SERVERS
+    send_files(node, model_files())
+    assert [len(each.tokens) for each in await asyncio.gather(*requests)] == [3] * MAX_WAITING
+    assert len((await tokenize_prompt(service, PROMPT)).tokens) == 3
+
+
+def replace_model(model: str) -> TokenizeRequest:
+    return PROMPT.model_copy(update={"model": model})
