@@ -115,7 +115,7 @@ class GenerationService:
         self._running: set[Generation] = set()
         self._waiting = 0  # requests whose model's tokenizer is loaded
         self._starting = 0  # requests whose prompt is tokenized, or whose session is searched for
-        self._ended = asyncio.Event()
+        self._ended = asyncio.Event()  # a generation has ended or started
 
     def keepalive_seconds(self, model: str) -> float:
         """Return the silence after which a client of that model is sent a keepalive."""
@@ -147,9 +147,10 @@ class GenerationService:
         self._starting += 1
         try:
             generation = await self._start(request, requested_at)
+            self._running.add(generation)
         finally:
             self._starting -= 1
-        self._running.add(generation)
+            self._ended.set()
         return generation
 
     def start_choices(self, generations: list[Generation], count: int) -> None:
@@ -324,10 +325,10 @@ class GenerationService:
         return False
 
     async def wait_until_idle(self, seconds: float) -> bool:
-        """Return True once no generation runs; False if one still does after `seconds`."""
+        """Return True once no generation runs or starts; False if one still does after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
-                while self._running:
+                while self._running or self._starting:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:
