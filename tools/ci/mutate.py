@@ -68,7 +68,12 @@ GROUPS = (
     Group(
         "routing",
         f"{_GATEWAY}/routing",
-        (("tests/unit/gateway",), *_CORE_TESTS, _PROCESSES),
+        (
+            ("tests/core/routing", "tests/unit/gateway/routing"),
+            *_CORE_TESTS,
+            ("tests/unit/gateway",),
+            _PROCESSES,
+        ),
     ),
     Group(
         "reconcile",
