@@ -1,11 +1,18 @@
-"""The environment of all tests: no gateway of the person who runs them, and few searches for garbage."""
+"""The environment of all tests: no gateway of the person who runs them, Ctrl-C as usual, few searches for garbage."""
 
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Do not ignore SIGINT, as a background job of a shell does: children that tests interrupt would ignore it, too."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
