@@ -46,7 +46,7 @@ class SessionStream:
         self.is_in_step = False  # it sends parts
         self._requests: Requests = queue.SimpleQueue()
         self._target = connection.target
-        self._answers: Any = connection.stub.Session(iter(self._requests.get, None))
+        self._answers: Any = connection.stream_session(iter(self._requests.get, None))
         # The call and its thread must end with the session, also if it is not closed.
         self.end = weakref.finalize(self, _end_call, self._answers, self._requests)
         state = self.ask(open=opened).state

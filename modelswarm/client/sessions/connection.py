@@ -1,4 +1,4 @@
-"""One channel to a gateway's gRPC door, shared by all sessions and answers of a model.
+"""The connection to a gateway's gRPC door, shared by all sessions and answers of a model.
 
 Addresses: `host:port`, `http://host:port` and `grpc://host:port` without TLS; `https://host:port` and
 `grpcs://host:port` with it. The port is that of --grpc, by default 8001.
@@ -10,14 +10,16 @@ import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
 
+from modelswarm.client.sessions.channels import Channels
 from modelswarm.client.sessions.errors import translate
 from modelswarm.errors import UserError
-from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm.protocol.wire import api_pb2
 
 DEFAULT_GATEWAY = "127.0.0.1:8001"
 GATEWAY_VARIABLE = "MODELSWARM_GATEWAY"
@@ -31,6 +33,7 @@ _OPTIONS = (
     ),  # a gateway that vanished without a word is noticed by pings
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.max_receive_message_length", 64 << 20),  # bytes: rows of logits of a whole prompt
+    ("grpc.use_local_subchannel_pool", 1),  # channels with equal options would share one connection
 )
 CALL_SECONDS = 30.0  # for a unary call
 FORK_SECONDS = 600.0  # for a fork: where servers cannot copy the KV, they compute the log
@@ -76,13 +79,8 @@ class Connection:
         """Connect lazily. `gateway` None: that of MODELSWARM_GATEWAY, else 127.0.0.1:8001."""
         given = gateway or os.environ.get(GATEWAY_VARIABLE) or DEFAULT_GATEWAY
         self.target, is_secure = parse_address(given)
-        if is_secure:
-            credentials = grpc.ssl_channel_credentials()
-            self._channel = grpc.secure_channel(self.target, credentials, options=_OPTIONS)
-        else:
-            self._channel = grpc.insecure_channel(self.target, options=_OPTIONS)
-        self.stub: Any = api_pb2_grpc.InferenceStub(self._channel)
-        self._end = weakref.finalize(self, self._channel.close)
+        self._channels = Channels(partial(_make_channel, self.target, is_secure))
+        self._end = weakref.finalize(self, self._channels.close)
 
     def close(self) -> None:
         self._end()
@@ -90,7 +88,9 @@ class Connection:
     def list_models(self) -> dict[str, ServedModel]:
         """Return the served models by their names."""
         try:
-            answer = self.stub.ListModels(api_pb2.ListModelsRequest(), timeout=CALL_SECONDS)
+            answer = self._channels.stub.ListModels(
+                api_pb2.ListModelsRequest(), timeout=CALL_SECONDS
+            )
         except grpc.RpcError as error:
             raise translate(error, self.target) from error
         return {
@@ -110,11 +110,27 @@ class Connection:
         fork = api_pb2.Fork(session_id=name, position=position)
         request = api_pb2.ForkSessionRequest(model=model, session_id=session, fork=fork)
         try:
-            self.stub.ForkSession(request, timeout=FORK_SECONDS)
+            self._channels.stub.ForkSession(request, timeout=FORK_SECONDS)
         except grpc.RpcError as error:
             raise translate(error, self.target) from error
 
     def stream(self, request: api_pb2.GenerateRequest) -> Iterator[api_pb2.GenerateResponse]:
         """Start an answer, and return its call: an iterator of parts that can be cancelled."""
-        call: Iterator[api_pb2.GenerateResponse] = self.stub.GenerateStream(request)
+        call: Iterator[api_pb2.GenerateResponse] = self._channels.start(
+            lambda stub: stub.GenerateStream(request)
+        )
         return call
+
+    def stream_session(self, requests: Iterator[api_pb2.SessionRequest]) -> Any:
+        """Start a session, and return its call: an iterator of answers that can be cancelled."""
+        return self._channels.start(lambda stub: stub.Session(requests))
+
+    def stream_pass(self, requests: Iterator[api_pb2.BlockPassRequest]) -> Any:
+        """Start a pass through blocks, and return its call: an iterator of answers that can be cancelled."""
+        return self._channels.start(lambda stub: stub.BlockPass(requests))
+
+
+def _make_channel(target: str, is_secure: bool) -> grpc.Channel:
+    if is_secure:
+        return grpc.secure_channel(target, grpc.ssl_channel_credentials(), options=_OPTIONS)
+    return grpc.insecure_channel(target, options=_OPTIONS)

@@ -145,7 +145,7 @@ class BlockPasses:
         """Make one call, whose input is `parts(end of its blocks)`. Return that end and the result."""
         requests: queue.SimpleQueue[api_pb2.BlockPassRequest | None] = queue.SimpleQueue()
         requests.put(api_pb2.BlockPassRequest(head=head))
-        call: Any = self._connection.stub.BlockPass(iter(requests.get, None))
+        call: Any = self._connection.stream_pass(iter(requests.get, None))
         try:
             last = next(call).accepted.last
             for part in parts(last):

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -288,3 +289,15 @@ def test_connection_that_breaks_is_built_again_from_the_log(session: GatewaySess
     session._stream.end()  # the gateway frees the session, as after a broken network
     more = session.run_step([3], options(10, WARM)).tokens
     assert list(more) == expected([*INPUT, *first, 3], 10, temperature=1.0, seed=9)
+
+
+def test_more_sessions_than_one_channel_can_carry(connection: Connection) -> None:
+    """A gateway allows 128 streams on a connection; gRPC would let the next one wait without an error."""
+    for _ in range(2):  # the channels are used again
+        with ExitStack() as opened:
+            sessions = [
+                opened.enter_context(GatewaySession(connection, MODEL, PAGE_SIZE))
+                for _ in range(130)
+            ]
+            assert len({each.state().session_id for each in sessions}) == 130
+    assert len(connection._channels._channels) == 2
