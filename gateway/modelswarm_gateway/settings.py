@@ -17,6 +17,7 @@ import click
 
 from modelswarm.errors import UserError
 from modelswarm.process.command_line import Seconds, join_target, read_flags, split_target
+from modelswarm.process.cors_origins import check_cors_origins
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.identity import MAX_NUMBER
 from modelswarm_gateway.generation.tool_calls.families import FAMILIES, NO_PARSER
@@ -71,11 +72,8 @@ class Settings:
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 _PEER = re.compile(rf"{_NAME.pattern}/[0-9]+/[0-9A-Za-z]+")
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-# An origin as browsers send it: lower case, without a path.
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 SESSION_HEADER = "x-session-id"  # may have a request's session id, by default
 _HEADER = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 # The longest time that a flag may give: a month, as in the chart.
 _SECONDS = Seconds(min=0, max=2_592_000)
 
@@ -187,7 +185,7 @@ def _build_settings(
     _check_targets(values)
     if not re.fullmatch(r"[A-Za-z0-9.:_-]*", values["advertise"]):
         raise UserError("--advertise", f"{values['advertise']!r} is not a host, like 10.0.0.3")
-    _check_cors_origins(values["cors_origins"])
+    check_cors_origins(values["cors_origins"])
     for name in values["session_headers"]:
         if not _HEADER.fullmatch(name):
             raise UserError("--session-header", f"{name!r} is not the name of a header")
@@ -232,26 +230,6 @@ def cap_keepalive(keepalive: float, hold: float) -> float:
 def dead_seconds(suspect_after: float) -> float:
     """Return the silence after which a link is closed; never before its server could be suspected."""
     return max(MIN_DEAD_SECONDS, 2 * suspect_after)
-
-
-def _check_cors_origins(origins: Sequence[str]) -> None:
-    """Raise UserError for an origin that no browser sends."""
-    for origin in origins:
-        scheme, _, host = origin.partition("://")
-        port = _DEFAULT_PORTS.get(scheme, "")
-        if origin == "*":
-            if len(origins) > 1:
-                raise UserError("--cors-origin", "'*' allows every origin: give it alone")
-        elif not _ORIGIN.fullmatch(origin):
-            raise UserError(
-                "--cors-origin",
-                f"{origin!r} is not an origin, like https://chat.example.com: scheme, host and port in lower case, "
-                "without a path; '*' allows any",
-            )
-        elif port and host.endswith(port):
-            raise UserError(
-                "--cors-origin", f"{origin!r}: browsers leave out the default port; remove {port}"
-            )
 
 
 def _choose_keepalive(given: float | None, hold: float) -> float:

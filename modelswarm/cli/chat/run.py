@@ -12,6 +12,7 @@ from modelswarm.cli.chat.conversation import Conversation
 from modelswarm.cli.chat.message_input import read_message
 from modelswarm.cli.chat.printing import JsonPrinter, TextPrinter
 from modelswarm.cli.chat.slash_commands import QUIT, run_command
+from modelswarm.cli.entry.failures import exit_code_of
 from modelswarm.cli.options.model import choose_model
 from modelswarm.cli.terminal.endings import NEW_CONVERSATION
 from modelswarm.cli.terminal.line_editing import LineReader, history_path
@@ -39,8 +40,11 @@ def run_chat(
     system: str | None,
     sampling: dict[str, Any],
     as_json: bool,
-) -> None:
-    """Chat over HTTP at `base` until the end of the input. With `target` (the admin address) routes are printed."""
+) -> int:
+    """Chat over HTTP at `base` until the end of the input, and return the exit code.
+
+    With `target` (the admin address) routes are printed.
+    """
     max_retries = 0 if sys.stdin.isatty() else PIPED_RETRIES  # a person sees the error and decides
     with ExitStack() as clients:
         client = clients.enter_context(
@@ -59,12 +63,15 @@ def run_chat(
             click.echo(f"{chosen.name}. {HINT}")
         with exit_on_signals():
             try:
-                _run_conversation(conversation, reader)
+                exit_code = _run_conversation(conversation, reader)
             finally:
                 conversation.end_session()
+    return 0 if sys.stdin.isatty() else exit_code  # a person has seen the errors
 
 
-def _run_conversation(conversation: Conversation, reader: LineReader) -> None:
+def _run_conversation(conversation: Conversation, reader: LineReader) -> int:
+    """Return the highest exit code of an error; 0 if every message had its answer, and every command its effect."""
+    exit_code = 0
     while True:
         try:
             message = read_message(reader)
@@ -74,29 +81,38 @@ def _run_conversation(conversation: Conversation, reader: LineReader) -> None:
             click.echo("(/quit or Ctrl-D ends the chat)", err=True)
             continue
         if message is None or (message.strip() == QUIT and message.startswith("/")):
-            return
+            return exit_code
         if message.startswith("/"):
-            _run_command(conversation, message)
+            exit_code = max(exit_code, _run_command(conversation, message))
         elif message.strip():
-            _run_turn(conversation, message.strip())
+            exit_code = max(exit_code, _run_turn(conversation, message.strip()))
 
 
-def _run_command(conversation: Conversation, line: str) -> None:
+def _run_command(conversation: Conversation, line: str) -> int:
+    """Run a command. Return the exit code of its error, which is printed; 0 without one."""
     try:
         run_command(conversation, line)
     except UserError as error:
         click.echo(f"Error: {error}", err=True)
+        return exit_code_of(error)
+    return 0
 
 
-def _run_turn(conversation: Conversation, text: str) -> None:
-    """Run one turn. Its error is printed and the conversation continues; Ctrl-C only ends the answer."""
+def _run_turn(conversation: Conversation, text: str) -> int:
+    """Run one turn. Return the exit code of its error, which is printed; the conversation continues.
+
+    Ctrl-C only ends the answer.
+    """
     try:
         conversation.run_turn(text)
     except KeyboardInterrupt:
         click.echo("(interrupted)", err=True)
     except ContextLengthError as error:
         click.echo(f"Error: {error}; {NEW_CONVERSATION}", err=True)
+        return exit_code_of(error)
     except ModelSwarmError as error:
         if isinstance(error, BROKEN) and not sys.stdin.isatty():
             raise  # no person is there to try again
         click.echo(f"Error: {error}", err=True)
+        return exit_code_of(error)
+    return 0

@@ -6,7 +6,10 @@ from pathlib import Path
 
 import click
 
+from modelswarm.cli.options.document import STANDARD_INPUT
 from modelswarm.cli.options.target import http_target, http_target_options, model_option
+from modelswarm.errors import UserError
+from modelswarm.process.command_line import Seconds
 
 
 @click.command()
@@ -28,7 +31,7 @@ from modelswarm.cli.options.target import http_target, http_target_options, mode
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(1.0, 86400.0),
+    type=Seconds(1.0, 86400.0),
     default=3600.0,
     show_default=True,
     metavar="SECONDS",
@@ -36,7 +39,7 @@ from modelswarm.cli.options.target import http_target, http_target_options, mode
 )
 @click.option(
     "--retry-for",
-    type=click.FloatRange(0.0, 86400.0),
+    type=Seconds(0.0, 86400.0),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
@@ -67,6 +70,11 @@ def batch(
     Answers are written in the order in which they are completed. After a crash or Ctrl-C the same command goes on:
     no request that has an answer is run again. The exit code is 1 if a line failed.
     """
+    for field, path in (("INPUT", source), ("--output", output)):
+        if str(path) == STANDARD_INPUT:
+            detail = "allowed: a file, which the run after a crash reads again"
+            raise UserError(field, f"- is not a file; {detail}")
+
     from modelswarm.cli.batch.run import BatchOptions, run_batch
     from modelswarm.cli.batch.sending import Patience
 

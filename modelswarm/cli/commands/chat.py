@@ -36,7 +36,7 @@ def chat(
     url: str | None,
     admin: str | None,
     **sampling: Any,
-) -> None:
+) -> int:
     """Chat with the model of a running swarm. /help shows the commands, /quit or Ctrl-D ends the chat.
 
     On a terminal, lines can be edited, and Up or Ctrl-R find earlier ones. A connection that breaks in an answer is
@@ -50,4 +50,4 @@ def chat(
 
     from modelswarm.cli.chat.run import run_chat
 
-    run_chat(http.base, target, model or http.model, system, fields, as_json)
+    return run_chat(http.base, target, model or http.model, system, fields, as_json)

@@ -16,6 +16,7 @@ from modelswarm.cli.options.target import (
 
 if TYPE_CHECKING:
     from modelswarm.client.api.answers import SessionState
+    from modelswarm.client.api.sync_client import Client
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 _MODEL = click.option(
@@ -25,6 +26,13 @@ _MODEL = click.option(
 
 def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _MODEL(http_target_options(_JSON(command)))
+
+
+def _chosen(client: Client, model: str | None) -> str | None:
+    """Return the model; None: the gateway's first. UserError names those that are served."""
+    from modelswarm.cli.options.model import choose_model
+
+    return choose_model(client.models(), model).name if model else None
 
 
 @click.group()
@@ -64,7 +72,9 @@ def show(
 
     target = http_target(name, url)
     with Client(target.base) as client:
-        _print_state(client.session_state(session_id, model=model or target.model), as_json)
+        _print_state(
+            client.session_state(session_id, model=_chosen(client, model or target.model)), as_json
+        )
 
 
 @sessions.command()
@@ -86,8 +96,9 @@ def close(
 
     target, missing = http_target(name, url), 0
     with Client(target.base) as client:
+        chosen = _chosen(client, model or target.model)
         for session_id in session_ids:
-            is_closed = client.close_session(session_id, model=model or target.model)
+            is_closed = client.close_session(session_id, model=chosen)
             missing += not is_closed
             if as_json:
                 print_json({"id": session_id, "closed": is_closed})
@@ -121,7 +132,10 @@ def fork(
     target = http_target(name, url)
     with Client(target.base) as client:
         made = client.fork_session(
-            session_id, new_session_id=new_id, position=position, model=model or target.model
+            session_id,
+            new_session_id=new_id,
+            position=position,
+            model=_chosen(client, model or target.model),
         )
     _print_state(made, as_json)
 

@@ -9,7 +9,8 @@ import click
 
 from modelswarm.cli.options.document import read_document
 from modelswarm.errors import UserError
-from modelswarm.process.command_line import Seconds, device, threads
+from modelswarm.process.command_line import Seconds, device, split_target, threads
+from modelswarm.process.cors_origins import check_cors_origins
 
 MAX_GATEWAYS = 16
 
@@ -100,6 +101,9 @@ def up(
     Every span gets its server processes, and gateways answer OpenAI clients. A process that dies is started again;
     meanwhile streams continue on the other servers.
     """
+    for field in ("http", "grpc", "metrics", "admin"):
+        split_target(f"--{field}", chosen[field])
+    check_cors_origins(chosen["cors_origins"])
     document = read_document(file, name)
     if document.spec.paused:
         raise UserError("spec.paused", "true; allowed to start it: false")

@@ -38,13 +38,17 @@ def report_failure(error: BaseException) -> int:
     return code
 
 
+def exit_code_of(error: ModelSwarmError) -> int:
+    return USER_ERROR if error.is_user_error else FAILED
+
+
 def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, UnreachableError):
         from modelswarm.cli.entry.port_check import explain_answer
 
         return explain_answer(error.address, error.api) or str(error), FAILED
     if isinstance(error, ModelSwarmError):
-        return str(error), USER_ERROR if error.is_user_error else FAILED
+        return str(error), exit_code_of(error)
     if isinstance(error, UnicodeDecodeError):
         return f"the input is not UTF-8 (byte {error.start}); allowed: text in UTF-8", USER_ERROR
     if isinstance(error, UnicodeEncodeError):

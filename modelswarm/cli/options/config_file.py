@@ -39,6 +39,8 @@ def read_config() -> Config:
         content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return Config(path)
+    except OSError as error:
+        raise UserError(str(path), f"{error.strerror}; allowed: a file of TOML") from None
 
     import tomllib  # a file is rare, and the module takes milliseconds
 

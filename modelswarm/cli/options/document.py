@@ -36,8 +36,9 @@ def read_prompt_file(file: Path) -> str:
     """Return the content of a file without the line end after its last line."""
     try:
         return _without_line_end(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError("--file", f"{file}: no such file; allowed: a text file") from None
+    except OSError as error:
+        detail = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+        raise UserError("--file", f"{file}: {detail}; allowed: a text file") from None
     except UnicodeDecodeError as error:
         sentence = f"{file}: not UTF-8 (byte {error.start}); allowed: text in UTF-8"
         raise UserError("--file", sentence) from None

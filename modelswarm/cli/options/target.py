@@ -209,7 +209,9 @@ def _parse_url(url: str, field: str) -> str:
         host, _ = parts.hostname, parts.port
     except ValueError as error:
         raise UserError(field, f"{url!r} is not a URL ({error}); {_ALLOWED_URL}") from None
-    if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
+    is_text = url.isprintable() and " " not in url
+    is_base = is_text and not parts.query and not parts.fragment
+    if parts.scheme not in ("http", "https") or not host or not is_base:
         raise UserError(field, f"{url!r} is not the URL of a gateway; {_ALLOWED_URL}")
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 

@@ -41,7 +41,8 @@ def _check_url(url: str) -> str:
         is_good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         is_good = False
-    if not is_good or parts.query or parts.fragment:
+    is_text = text.isprintable() and " " not in text
+    if not is_good or not is_text or parts.query or parts.fragment:
         raise bad_request("base_url", f"{url!r} is no URL such as {DEFAULT_URL}")
     return text
 

@@ -99,7 +99,7 @@ def test_setting_counts_from_the_next_turn_on(gateway: Endpoints) -> None:
 def test_wrong_command_is_one_sentence_and_the_chat_goes_on(
     gateway: Endpoints, line: str, sentence: str
 ) -> None:
-    done = chat(gateway, f"{line}\n/help\n")
+    done = chat(gateway, f"{line}\n/help\n", code=2)
 
     assert done.stderr.startswith(f"Error: {sentence}")
     assert len(done.stderr.splitlines()) == 1
@@ -109,7 +109,9 @@ def test_wrong_command_is_one_sentence_and_the_chat_goes_on(
 def test_saved_conversation_is_a_request(gateway: Endpoints, tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
 
-    done = chat(gateway, f"one\n/set stop x\n/save {path}\n/save {path}\n", "--system", "be brief")
+    done = chat(
+        gateway, f"one\n/set stop x\n/save {path}\n/save {path}\n", "--system", "be brief", code=2
+    )
 
     assert done.stderr.splitlines()[-2:] == [
         f"(saved in {path})",
@@ -121,6 +123,13 @@ def test_saved_conversation_is_a_request(gateway: Endpoints, tmp_path: Path) -> 
     saved["messages"].append({"role": "user", "content": "two"})
     answer = httpx.post(f"{gateway.url}/v1/chat/completions", json=saved, timeout=60)
     assert answer.status_code == 200, answer.text
+
+
+def test_refused_message_is_told_by_the_exit_code(gateway: Endpoints) -> None:
+    done = chat(gateway, "/set temperature 99\none\n/set temperature 0\ntwo\n", code=2)
+
+    assert len(done.stderr.splitlines()) == 1 and "temperature" in done.stderr
+    assert done.stdout.splitlines()[0] == asked(gateway, "two")
 
 
 def test_message_of_several_lines_is_one_question(gateway: Endpoints) -> None:

@@ -70,6 +70,10 @@ def test_session_is_listed_shown_and_closed(gateway: Endpoints) -> None:
     assert sessions(gateway, "close", "one").stdout == "one: closed\n"
     assert short_name("one") not in listed(gateway)
     assert sessions(gateway, "show", "one").returncode == 1
+    for verb in ("show", "close", "fork"):
+        other = sessions(gateway, verb, "one", "--model", "nope")
+        assert other.returncode == 2
+        assert f"--model: 'nope' is not served here; known are: {MODEL}" in other.stderr
 
 
 def test_absent_session_is_named_and_exit_code_1(gateway: Endpoints) -> None:

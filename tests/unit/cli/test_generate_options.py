@@ -98,6 +98,7 @@ def test_schema_is_read_from_text_and_file(tmp_path: Path) -> None:
         (("-", "-"), "PROMPT: - is given twice; allowed: standard input once"),
         (("a", ""), "prompt 2: is empty; allowed: at least one character"),
         (("--file", "absent.txt"), "--file: absent.txt: no such file; allowed: a text file"),
+        (("--file", "."), "--file: .: Is a directory; allowed: a text file"),
         (("a", "--logit-bias", "5:1"), "'5:1' is not allowed; allowed: ID=BIAS, such as 17=-100"),
         (("a", "--min-p", "x"), "x is not allowed; allowed: a number"),
         (("a", "--grammar", "@absent.lark"), "absent.lark: No such file or directory"),

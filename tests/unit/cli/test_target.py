@@ -306,6 +306,19 @@ def test_wrong_config_file_is_named_with_its_key(content: str, sentence: str) ->
     assert http_target(None, "http://option").base == "http://option", "the file is not read"
 
 
+def test_folder_in_place_of_the_config_file_is_named() -> None:
+    config_path().mkdir(parents=True)
+
+    with pytest.raises(UserError, match=r"config\.toml: Is a directory; allowed: a file of TOML"):
+        http_target(None, None)
+
+
+@pytest.mark.parametrize("url", ["http://a b", "http://a\tb", "http://a/\n"])
+def test_url_with_a_blank_is_refused(url: str) -> None:
+    with pytest.raises(UserError, match="is not the URL of a gateway"):
+        http_target(None, url + "/x")
+
+
 def test_wrong_url_in_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODELSWARM_URL", "localhost")
 

@@ -101,3 +101,19 @@ def test_impossible_flag_of_up_is_refused(
     told = capsys.readouterr().err
     assert f"Invalid value for '{flag}'" in told
     assert allowed in told
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "sentence"),
+    [
+        ("--http", "8000", "--http: '8000' is not HOST:PORT, like 127.0.0.1:8000"),
+        ("--admin", "a:99999", "--admin: 'a:99999' is not HOST:PORT"),
+        ("--cors-origin", "chat.example.com", "is not an origin, like https://chat.example.com"),
+    ],
+)
+def test_address_of_up_is_checked_before_a_process_starts(
+    flag: str, value: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["up", "absent.yaml", flag, value]) == 2, "the file is read after it"
+
+    assert sentence in capsys.readouterr().err

@@ -204,3 +204,20 @@ def test_second_process_cannot_write_the_same_output(source: Path, tmp_path: Pat
         assert done.stderr == f"Error: {target}: another process writes it; wait for its end\n"
         with pytest.raises(ModelSwarmError, match="another process"):
             open_output(target, source, known("a"), False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("-", "-o", "answers"), "INPUT: - is not a file; allowed: a file"),
+        (("requests", "-o", "-"), "--output: - is not a file; allowed: a file"),
+        (("requests", "-o", "answers", "--timeout", "nan"), "Invalid value for '--timeout'"),
+        (("requests", "-o", "answers", "--retry-for", "nan"), "Invalid value for '--retry-for'"),
+    ],
+)
+def test_impossible_arguments_are_refused(
+    arguments: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["batch", *arguments, *NO_GATEWAY]) == 2
+
+    assert sentence in capsys.readouterr().err

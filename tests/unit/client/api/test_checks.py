@@ -85,7 +85,10 @@ def test_synchronous_client_refuses_the_same() -> None:
         assert refused(lambda: client.complete("go", model="m", **odd)).param == "logit_bias"
 
 
-@pytest.mark.parametrize("url", ["", "gateway:8000", "ftp://a", "http://", "http://a:99999", []])
+@pytest.mark.parametrize(
+    "url",
+    ["", "gateway:8000", "ftp://a", "http://", "http://a:99999", "http://a b", "http://a\tb", []],
+)
 def test_wrong_url_is_refused(url: Any) -> None:
     assert refused(lambda: AsyncClient(url)).param == "base_url"
 
