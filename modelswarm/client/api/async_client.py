@@ -56,6 +56,7 @@ from modelswarm.client.api.turns import Turn
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MAX_CONNECTIONS = 256
+READ_SECONDS = 10.0  # of silence, for facts that a gateway has at hand: its models, a session
 DELETE_SECONDS = 10.0  # of silence, for the answer to the close of a session
 CLOSING_SECONDS = 5.0  # for the sessions of turns, when the client is closed
 BUSY_RETRIES = (
@@ -276,9 +277,10 @@ class AsyncClient:
     ) -> tuple[Parsed, str | None]:
         """Return the parsed answer of a call that may be repeated, and its request id."""
         retries = Retries(self._max_retries)
+        silence = READ_SECONDS if method == "GET" else None
         while True:
             try:
-                return await self._connections.call(method, path, parse, body, params)
+                return await self._connections.call(method, path, parse, body, params, silence)
             except ApiError as error:
                 failure = error
             await retries.before_retry(failure, is_repeatable=not _appends_again(body or {}))
