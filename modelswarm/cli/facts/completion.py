@@ -10,6 +10,8 @@ from modelswarm.cli.facts.printing import print_json
 if TYPE_CHECKING:
     from modelswarm.client.api import Choice, Completion
 
+_USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
+
 
 def print_completion(number: int, answer: Completion) -> None:
     """Print the answers to a prompt as one line of JSON. `number`: of the prompt, from 0."""
@@ -18,13 +20,12 @@ def print_completion(number: int, answer: Completion) -> None:
 
 def completion_facts(number: int, answer: Completion) -> dict[str, Any]:
     """Return the object of `generate --json`."""
-    usage = asdict(answer.usage)
-    usage.pop("reasoning_tokens")  # text completions have none
+    counts = asdict(answer.usage)
     return {
         "model": answer.model,
         "prompt": number,
         "choices": [_choice_facts(choice) for choice in answer.choices],
-        "usage": usage,
+        "usage": {name: counts[name] for name in _USAGE},
     }
 
 

@@ -26,7 +26,10 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    reasoning_tokens: int | None = None
+    reasoning_tokens: int | None = None  # of the answer; None: not counted
+    cached_tokens: int | None = (
+        None  # of the prompt, whose KV the servers still had; None: not counted
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,13 @@ def parse_usage(usage: Mapping[str, Any] | None) -> Usage | None:
     if not usage:
         return None
     details = usage.get("completion_tokens_details") or {}
+    of_prompt = usage.get("prompt_tokens_details") or {}
     return Usage(
         int(usage["prompt_tokens"]),
         int(usage["completion_tokens"]),
         int(usage["total_tokens"]),
         details.get("reasoning_tokens"),
+        of_prompt.get("cached_tokens"),
     )
 
 

@@ -175,7 +175,7 @@ class PipelineEngine:
 
     async def _stream(self, job: Job) -> AsyncGenerator[Response, None]:
         prompt, fields = await self._request(job)
-        count, length, final = 0, 0, Chunk()
+        count, length, cached, final = 0, 0, 0, Chunk()
         stream = self._client.stream_complete(prompt, **fields)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
@@ -183,11 +183,12 @@ class PipelineEngine:
                 length = len(chunk.prompt_token_ids) if chunk.prompt_token_ids else length
                 if chunk.usage is not None:
                     count, length = chunk.usage.completion_tokens, chunk.usage.prompt_tokens
+                    cached = chunk.usage.cached_tokens or 0
                 elif chunk.finish_reason is not None:
                     final = chunk
                 elif chunk.text or chunk.token_ids:
                     yield _part(job.index, chunk, count, length)
-        yield _part(job.index, final, count, length)
+        yield _part(job.index, final, count, length, cached)
 
     async def _request(self, job: Job) -> tuple[str | Sequence[int], dict[str, Any]]:
         """Return the prompt as it is sent, and the request's fields. A chat is sent as the tokens of its template."""
@@ -235,10 +236,11 @@ def _whole_response(index: int, completion: Completion) -> Response:
         token_ids=list(completion.token_ids or ()),
         logprobs=_logprobs(completion.logprobs),
         index=index,
+        cached_tokens=usage.cached_tokens or 0,
     )
 
 
-def _part(index: int, chunk: Chunk, count: int, length: int) -> Response:
+def _part(index: int, chunk: Chunk, count: int, length: int, cached: int = 0) -> Response:
     return Response(
         text=chunk.text,
         generate_token_len=count,
@@ -247,6 +249,7 @@ def _part(index: int, chunk: Chunk, count: int, length: int) -> Response:
         token_ids=list(chunk.token_ids),
         logprobs=_logprobs(chunk.logprobs or None),
         index=index,
+        cached_tokens=cached,
     )
 
 

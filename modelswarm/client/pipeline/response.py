@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from modelswarm.client.api.errors import ApiError, ConnectionBrokenError, NotAGatewayError
+from modelswarm.errors import UserError
+
+_CODES: tuple[tuple[type[Exception], str], ...] = (  # of errors that no gateway has named
+    (UserError, "invalid_request"),
+    (ConnectionBrokenError, "connection_broken"),
+    (NotAGatewayError, "not_a_gateway"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
@@ -17,11 +26,20 @@ class Response:
     logprobs: list[dict[int, float]] | None = None  # per token: id -> natural logarithm
     index: int = 0  # place of the prompt in its list
     error: Exception | None = None  # with `raise_errors=False`: the reason for the missing answer
+    # Tokens of the prompt whose KV the servers still had; of a stream only the last part of an answer knows it.
+    cached_tokens: int = 0
 
     @property
     def error_message(self) -> str | None:
         """The sentence about the error; None without one."""
         return None if self.error is None else str(self.error)
+
+    @property
+    def error_code(self) -> str | None:
+        """The stable name of the error, as in docs/api.md; None without an error, or if a proxy gave none."""
+        if isinstance(self.error, ApiError) and self.error.code is not None:
+            return self.error.code
+        return next((code for kind, code in _CODES if isinstance(self.error, kind)), None)
 
 
 def failed(index: int, error: Exception) -> Response:

@@ -355,6 +355,7 @@ def _joined(parts: Sequence[Response]) -> Response:
         finish_reason=last.finish_reason,
         token_ids=[token for part in parts for token in part.token_ids],
         logprobs=logprobs or None,
+        cached_tokens=last.cached_tokens,
     )
 
 

@@ -75,6 +75,24 @@ def test_appended_input_continues_behind_the_log(endpoints: Endpoints) -> None:
     assert second["usage"]["total_tokens"] == len(whole) + NEW
 
 
+def cached(body: dict[str, Any]) -> int:
+    count: int = body["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return count
+
+
+def test_usage_counts_the_tokens_that_servers_still_had(endpoints: Endpoints) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    chat = answer(endpoints, "chat/completions", messages=messages, session_id="counted")
+    first = answer(endpoints, prompt="once", session_id="cached")
+
+    more = answer(endpoints, prompt=" more", session_id="cached", append=True)
+    again = answer(endpoints, "chat/completions", messages=messages, session_id="counted")
+
+    assert (cached(chat), cached(first)) == (0, 0)
+    assert len(log_of(first)) - 1 <= cached(more) <= len(log_of(first))
+    assert len(prompt_of(chat)) - 1 <= cached(again) <= len(prompt_of(chat))
+
+
 def test_whole_input_continues_from_the_longest_common_prefix(endpoints: Endpoints) -> None:
     """Input without `append` is the whole input, so a client that sends only what is new starts anew."""
     first = answer(endpoints, prompt="once", session_id="habit")

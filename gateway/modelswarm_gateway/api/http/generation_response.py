@@ -215,6 +215,9 @@ class GenerationResponse(Response):
             token_ids=self._format.token_ids,
             names=None if self._request.options.logprobs is None else names,
             reasoning_tokens=lambda: _reasoning_tokens(generations),
+            cached_tokens=lambda: sum(
+                each.cached_tokens for each in generations[:: self._format.n]
+            ),
             prompt_logprobs=None if top is None else scores,
             tokens_so_far=completed if self._format.usage_in_events else None,
         )

@@ -41,18 +41,20 @@ class ResponseHead:
     token_ids: bool = False  # requested by the client
     names: TokenNames | None = None  # of tokens; None: no log probabilities
     reasoning_tokens: Callable[[], int | None] = lambda: None  # so far; None: not counted
+    cached_tokens: Callable[[], int] = lambda: 0  # of all prompts, whose KV the servers still had
     # Log probabilities of the prompt of the answer of an index; None: not requested.
     prompt_logprobs: Callable[[int], PromptEntries] | None = None
     # Tokens of the answer of an index so far, for the usage in each event; None: not requested.
     tokens_so_far: Callable[[int], int] | None = None
 
     def usage_of(self, index: int, completion: int) -> dict[str, Any]:
-        """Return the usage of one answer, without reasoning tokens."""
+        """Return the usage of one answer, without reasoning tokens and cached ones."""
         return _counts(len(self.prompts[index]), completion)
 
     def usage(self, completion: int) -> dict[str, Any]:
         prompt = sum(map(len, self.prompts[:: self.answers_per_prompt]))
         counts, reasoning = _counts(prompt, completion), self.reasoning_tokens()
+        counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens()}
         if reasoning is not None:
             counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return counts

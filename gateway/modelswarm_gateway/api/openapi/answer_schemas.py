@@ -145,7 +145,10 @@ ANSWERS: dict[str, Schema] = {
     ),
     "Usage": has(
         {"prompt_tokens": WHOLE, "completion_tokens": WHOLE, "total_tokens": WHOLE},
-        {"completion_tokens_details": has({"reasoning_tokens": WHOLE})},
+        {
+            "prompt_tokens_details": has({"cached_tokens": WHOLE}),
+            "completion_tokens_details": has({"reasoning_tokens": WHOLE}),
+        },
     ),
     "PromptLogprob": has(
         {"logprob": NUMBER, "rank": {"type": ["integer", "null"]}, "decoded_token": TEXT}

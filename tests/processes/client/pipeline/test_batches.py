@@ -198,7 +198,8 @@ def test_failed_prompt_is_a_response_if_wanted(pipe: Pipeline) -> None:
     assert [response.finish_reason for response in responses] == ["length", "error", "length"]
     assert isinstance(responses[1].error, BadRequestError)
     assert "999999" in (responses[1].error_message or "")
-    assert responses[0].error_message is None
+    assert responses[1].error_code == "invalid_request"
+    assert (responses[0].error_message, responses[0].error_code) == (None, None)
     again = pipe([[5, 6], [8], [7]], SHORT, done=responses)
     assert (again[0], again[2]) == (responses[0], responses[2])
     assert again[1].finish_reason == "length"

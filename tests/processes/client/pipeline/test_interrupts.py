@@ -176,9 +176,12 @@ def test_session_runs_one_turn_at_a_time(running: Running, pipe: Pipeline) -> No
 
 def test_chat_keeps_its_context_at_the_servers(running: Running, pipe: Pipeline) -> None:
     def ask_twice(session: Session) -> None:
-        pipe.chat("one", session)
-        for _ in pipe.chat("two", session, stream_response=True):
-            pass
+        first = pipe.chat("one", session).response
+        assert first is not None and first.cached_tokens == 0
+        *_, last = pipe.chat("two", session, stream_response=True)
+        assert session.response is not None
+        known = first.input_token_len  # the template may write the answer in other tokens
+        assert known <= last.cached_tokens == session.response.cached_tokens
 
     with pipe.session(SHORT) as session:
         ask_twice(session)

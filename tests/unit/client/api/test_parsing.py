@@ -121,10 +121,14 @@ def test_whole_body_has_all_choices() -> None:
             {"index": 0, "message": message, "finish_reason": "tool_calls", "logprobs": None},
             {"index": 1, "text": "b", "finish_reason": "stop", "token_ids": [3]},
         ],
-        "usage": USAGE | {"completion_tokens_details": {"reasoning_tokens": 1}},
+        "usage": USAGE
+        | {
+            "completion_tokens_details": {"reasoning_tokens": 1},
+            "prompt_tokens_details": {"cached_tokens": 2},
+        },
     }
     model, (first, second), usage = parse_body(body)
-    assert (model, usage) == ("m", Usage(2, 3, 5, 1))
+    assert (model, usage) == ("m", Usage(2, 3, 5, 1, 2))
     assert (first.text, first.tool_calls, first.token_ids) == ("", (ToolCall("c", "f", ""),), None)
     assert (second.text, second.token_ids) == ("b", (3,))
 

@@ -6,11 +6,20 @@ from itertools import count
 
 import pytest
 
-from modelswarm.client.api import AsyncClient, GatewayUnreachableError, ServedModel
+from modelswarm.client.api import (
+    AsyncClient,
+    GatewayUnreachableError,
+    PermissionDeniedError,
+    ServedModel,
+    ServiceUnavailableError,
+)
+from modelswarm.client.api.errors import ErrorFacts
 from modelswarm.client.pipeline.engine import Job, PipelineEngine
 from modelswarm.client.pipeline.generation_config import GenerationConfig
 from modelswarm.client.pipeline.prompts import Prompt
+from modelswarm.client.pipeline.response import failed
 from modelswarm.client.pipeline.runs import BatchRun
+from modelswarm.errors import UserError
 
 NOTHING = "http://127.0.0.1:1"
 
@@ -31,6 +40,17 @@ async def test_unreachable_gateway_fails_a_prompt_after_the_patience() -> None:
 
     assert next(seconds) > 4  # it was tried again meanwhile
     await engine.close()
+
+
+def test_errors_have_the_code_of_the_gateway_or_of_their_kind() -> None:
+    lost = ServiceUnavailableError("no server", ErrorFacts(503, "no_servers"))
+    broken = GatewayUnreachableError("no gateway", NOTHING)
+    codes = [
+        failed(0, error).error_code
+        for error in (lost, broken, UserError("prompts", "bad"), PermissionDeniedError("no"))
+    ]
+
+    assert codes == ["no_servers", "connection_broken", "invalid_request", None]
 
 
 async def test_errors_are_responses_of_a_run_that_raises_none() -> None:
