@@ -6,7 +6,7 @@ Texts come from a `Pipeline`, contexts by hand from `InferenceSession`s over gRP
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import cached_property
 from typing import Any, Self, Unpack
@@ -17,6 +17,7 @@ from modelswarm.client.api import Client
 from modelswarm.client.engine.options import GenerateOptions, Prompt, check_prompts, parse_options
 from modelswarm.client.pipeline.opening import PipelineOptions, pipeline
 from modelswarm.client.pipeline.response import Response
+from modelswarm.client.pipeline.response_stream import ResponseStream
 from modelswarm.client.sessions.connection import Connection
 from modelswarm.client.sessions.session import GatewaySession
 from modelswarm.errors import UserError
@@ -88,13 +89,20 @@ class Engine:
         return self.generate_batch([prompt], **options)[0]
 
     def generate_batch(
-        self, prompts: Sequence[Prompt], **options: Unpack[GenerateOptions]
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        done: Sequence[Response | None] | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> list[str]:
-        """Return the continuation of each prompt, in their order. Options and errors: see `generate`."""
+        """Return the continuation of each prompt, in their order. Options and errors: see `generate`.
+
+        `done`: `responses` of the PipelineInterrupted that Ctrl-C raises. The same call goes on from there.
+        """
         config, truncates = parse_options(**options)
         given: Any = check_prompts(prompts, self.vocab_size)
         answers: Any = self._pipe.infer(
-            given, config, do_preprocess=False, truncate_prompt=truncates
+            given, config, do_preprocess=False, truncate_prompt=truncates, done=done
         )
         return [answer.text for answer in answers]
 
@@ -108,13 +116,20 @@ class Engine:
         return _first_texts(self.stream_generate_batch([prompt], **options))
 
     def stream_generate_batch(
-        self, prompts: Sequence[Prompt], **options: Unpack[GenerateOptions]
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        done: Sequence[Response | None] | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Generator[list[str], None, None]:
-        """Iterate over lists with the new piece of each prompt's continuation; "" for a prompt without a new one."""
+        """Iterate over lists with the new piece of each prompt's continuation; "" for a prompt without a new one.
+
+        `done`: as for `generate_batch`; the prompts whose answers it has get no pieces.
+        """
         config, truncates = parse_options(**options)
         given = check_prompts(prompts, self.vocab_size)
         parts = self._pipe.stream_infer(
-            given, config, do_preprocess=False, truncate_prompt=truncates
+            given, config, do_preprocess=False, truncate_prompt=truncates, done=done
         )
         return _pieces(parts, len(given))
 
@@ -159,10 +174,9 @@ class Engine:
         self.close()
 
 
-def _pieces(parts: Iterator[Response], count: int) -> Generator[list[str], None, None]:
+def _pieces(parts: ResponseStream, count: int) -> Generator[list[str], None, None]:
     """Yield the text of each part at its prompt's place. Leaving it ends the answers."""
-    stream: Any = parts
-    with closing(stream):
+    with closing(parts):
         for part in parts:
             if part.text:
                 yield [part.text if place == part.index else "" for place in range(count)]

@@ -4,6 +4,7 @@ from modelswarm.client.pipeline.errors import AnswerAbortedError, PipelineInterr
 from modelswarm.client.pipeline.generation_config import GenerationConfig
 from modelswarm.client.pipeline.opening import pipeline
 from modelswarm.client.pipeline.response import Response
+from modelswarm.client.pipeline.response_stream import ResponseStream
 from modelswarm.client.pipeline.session import Session
 from modelswarm.client.pipeline.synchronous import Pipeline
 
@@ -13,6 +14,7 @@ __all__ = [
     "Pipeline",
     "PipelineInterrupted",
     "Response",
+    "ResponseStream",
     "Session",
     "pipeline",
 ]

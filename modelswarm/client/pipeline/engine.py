@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from modelswarm.client.api.answers import Chunk, Completion, ServedModel, TokenLogprob
 from modelswarm.client.api.async_client import AsyncClient
@@ -34,6 +34,7 @@ from modelswarm.errors import UserError
 CONFLICT_SECONDS = 0.5  # until a session's last turn has ended
 CLOSE_TRIES = 6
 UNLIMITED = 1 << 30  # positions; the gateway ends an answer at the context's end
+Part = TypeVar("Part")
 _log = logging.getLogger(__name__)
 # A lost session is begun anew: nothing of its answer was given to the caller, and its seed is the same.
 _DELAYING = (
@@ -109,6 +110,13 @@ class PipelineEngine:
         """Yield the parts of the answer; the last one has a finish reason. Raise ApiError."""
         return self._attempts(job, self._stream)
 
+    async def score(self, job: Job) -> float:
+        """Return the mean negative log likelihood of a prompt of token ids. Raise ApiError."""
+        async with aclosing(self._attempts(job, self._score)) as scores:
+            async for score in scores:
+                return score
+        raise RuntimeError("an attempt gave no score")
+
     async def find_adapter(self, name: str) -> ServedModel:
         """Return a LoRA adapter of the model. Raise UserError if the gateway lists no such one."""
         base = self.model.parent or self.model.name
@@ -143,8 +151,8 @@ class PipelineEngine:
         await self._client.aclose()
 
     async def _attempts(
-        self, job: Job, attempt: Callable[[Job], AsyncGenerator[Response, None]]
-    ) -> AsyncGenerator[Response, None]:
+        self, job: Job, attempt: Callable[[Job], AsyncGenerator[Part, None]]
+    ) -> AsyncGenerator[Part, None]:
         """Run an attempt until one begins; errors after that are final, because the client resumes by itself."""
         began = self._clock()
         while True:
@@ -189,6 +197,17 @@ class PipelineEngine:
                 elif chunk.text or chunk.token_ids:
                     yield _part(job.index, chunk, count, length)
         yield _part(job.index, final, count, length, cached)
+
+    async def _score(self, job: Job) -> AsyncGenerator[float, None]:
+        assert job.prompt.token_ids is not None
+        ids, model = job.prompt.token_ids, job.model or self.model
+        # max_tokens 0: a prompt that fills the whole context leaves no position for an answer.
+        completion = await self._client.complete(
+            ids, model=model.name, max_tokens=0, prompt_logprobs=0
+        )
+        entries = completion.choices[0].prompt_logprobs or ()
+        found = [entry[str(token)] for token, entry in zip(ids, entries, strict=True) if entry]
+        yield -sum(each["logprob"] for each in found) / len(found)
 
     async def _request(self, job: Job) -> tuple[str | Sequence[int], dict[str, Any]]:
         """Return the prompt as it is sent, and the request's fields. A chat is sent as the tokens of its template."""

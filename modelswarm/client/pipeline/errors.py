@@ -18,7 +18,6 @@ class PipelineInterrupted(KeyboardInterrupt):
 
     def __init__(self, responses: list[Response | None]) -> None:
         done = sum(response is not None for response in responses)
-        super().__init__(
-            f"interrupted: {done} of {len(responses)} prompts are done; call again with done=error.responses to go on"
-        )
+        advice = "; call again with done=error.responses to go on" if done else ""
+        super().__init__(f"interrupted: {done} of {len(responses)} prompts are done{advice}")
         self.responses = responses

@@ -34,6 +34,11 @@ _REFUSED = {  # arguments of LMDeploy's pipeline
     "max_log_len": "prompts are not logged",
     "tp": "a model is split into spans of blocks; use spans",
     "download_dir": "set HF_HOME",
+    "device_type": "use device",
+    "cache_max_entry_count": "servers plan the memory of KV; use memory, of one server",
+    "enable_prefix_caching": "only a session keeps its context; use pipe.session()",
+    "quant_policy": "KV has the dtype of the weights",
+    "model_format": "weights are float32, bfloat16 or float16; use dtype",
     "revision": "write it behind the name: owner/name@revision",
 }
 

@@ -105,6 +105,18 @@ class BatchRun:
         self._on_done()
 
 
+class ScoreRun:
+    """A run that scores prompts: `scores` has those that are there, by index. The first error ends it."""
+
+    def __init__(self, engine: PipelineEngine, jobs: Sequence[Job]) -> None:
+        self.scores: dict[int, float] = {}
+        self._engine = engine
+        self.run = Run(engine, jobs, self._score, None)
+
+    async def _score(self, job: Job) -> None:
+        self.scores[job.index] = await self._engine.score(job)
+
+
 class StreamRun:
     """A run whose parts are read while it goes on, those of all prompts mixed."""
 
@@ -116,6 +128,11 @@ class StreamRun:
         self._parts: asyncio.Queue[Response] = asyncio.Queue(QUEUED_PARTS)
         self.run = Run(engine, jobs, self._stream_parts, None if raises else self._parts.put)
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether parts have been asked for."""
+        return self._task is not None
 
     async def next_parts(self) -> list[Response]:
         """Return all parts that are there, at least one; none at the end.

@@ -11,9 +11,11 @@ import secrets
 import threading
 import weakref
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, Unpack, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypedDict, Unpack, overload
 
 from modelswarm.client.api.answers import ServedModel
+from modelswarm.client.api.errors import ClosedClientError
 from modelswarm.client.api.loop_thread import LoopThread
 from modelswarm.client.pipeline.engine import Job, PipelineEngine
 from modelswarm.client.pipeline.errors import AnswerAbortedError, PipelineInterrupted
@@ -25,9 +27,11 @@ from modelswarm.client.pipeline.prompts import (
     configs_of,
     longest_first,
     parse_prompts,
+    parse_texts,
 )
 from modelswarm.client.pipeline.response import Response
-from modelswarm.client.pipeline.runs import BatchRun, StreamRun
+from modelswarm.client.pipeline.response_stream import ResponseStream, joined
+from modelswarm.client.pipeline.runs import BatchRun, ScoreRun, StreamRun
 from modelswarm.client.pipeline.session import Session
 from modelswarm.errors import ModelSwarmError, UserError
 
@@ -140,18 +144,56 @@ class Pipeline:
         stream_response: bool = True,
         raise_errors: bool = True,
         truncate_prompt: bool = False,
-    ) -> Iterator[Response]:
+        done: Sequence[Response | None] | None = None,
+        sessions: object = None,
+    ) -> ResponseStream:
         """Iterate over the parts of all answers, mixed as they come; `index` is the place of a part's prompt.
 
         A part has what is new since the one before it; the last part of an answer has its finish reason. With
         `stream_response=False` each answer is one part. Other arguments and errors: see `infer`. An iterator that is
         left early ends its answers.
+
+        `responses` of the iterator are the answers that are whole. With `done=responses` the same call goes on: it has
+        only the parts of the other answers, from their beginnings. `sessions`: only None.
         """
+        if sessions is not None:
+            detail = "prompts of stream_infer have no sessions; use chat(prompt, session, stream_response=True)"
+            raise UserError("sessions", detail)
         parsed = parse_prompts(prompts)
         model = self._find_model(adapter_name)
         jobs = self._jobs(parsed, gen_config, do_preprocess, truncate_prompt, model)
-        run = StreamRun(self._engine, jobs, raises=raise_errors, whole=not stream_response)
-        return self._parts(run, len(jobs))
+        kept = _kept(done, len(jobs))
+        wanted = [job for job in jobs if job.index not in kept]
+        run = StreamRun(self._engine, wanted, raises=raise_errors, whole=not stream_response)
+        parts = self._parts(run, len(jobs))
+        return ResponseStream(parts, partial(self._wait_ended, run), kept, len(jobs))
+
+    def get_ppl(
+        self, input_ids: list[int] | list[list[int]], *, adapter_name: str | None = None
+    ) -> list[float]:
+        """Return the mean negative log likelihood of each text of token ids, from its second token on.
+
+        It is a natural logarithm, as LMDeploy's; `math.exp` of it is the perplexity.
+        `input_ids`: at least two token ids, or a list of such lists. `adapter_name`: see `infer`.
+
+        UserError for other forms, before anything is sent. ContextLengthError: a text does not fit.
+        """
+        texts = parse_texts(input_ids)
+        jobs = self._jobs(texts, None, False, False, self._find_model(adapter_name))
+        run = ScoreRun(self._engine, jobs)
+        try:
+            self._loop.call(run.run.execute())
+        except ModelSwarmError as error:
+            _add_note(error, run.run.failed_index, len(run.scores), len(jobs))
+            raise
+        if len(run.scores) < len(jobs):
+            raise AnswerAbortedError("the pipeline was closed before all texts were scored")
+        return [run.scores[place] for place in range(len(jobs))]
+
+    def get_reward_score(self, input_ids: list[int] | list[list[int]]) -> NoReturn:
+        """Raise UserError: no reward model is served."""
+        detail = "servers run language models, which have no reward; get_ppl gives likelihoods"
+        raise UserError("get_reward_score", detail)
 
     def session(self, gen_config: GenerationConfig | None = None) -> Session:
         """Return a new session for `chat`. `gen_config`: of its turns that have none."""
@@ -266,12 +308,19 @@ class Pipeline:
             self._end(run)
 
     def _next_parts(self, run: StreamRun, count: int) -> list[Response]:
-        self._check_open()
+        if not run.has_begun or os.getpid() != self._pid:
+            self._check_open()
         try:
             return self._loop.call(run.next_parts())
+        except ClosedClientError as error:  # `close` in another thread
+            raise AnswerAbortedError("the pipeline was closed before the answers' ends") from error
         except ModelSwarmError as error:
             _add_note(error, run.run.failed_index, run.run.ended_jobs, count)
             raise
+
+    def _wait_ended(self, run: StreamRun) -> None:
+        if self._release.alive:
+            self._loop.call(run.run.wait_ended())
 
     def _end(self, run: StreamRun) -> None:
         """End a run without waiting: the garbage collector may call this in any thread."""
@@ -297,7 +346,7 @@ class Pipeline:
             for part in self._parts(run, 1):
                 seen.append(part)
                 if part.finish_reason is not None:
-                    session.add_turn(prompt, transcript, _joined(seen))
+                    session.add_turn(prompt, transcript, joined(seen))
                 yield part
 
     def _find_model(self, adapter_name: str | None) -> ServedModel:
@@ -342,21 +391,6 @@ def _kept(done: Sequence[Response | None] | None, count: int) -> dict[int, Respo
         for place, response in enumerate(done)
         if response is not None and response.error is None
     }
-
-
-def _joined(parts: Sequence[Response]) -> Response:
-    """Return the whole answer of its parts."""
-    last = parts[-1]
-    logprobs = [entry for part in parts for entry in part.logprobs or ()]
-    return Response(
-        text="".join(part.text for part in parts),
-        generate_token_len=last.generate_token_len,
-        input_token_len=last.input_token_len,
-        finish_reason=last.finish_reason,
-        token_ids=[token for part in parts for token in part.token_ids],
-        logprobs=logprobs or None,
-        cached_tokens=last.cached_tokens,
-    )
 
 
 def _add_note(error: ModelSwarmError, index: int, done: int, count: int) -> None:

@@ -13,6 +13,7 @@ from support.processes.swarm import Running
 
 from modelswarm import Engine, InferenceSession
 from modelswarm.client.api import ContextLengthError
+from modelswarm.client.pipeline.response import Response
 from modelswarm.errors import UserError
 
 PROMPTS = ["Once upon a time", "The king", "A"]
@@ -45,6 +46,21 @@ def test_streams_equal_generate(engine: Engine, options: Any) -> None:
     assert len(pieces) > 1
     assert "".join(pieces) == texts[0]
     assert engine.generate(PROMPTS[0], stop_on_eos=False, **options) == texts[0]
+
+
+def test_batch_goes_on_from_the_answers_that_are_done(engine: Engine) -> None:
+    kept = Response("kept", 1, 1, "stop")
+    done = [None, kept, None]
+    fresh = engine.generate_batch(PROMPTS, max_new_tokens=6)
+    assert engine.generate_batch(PROMPTS, done=done, max_new_tokens=6) == [
+        fresh[0],
+        "kept",
+        fresh[2],
+    ]
+    streamed = ["", "", ""]
+    for pieces in engine.stream_generate_batch(PROMPTS, done=done, max_new_tokens=6):
+        streamed = [text + piece for text, piece in zip(streamed, pieces, strict=True)]
+    assert streamed == [fresh[0], "", fresh[2]]
 
 
 def test_stream_that_is_left_ends_its_answer(engine: Engine, four_spans: Running) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from support.processes.oracles import check_tokens
 from support.processes.streams import TOY_MODEL, Answer, Request
 from support.processes.swarm import Running, metrics, running_swarm, total
@@ -221,6 +222,36 @@ def test_done_responses_are_not_asked_again(pipe: Pipeline) -> None:
     assert second == pipe(["a", "b"], SHORT)[1]
     with pytest.raises(UserError, match="1 responses for 2 prompts"):
         pipe(["a", "b"], SHORT, done=[kept])
+
+
+def test_likelihoods_equal_those_of_the_whole_model(
+    pipe: Pipeline, toy_model: PreTrainedModel
+) -> None:
+    texts = [*prompts_of(3, seed=5), [1 + place % 250 for place in range(1024)], [7, 8]]
+
+    found = pipe.get_ppl(texts)
+
+    for ids, value in zip(texts, found, strict=True):
+        rows = torch.tensor([ids])
+        assert value == pytest.approx(toy_model(rows, labels=rows).loss.item(), abs=1e-4)
+    assert pipe.get_ppl([7, 8]) == pytest.approx(found[-1:])
+    assert pipe.get_ppl([]) == []
+
+
+def test_texts_without_a_second_token_have_no_likelihood(pipe: Pipeline) -> None:
+    for texts, field in (([[5, 6], [5]], r"input_ids\[1\]"), (["text"], r"input_ids\[0\]")):
+        with pytest.raises(UserError, match=field):
+            pipe.get_ppl(texts)  # type: ignore[arg-type]
+    with pytest.raises(BadRequestError) as caught:
+        pipe.get_ppl([[5, 6], [5, 999_999]])
+    assert any(note.startswith("prompt 1 of 2 failed") for note in caught.value.__notes__)
+
+
+def test_verbs_without_a_meaning_here_are_refused_by_name(pipe: Pipeline) -> None:
+    with pytest.raises(UserError, match=r"get_reward_score: .*get_ppl"):
+        pipe.get_reward_score([5, 6])
+    with pytest.raises(UserError, match=r"sessions: .*chat"):
+        pipe.stream_infer("Hi", SHORT, sessions=[pipe.session()])
 
 
 @pytest.mark.full

@@ -45,6 +45,31 @@ with pipeline(sys.argv[1], max_batch_size=3) as pipe:
     print(json.dumps([str(stopped), done, [each.text for each in responses], [each.text for each in fresh]]))
 """
 
+STREAM_INTERRUPTED = """
+import json, sys
+from modelswarm.client.pipeline.generation_config import GenerationConfig
+from modelswarm.client.pipeline.opening import pipeline
+
+short = GenerationConfig(max_new_tokens=5, ignore_eos=True)
+endless = GenerationConfig(max_new_tokens=50_000, ignore_eos=True)
+with pipeline(sys.argv[1], max_batch_size=3) as pipe:
+    prompts = ["a", "b", "c"]
+    stream = pipe.stream_infer(prompts, [short, endless, short])
+    is_told = False
+    try:
+        for part in stream:
+            if not is_told and sum(each is not None for each in stream.responses) == 2:
+                is_told = True
+                print("two are done", flush=True)
+    except KeyboardInterrupt:
+        done = stream.responses
+    again = pipe.stream_infer(prompts, short, done=done)
+    asked = sorted({part.index for part in again})
+    fresh = pipe(prompts, short)
+    found = [[each and each.text for each in texts] for texts in (done, again.responses, fresh)]
+    print(json.dumps([asked, *found]))
+"""
+
 
 @pytest.fixture(scope="module")
 def running(endless_folder: Path) -> Iterator[Running]:
@@ -101,6 +126,23 @@ def test_ctrl_c_says_what_is_done_and_the_run_goes_on(running: Running) -> None:
     running.wait_empty()
 
 
+def test_interrupted_stream_goes_on_from_what_is_done(running: Running) -> None:
+    program = [sys.executable, "-c", STREAM_INTERRUPTED, f"http://{running.local.http}"]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "two are done\n"
+        process.send_signal(signal.SIGINT)
+        out, log = process.communicate(timeout=ANSWER_SECONDS)
+
+    assert process.returncode == 0, log
+    asked, done, whole, fresh = json.loads(out)
+    assert (asked, done) == ([1], [fresh[0], None, fresh[2]])
+    assert whole == fresh
+    running.wait_empty()
+
+
 def test_pipeline_works_inside_a_running_event_loop(pipe: Pipeline) -> None:
     async def cell() -> int:
         asyncio.get_running_loop()
@@ -131,7 +173,7 @@ def test_left_stream_ends_its_answers(running: Running, pipe: Pipeline) -> None:
     next(stream)
     running.wait_session(lambda each: each.state == "running")
 
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
 
     eventually("no session is left", lambda: not running.sessions(), explain=running.sessions)
     running.wait_empty()
@@ -153,6 +195,21 @@ def test_closed_pipeline_ends_its_answers(running: Running) -> None:
     assert [type(error) for error in errors] == [AnswerAbortedError] * 2
     with pytest.raises(UserError, match="closed"):
         pipe("a")
+    running.wait_empty()
+
+
+def test_stream_of_a_closed_pipeline_is_aborted_between_two_parts(running: Running) -> None:
+    pipe = pipeline(f"http://{running.local.http}")
+    stream = pipe.stream_infer("endless", LONG)
+    next(stream)
+
+    pipe.close()
+
+    with pytest.raises(AnswerAbortedError):
+        for _ in stream:  # parts that had come before the end
+            pass
+    with pytest.raises(UserError, match="closed"):
+        pipe.stream_infer("a", SHORT)
     running.wait_empty()
 
 
