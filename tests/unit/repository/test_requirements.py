@@ -1,11 +1,18 @@
-"""images/requirements pins the dependencies of pyproject.toml to the versions of constraints.txt. Needs no network."""
+"""images/requirements pins the dependencies of pyproject.toml to the versions of constraints.txt. Needs no network.
+
+The packages of pyproject.toml tell type checkers that they have types.
+"""
 
 from __future__ import annotations
+
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from tools.make_requirements import FOLDER, read_constraints, read_pins, required_pins
 
+ROOT = Path(__file__).resolve().parents[3]
 NAMES = sorted(required_pins())
 
 
@@ -36,3 +43,10 @@ def test_server_requirements_without_torch_have_no_cuda() -> None:
         p for p in read_pins("server") if p.startswith(("nvidia-", "cuda-", "torch", "triton"))
     ]
     assert not read_pins("server").keys() & read_pins("torch").keys()
+
+
+def test_every_package_tells_type_checkers_of_its_types() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert len(packages) == 4
+    assert [each for each in packages if not (ROOT / each / "py.typed").is_file()] == []
