@@ -15,16 +15,25 @@ from support.processes.swarm import Running
 NOTEBOOKS = Path(__file__).parents[4] / "examples"
 SECONDS = 300
 
-# Runs the code cells of a notebook in one namespace, as a kernel does.
+# Runs the code cells of a notebook in one namespace, inside a running event loop, as Jupyter's kernel does.
 PROGRAM = """
-import json, sys
+import ast, asyncio, inspect, json, sys
 
 with open(sys.argv[1], encoding="utf-8") as file:
     cells = json.load(file)["cells"]
 names = {"__name__": "__main__"}
-for place, cell in enumerate(cells):
-    if cell["cell_type"] == "code":
-        exec(compile("".join(cell["source"]), f"cell {place}", "exec"), names)
+
+
+async def run_cells():
+    for place, cell in enumerate(cells):
+        if cell["cell_type"] == "code":
+            source, flags = "".join(cell["source"]), ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            made = eval(compile(source, f"cell {place}", "exec", flags=flags), names)
+            if inspect.isawaitable(made):
+                await made
+
+
+asyncio.run(run_cells())
 """
 
 
