@@ -29,12 +29,14 @@ _NEEDED = ("torch", "safetensors", "tokenizers")
     metavar="NAME",
     help="Copy the tokenizer of another folder, or of owner/name of a hub.",
 )
+@click.option("--json", "as_json", is_flag=True, help="Print the sizes as a line of JSON.")
 def convert(
     state_dict: Path,
     folder: Path,
     heads: int | None,
     activation: str | None,
     tokenizer_name: str | None,
+    as_json: bool,
 ) -> None:
     """Write a model FOLDER from a STATE_DICT of a GPT-2 shape, as torch.save writes it.
 
@@ -46,6 +48,8 @@ def convert(
         raise UserError("convert", f"needs {package}; pip install 'modelswarm[serving]'")
 
     from modelswarm.checkpoint.sources import resolve_config_files
+    from modelswarm.cli.facts.conversion import conversion_facts
+    from modelswarm.cli.facts.printing import print_json
     from modelswarm.conversion.gpt2 import convert_gpt2, write_model
     from modelswarm.conversion.state_file import read_state_file
 
@@ -54,9 +58,11 @@ def convert(
         tokenizer = resolve_config_files(model_address(tokenizer_name, "--tokenizer-name"))
     model = convert_gpt2(read_state_file(state_dict), heads, activation)
     write_model(model, folder, tokenizer)
-    config = model.config
+    facts = conversion_facts(folder, model.config, has_tokenizer=tokenizer is not None)
+    if as_json:
+        print_json(facts)
+        return
     click.echo(
-        f"{folder}: {config['n_layer']} blocks of width {config['n_embd']} with {config['n_head']} heads, "
-        f"{config['vocab_size']} tokens, {config['n_positions']} positions, {config['activation_function']}, "
-        f"{config['dtype']}"
+        f"{folder}: {facts['n_blocks']} blocks of width {facts['width']} with {facts['heads']} heads, "
+        f"{facts['vocab_size']} tokens, {facts['max_length']} positions, {facts['activation']}, {facts['dtype']}"
     )

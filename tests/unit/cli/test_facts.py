@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from modelswarm.cli import run
 from modelswarm.cli.chat.printing import Answer, JsonPrinter
+from modelswarm.cli.commands import commands
 from modelswarm.cli.facts.completion import completion_facts
+from modelswarm.cli.facts.conversion import conversion_facts
 from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
 from modelswarm.cli.facts.sessions import list_facts, session_facts
@@ -231,6 +235,37 @@ def test_number_unknown_to_json_becomes_null(capsys: pytest.CaptureFixture[str])
 
 def test_logs_fields_are_documented() -> None:
     assert documented("logs") == {"": {"swarm", "process", "incarnation", "path", "lines"}}
+
+
+def test_convert_fields_are_documented() -> None:
+    names = ("n_layer", "n_embd", "n_head", "vocab_size", "n_positions")
+    config = dict.fromkeys(names, 1) | {"activation_function": "gelu", "dtype": "float32"}
+
+    facts = conversion_facts(Path("made"), config, has_tokenizer=False)
+
+    assert shape(facts) == documented("convert")
+
+
+def test_every_command_takes_json() -> None:
+    found = dict(leaves(commands, ""))
+
+    without = {name for name, command in found.items() if "--json" not in options_of(command)}
+
+    assert len(found) > 14
+    assert without == {"completion"}
+
+
+def leaves(group: click.Group, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield the commands that do something, by their names with those of their groups."""
+    for each, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, f"{name}{each} ")
+        else:
+            yield name + each, command
+
+
+def options_of(command: click.Command) -> list[str]:
+    return [option for parameter in command.params for option in parameter.opts]
 
 
 def test_generate_fields_are_documented() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,15 @@ def test_state_dict_of_transformers_is_converted(tmp_path: Path, gpt2: tuple[Pat
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (tmp_path / "out" / name).read_bytes() == (folder / name).read_bytes()
     assert sorted(each.name for each in tmp_path.iterdir()) == ["out", "state.pt"]
+
+
+def test_json_has_the_sizes_of_the_folder(tmp_path: Path, gpt2: tuple[Path, Any]) -> None:
+    done = convert(tmp_path, gpt2[1].state_dict(), *HEADS, "--json")
+    assert done.exit_code == 0, done
+    assert json.loads(done.output) == {
+        "folder": str(tmp_path / "out"), "n_blocks": 4, "width": 64, "heads": 4, "vocab_size": 320,
+        "max_length": 512, "activation": "gelu_new", "dtype": "float32", "has_tokenizer": False,
+    }  # fmt: skip
 
 
 FORMS: dict[str, tuple[Callable[[State], Any], tuple[str, ...]]] = {
