@@ -9,7 +9,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help setup demo recording test test-all check style soak coverage mutants chaos bench images cluster cluster-down cluster-packages cluster-ready proto crd lock clean
+.PHONY: help setup demo recording test test-all check style soak coverage mutants chaos bench images cluster cluster-down cluster-packages cluster-ready full-ready proto crd lock clean
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -47,13 +47,13 @@ plan-%: $(STAMP)
 test: plan-fast style cluster-ready ## the fast tier, as CI runs it: about 14 minutes with the cluster's programs cached
 	$(RUN_TESTS) fast $(PYTEST)
 
-test-all: plan-full style cluster-ready ## every test but those of the soak: about an hour
+test-all: plan-full style full-ready ## every test but those of the soak: about an hour
 	$(RUN_TESTS) full $(PYTEST)
 
 soak: plan-soak style cluster-ready ## hours: long outages, thousands of seeds, large clusters
 	$(RUN_TESTS) soak $(PYTEST)
 
-coverage: plan-$(or $(TIER),fast) cluster-ready ## lines of the product that `make test` runs, or TIER=full (twice as long)
+coverage: plan-$(or $(TIER),fast) $(if $(filter full,$(TIER)),full-ready,cluster-ready) ## lines of the product that `make test` runs, or TIER=full (twice as long)
 	$(BIN)/python -m tools.ci.coverage_report $(or $(TIER),fast)
 
 mutants: $(STAMP) ## change the product by one line, 60 times, and count what the tests catch (an hour; COUNT, SEED, TIER=full)
@@ -86,6 +86,9 @@ cluster-packages: $(STAMP) ## install the Debian packages that the cluster and i
 
 cluster-ready: $(STAMP) ## build for the cluster tests: packages, programs, images (15 to 45 minutes once, then seconds)
 	@$(BIN)/python -m tools.devcluster prepare
+
+full-ready: $(STAMP) ## as cluster-ready, and Chromium for the tests that open a page
+	@$(BIN)/python -m tools.devcluster prepare --browser
 
 recording: $(STAMP) ## record docs/pictures/session.cast and draw docs/pictures/session.svg (two minutes; needs ports 8000 to 8002, or root)
 	@$(BIN)/python -m tools.recording.record_session

@@ -1,11 +1,11 @@
-"""The command line behind `make cluster`, `make cluster-down`, `make cluster-packages` and `make cluster-ready`.
+"""The command line behind `make cluster`, `cluster-down`, `cluster-packages`, `cluster-ready` and `full-ready`.
 
     python -m tools.devcluster up [--nodes 2] [--gpus 4] [--api-only] [--state DIR] [--no-images]
                                   [--image ARCHIVE ...]
     python -m tools.devcluster down [--state DIR]
     python -m tools.devcluster build [PART ...]
     python -m tools.devcluster packages
-    python -m tools.devcluster prepare
+    python -m tools.devcluster prepare [--browser]
 
 Each verb says first what it will do and how long that takes, and ends with an error at once where it can't.
 Progress goes to stderr; stdout is the one line that a shell may evaluate: `export KUBECONFIG=...`.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from tools.devcluster.build import build, packages
@@ -52,9 +53,10 @@ def main() -> None:
         elif chosen.verb == "down":
             _down(Layout(chosen.state.resolve()))
         elif chosen.verb == "packages":
-            packages.install(packages.missing_packages(TESTS.packages))
+            wanted = {**TESTS.packages, **packages.BROWSER_PACKAGES}
+            packages.install(packages.missing_packages(wanted))
         elif chosen.verb == "prepare":
-            _prepare_for_tests()
+            _prepare_for_tests(packages.BROWSER_PACKAGES if chosen.browser else {})
         else:
             for name in chosen.part or [each.name for each in build.PARTS]:
                 print(build.build_part(build.find_part(name)))
@@ -116,23 +118,33 @@ def _start(layout: Layout, chosen: argparse.Namespace) -> None:
     RealCluster(layout, settings).start()
 
 
-def _prepare_for_tests() -> None:
-    """Make ready what this machine can run. What is missing fails with REQUIRE_CLUSTER=1; else tests are skipped."""
+def _prepare_for_tests(browser: dict[str, str]) -> None:
+    """Make ready what this machine can run. What is missing fails with REQUIRE_CLUSTER=1; else tests are skipped.
+
+    `browser`: further packages, of the tests that open a page.
+    """
     problems = packages.machine_obstacles()
     if not packages.platform_obstacles():
         problems += packages.install_obstacles(TESTS.packages)
-    if problems and os.environ.get("REQUIRE_CLUSTER") == "1":
-        raise SystemExit(
-            "\n".join(["REQUIRE_CLUSTER=1, and this machine can't run all tests:", *problems])
-        )
+    no_browser = packages.install_obstacles(browser)
+    if (problems or no_browser) and os.environ.get("REQUIRE_CLUSTER") == "1":
+        first = "REQUIRE_CLUSTER=1, and this machine can't run all tests:"
+        raise SystemExit("\n".join([first, *problems, *no_browser]))
     no_api = packages.build_obstacles() or packages.install_obstacles(API_LEVEL.packages)
     skipped = "tests of the Kubernetes API and on real nodes" if no_api else "tests on real nodes"
     for problem in problems:
         tell(f"{skipped} will be skipped: {problem}")
+    for problem in no_browser:
+        tell(f"tests of the page in a browser will be skipped: {problem}")
+    wanted = API_TESTS if problems else TESTS
     if no_api:
+        wanted = Wanted({}, (), images=False)
+    if not no_browser:
+        wanted = replace(wanted, packages={**wanted.packages, **browser})
+    found = plan(wanted)
+    if no_api and not found.packages:
         return
-    found = plan(API_TESTS if problems else TESTS)
-    announce("make cluster-ready", found)
+    announce("make full-ready" if browser else "make cluster-ready", found)
     prepare(found)
 
 
@@ -163,7 +175,8 @@ def _parser() -> argparse.ArgumentParser:
     made = verbs.add_parser("build", help="build the programs")
     made.add_argument("part", nargs="*", help=", ".join(part.name for part in build.PARTS))
     verbs.add_parser("packages", help="install the Debian packages")
-    verbs.add_parser("prepare", help="all that the tests need, as far as possible here")
+    prepared = verbs.add_parser("prepare", help="all that the tests need, as far as possible here")
+    prepared.add_argument("--browser", action="store_true", help="Chromium too, for tests of pages")
     return parser
 
 

@@ -1,6 +1,6 @@
-"""The decision for a machine that lacks what a cluster test needs: skip the test, or fail it.
+"""The decision for a machine that lacks what a test of a cluster or a browser needs: skip the test, or fail it.
 
-Used by fixtures and helpers of the cluster tests. With `REQUIRE_CLUSTER=1`, which CI sets, a skip is a failure:
+Used by fixtures and helpers of these tests. With `REQUIRE_CLUSTER=1`, which CI sets, a skip is a failure:
 otherwise a green run could mean that nothing was run. Knows no cluster; the callers name what is missing.
 """
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.kubernetes.requirements import require
+from support.processes.programs.browser import chromium
 
 from tools.devcluster import __main__ as command_line
 from tools.devcluster.build import packages, preparation
@@ -110,6 +111,32 @@ def test_prepare_on_macos_names_skipped_tests(
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and "on real nodes will be skipped: Linux is needed: " in lines[0]
     assert list(macos.iterdir()) == []
+
+
+def test_prepare_without_a_browser_names_its_tests(
+    no_openssl: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = {"chromium": str(no_openssl / "chromium")}
+    monkeypatch.setattr(packages, "BROWSER_PACKAGES", missing)
+    assert run_verb(monkeypatch, "prepare") is None
+    assert "browser" not in capsys.readouterr().err
+    assert run_verb(monkeypatch, "prepare", "--browser") is None
+    text = capsys.readouterr().err
+    assert "tests of the page in a browser will be skipped: missing programs: chromium" in text
+    end = run_verb(monkeypatch, "prepare", "--browser", required="1")
+    assert end is not None and "\nmissing programs: chromium" in end
+
+
+@pytest.mark.parametrize(
+    ("required", "end"), [("1", pytest.fail.Exception), ("", pytest.skip.Exception)]
+)
+def test_missing_browser_fails_or_skips(
+    required: str, end: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("REQUIRE_CLUSTER", required)
+    with pytest.raises(end, match="no Chromium is installed"), chromium(tmp_path, 1):
+        pass
 
 
 def test_prepare_on_macos_fails_if_cluster_is_required(

@@ -27,6 +27,10 @@ NODE_PACKAGES = {
     "buildah": "/usr/bin/buildah",
 }
 TEST_PACKAGES = {"prometheus": "/usr/bin/prometheus"}
+BROWSER_PACKAGES = {  # of the tests that open the page of `modelswarm ui`
+    "chromium": "/usr/bin/chromium",
+    "chromium-driver": "/usr/bin/chromedriver",
+}
 KEEP_STOPPED = "#!/bin/sh\nexit 101\n"  # this answer of policy-rc.d starts no services
 PLATFORM = sys.platform
 FILESYSTEMS = Path("/proc/filesystems")
@@ -107,7 +111,7 @@ def check_installable(packages: list[str]) -> None:
     if not packages:
         return
     if shutil.which("apt-get") is None:
-        files = {**API_PACKAGES, **NODE_PACKAGES, **TEST_PACKAGES}
+        files = {**API_PACKAGES, **NODE_PACKAGES, **TEST_PACKAGES, **BROWSER_PACKAGES}
         listed = ", ".join(f"{package} ({files[package]})" for package in packages)
         raise InstallError(
             f"missing programs: {listed}. They come from Debian packages, and there is no apt-get: "

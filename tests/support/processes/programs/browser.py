@@ -1,4 +1,7 @@
-"""A headless Chromium, driven over WebDriver's HTTP. Tests skip without Debian's `chromium` and `chromium-driver`."""
+"""A headless Chromium, driven over WebDriver's HTTP. Tests need Debian's `chromium` and `chromium-driver`.
+
+`make full-ready` installs them. Without them a test is skipped, and fails with `REQUIRE_CLUSTER=1`.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from support.eventually import eventually
+from support.kubernetes.requirements import require
 
 START_SECONDS = 60.0
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # WebDriver's key of an element
@@ -69,7 +72,8 @@ def chromium(folder: Path, port: int) -> Iterator[Browser]:
     """Yield a new window. `folder`: an empty one for the profile; `port`: a free one for chromedriver."""
     binary, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if binary is None or driver is None:
-        pytest.skip("this machine has no Chromium: apt-get install chromium chromium-driver")
+        require(["no Chromium is installed (make full-ready)"])
+    assert binary is not None and driver is not None
     process = subprocess.Popen((driver, f"--port={port}", f"--log-path={folder / 'driver.log'}"),
                                stdout=subprocess.DEVNULL)  # fmt: skip
     base = f"http://127.0.0.1:{port}"
