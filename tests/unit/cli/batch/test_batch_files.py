@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from modelswarm.cli import run
-from modelswarm.cli.batch.input_file import check_input, digest
+from modelswarm.cli.batch.input_file import check_input, digest, read_requests
 from modelswarm.cli.batch.output_file import BatchAnswer, open_output
 from modelswarm.errors import ModelSwarmError, UserError
 
@@ -221,3 +223,28 @@ def test_impossible_arguments_are_refused(
     assert run(["batch", *arguments, *NO_GATEWAY]) == 2
 
     assert sentence in capsys.readouterr().err
+
+
+def test_files_leave_a_few_bytes_of_a_line_in_memory(tmp_path: Path) -> None:
+    """A line has 2,000 bytes here, and an answer too. Their digests are kept, in two sets."""
+    count = 4000
+    long = {"model": "m", "prompt": "p" * 2000}
+    lines = [request(f"request-{at}", body=long) for at in range(count)]
+    source = write_lines(tmp_path / "in.jsonl", lines)
+    del lines
+    answer = BatchAnswer(200, "req", {"text": "x" * 2000})
+    gc.collect()
+    tracemalloc.start()
+    try:
+        facts = check_input(source)
+        with open_output(tmp_path / "out.jsonl", source, facts.ids, False) as output:
+            for _, each in read_requests(source):
+                output.append_answer(each.custom_id, answer)
+        with open_output(tmp_path / "out.jsonl", source, facts.ids, False) as output:
+            gc.collect()
+            kept, largest = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(output.finished) == count
+    assert kept / count < 400
+    assert largest / count < 800  # while a set grows, both its tables are there
