@@ -114,7 +114,10 @@ class AsyncClient:
     # ---- models and tokens
 
     async def models(self) -> list[ServedModel]:
-        """Return the models that the gateway serves; none yet is an empty list."""
+        """Return the models that the gateway serves, and their adapters; none yet is an empty list.
+
+        GatewayUnreachableError: no gateway answers. NotAGatewayError: something else does.
+        """
         return await self._call("GET", "/v1/models", parse_models)
 
     async def tokenize(
@@ -124,7 +127,14 @@ class AsyncClient:
         model: str | None = None,
         **fields: Unpack[TokenizeFields],
     ) -> TokenizedPrompt:
-        """Return the tokens of a text, or of the messages of a chat, as a request would have them."""
+        """Return the tokens of a text, or of the messages of a chat, as a request would have them.
+
+        `prompt`: a text, or a list of messages with `role` and `content`, which the chat template writes.
+        `model`: a served name; by default the first one. `fields`: those of `TokenizeFields`.
+        `max_length` of the answer are the positions of the model's context, in tokens.
+
+        BadRequestError names a wrong field. NotFoundError: the model is not served.
+        """
         body = check_fields(fields, TOKENIZE_FIELDS, "tokenize")
         if isinstance(prompt, str):
             body["prompt"] = prompt
@@ -133,7 +143,7 @@ class AsyncClient:
         return await self._call("POST", "/tokenize", parse_tokens, await self._named(body, model))
 
     async def detokenize(self, token_ids: Iterable[int], *, model: str | None = None) -> str:
-        """Return the text of token ids, special tokens included."""
+        """Return the text of token ids, special tokens included. BadRequestError for an id of no token."""
         body = await self._named({"tokens": check_tokens("token_ids", token_ids)}, model)
         return await self._call("POST", "/detokenize", lambda made: str(made["prompt"]), body)
 
@@ -142,14 +152,28 @@ class AsyncClient:
     async def complete(
         self, prompt: Prompt, *, model: str | None = None, **fields: Unpack[CompletionFields]
     ) -> Completion:
-        """Return the continuation of a text, or of token ids. It survives the loss of its gateway."""
+        """Return the continuation of a text, or of token ids. It survives the loss of its gateway.
+
+        `prompt`: a text, or a sequence of token ids. `model`: a served name; by default the first one.
+        `fields`: those of `CompletionFields`, such as `max_tokens` (16), `temperature`, `stop`, `logprobs`, `n`.
+        The answer has `text`, `finish_reason` (stop or length) and `usage` in tokens, of the first choice.
+
+        BadRequestError names a wrong field, and ContextLengthError is one. NotFoundError: no such model.
+        RateLimitError and ServiceUnavailableError: no room or no server, after `max_retries` further tries.
+        ConnectionBrokenError: the answer could not be resumed.
+        """
         body = _completion_body(prompt, fields, "complete")
         return Completion(*await self._whole(COMPLETIONS, body, model))
 
     def stream_complete(
         self, prompt: Prompt, *, model: str | None = None, **fields: Unpack[CompletionFields]
     ) -> AsyncGenerator[Chunk, None]:
-        """Stream the continuation of a text, or of token ids. A lost gateway changes nothing about its chunks' text."""
+        """Stream the continuation of a text, or of token ids. A lost gateway changes nothing about its chunks' text.
+
+        Each chunk has what is new. One has the `finish_reason`, and the last one has the `usage`, without text.
+        An iterator that is left early ends the answer. Arguments and errors: see `complete`. Wrong arguments raise at
+        once, the other errors where the stream is read, also in its middle.
+        """
         return self._stream(COMPLETIONS, _completion_body(prompt, fields, "stream_complete"), model)
 
     async def chat(
@@ -159,7 +183,15 @@ class AsyncClient:
         model: str | None = None,
         **fields: Unpack[ChatFields],
     ) -> ChatCompletion:
-        """Return the answer to the messages of a chat. It survives the loss of its gateway."""
+        """Return the answer to the messages of a chat. It survives the loss of its gateway.
+
+        `messages`: a list of mappings with `role` (system, user, assistant, tool) and `content`, as in OpenAI's API.
+        `fields`: those of `ChatFields`, such as `max_tokens` (up to the end of the context), `tools`, `temperature`.
+        The answer has `text`, `reasoning_content` and `tool_calls`, whose `arguments` are JSON text. Its
+        `finish_reason` is stop, length or tool_calls.
+
+        Model and errors: see `complete`. BadRequestError: also for a model that cannot chat.
+        """
         body = _chat_body(messages, fields, "chat")
         return ChatCompletion(*await self._whole(CHAT, body, model))
 
@@ -170,7 +202,11 @@ class AsyncClient:
         model: str | None = None,
         **fields: Unpack[ChatFields],
     ) -> AsyncGenerator[Chunk, None]:
-        """Stream the answer to the messages of a chat. A lost gateway changes nothing about its chunks' text."""
+        """Stream the answer to the messages of a chat. A lost gateway changes nothing about its chunks' text.
+
+        A chunk has new `text` or `reasoning_content`, or parts of `tool_calls`. The first part of a call has its id
+        and name, and each part a piece of its arguments. Arguments: see `chat`; ends and errors: `stream_complete`.
+        """
         return self._stream(CHAT, _chat_body(messages, fields, "stream_chat"), model)
 
     # ---- sessions
@@ -195,12 +231,15 @@ class AsyncClient:
         return await self._create("/v1/sessions", body, name, body["model"], {})
 
     async def session_state(self, session_id: str, *, model: str | None = None) -> SessionState:
-        """Return a session's state. NotFoundError if no running gateway has it."""
+        """Return a session's state, with its position in tokens. NotFoundError if no running gateway has it."""
         path, params = _session_path(session_id), await self._query(model)
         return await self._call("GET", path, parse_session, params=params)
 
     async def close_session(self, session_id: str, *, model: str | None = None) -> bool:
-        """Close a session, which frees its KV at once; False if no running gateway has it."""
+        """Close a session, which frees its KV at once; False if no running gateway has it.
+
+        ConflictError: it is answering.
+        """
         path, params = _session_path(session_id), await self._query(model)
         try:
             return await self._delete(path, params, self._max_retries)
@@ -215,7 +254,10 @@ class AsyncClient:
         position: int | None = None,
         model: str | None = None,
     ) -> SessionState:
-        """Open a session with the log of another one, or its first `position` entries. The servers copy the KV."""
+        """Open a session with the log of another one, or its first `position` entries. The servers copy the KV.
+
+        NotFoundError: no running gateway has it. ConflictError: the new name is in use. RateLimitError: no room.
+        """
         name = _new_name(new_session_id)
         body: dict[str, Any] = {"session_id": name}
         if position is not None:

@@ -41,7 +41,7 @@ class ErrorFacts:
 
 
 class ApiError(ModelSwarmError):
-    """Base of all errors that a client raises."""
+    """Base of all errors that a client raises. `str()` is one sentence; `facts` has all that is known."""
 
     def __init__(self, message: str, facts: ErrorFacts | None = None) -> None:
         Exception.__init__(self, message)
@@ -49,18 +49,22 @@ class ApiError(ModelSwarmError):
 
     @property
     def status(self) -> int | None:
+        """The status of HTTP; None in the middle of a stream, or if no answer came."""
         return self.facts.status
 
     @property
     def code(self) -> str | None:
+        """The stable name of the cause, as in docs/api.md, such as no_capacity; None if no gateway named one."""
         return self.facts.code
 
     @property
     def param(self) -> str | None:
+        """The field of the request that is wrong; None if no field is."""
         return self.facts.param
 
     @property
     def request_id(self) -> str | None:
+        """The id by which the gateway's log names the request; None if no gateway answered."""
         return self.facts.request_id
 
 

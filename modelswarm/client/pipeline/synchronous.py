@@ -65,7 +65,7 @@ class Pipeline:
 
     @property
     def model(self) -> ServedModel:
-        """The served model."""
+        """The served model, with its name and the positions of its context."""
         return self._engine.model
 
     @overload
@@ -98,7 +98,7 @@ class Pipeline:
         truncate_prompt: bool = False,
         done: Sequence[Response | None] | None = None,
     ) -> Response | list[Response]:
-        """Return the answer to one prompt, or those to a list, in its order.
+        """Return the answer to one prompt, or those to a list, in its order. Lengths of a `Response` are tokens.
 
         `prompts`: a string, a list of messages, a list of token ids, or a list of these. `gen_config`: one for all, or
         one for each. `do_preprocess`: whether a string is a user's message of a chat; by default if the model has a
