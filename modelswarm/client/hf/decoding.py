@@ -1,4 +1,4 @@
-"""The loop of transformers' `_sample` on tokens that servers have sampled: criteria, padding, streamer.
+"""Loops of transformers: that of `_sample` on tokens that servers have sampled, and the bound of drafts.
 
 Stopping criteria run here, by transformers' own code, on the ids so far. Knows no requests.
 """
@@ -57,3 +57,20 @@ def decode_rows(
         if streamer is not None:
             streamer.end()
     return ids[:, :length].clone()
+
+
+def bound_candidates(generator: Any, max_length: int) -> Any:
+    """Return a generator of drafts that end before the last position, behind which the model adds a token.
+
+    That of prompt lookup gives longer ones near the end, for which sessions have no room. They are never accepted.
+    """
+    find = generator.get_candidates
+
+    def get_candidates(input_ids: Tensor, **given: Any) -> tuple[Tensor, Tensor | None]:
+        ids, logits = find(input_ids, **given)
+        count = max(0, min(ids.shape[1], max_length - 1) - input_ids.shape[1])
+        kept = ids[:, : input_ids.shape[1] + count]
+        return kept, None if logits is None else logits[:, :count]
+
+    generator.get_candidates = get_candidates
+    return generator

@@ -47,15 +47,32 @@ def check_mask(mask: Tensor, ids: Tensor) -> None:
         raise ArgumentError("attention_mask", f"a row ends with padding; {detail}")
 
 
-def check_training_mask(mask: Tensor, ids: Tensor) -> None:
-    """Raise ArgumentError for a mask that is not one of `ids`, or hides a whole row. Padding may be on both sides."""
-    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+def check_forward_mask(mask: Tensor | None, ids: Tensor, pad: int | None, before: int = 0) -> None:
+    """Raise ArgumentError for a mask that is not one of `before` positions and `ids`, or that hides all of `ids`.
+
+    Padding may be on both sides. Without a mask, no row may begin with padding: a forward pass infers none.
+    """
+    if mask is None:
+        if not before:
+            _check_begins(ids, pad, "and a forward pass infers no mask")
+        return
+    if not isinstance(mask, Tensor) or list(mask.shape) != [len(ids), before + ids.shape[1]]:
         shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-        detail = f"allowed: that of input_ids, {list(ids.shape)}"
-        raise ArgumentError("attention_mask", f"the shape is {shape}; {detail}")
+        allowed = f"that of input_ids, {list(ids.shape)}"
+        if before:
+            allowed = f"{[len(ids), before + ids.shape[1]]}, {before} positions of the cache first"
+        raise ArgumentError("attention_mask", f"the shape is {shape}; allowed: {allowed}")
     if not bool(((mask == 0) | (mask == 1)).all()):
         raise ArgumentError("attention_mask", "allowed values: 0 for padding, 1 for tokens")
-    if not bool(mask.any(-1).all()):
+    if not bool(mask[:, before:].any()):
+        detail = "allowed: at least one token in the batch"
+        raise ArgumentError("attention_mask", f"all of input_ids is padding; {detail}")
+
+
+def check_training_mask(mask: Tensor | None, ids: Tensor, pad: int | None) -> None:
+    """Raise ArgumentError as `check_forward_mask` does, and for a mask that hides a whole row."""
+    check_forward_mask(mask, ids, pad)
+    if mask is not None and not bool(mask.any(-1).all()):
         raise ArgumentError("attention_mask", "a row has no token that is not padding")
 
 
@@ -76,15 +93,19 @@ def check_labels(labels: Tensor | None, ids: Tensor, vocabulary: int) -> None:
 
 
 def check_padding(ids: Tensor, pad: int | None, eos: list[int]) -> None:
-    """Raise ArgumentError for rows that seem to be padded, if no mask says so and none can be inferred."""
-    if pad is None or pad not in eos or len(ids) < 2:
-        return  # transformers infers the mask, or there is no padding
+    """Raise ArgumentError for rows that seem to be padded, if no mask says so and `generate` infers none."""
+    if pad in eos:  # else transformers infers the mask
+        _check_begins(ids, pad, "which is also an end token")
+
+
+def _check_begins(ids: Tensor, pad: int | None, reason: str) -> None:
+    if pad is None or len(ids) < 2:
+        return
     begins = ids[:, 0] == pad
     if bool(begins.any()) and not bool(begins.all()):
-        detail = "pass attention_mask=, as generate(**tokenizer(...)) does"
+        detail = "pass attention_mask=, that of the tokenizer's result"
         raise ArgumentError(
-            "attention_mask",
-            f"rows begin with pad_token_id {pad}, which is also an end token; {detail}",
+            "attention_mask", f"rows begin with pad_token_id {pad}, {reason}; {detail}"
         )
 
 

@@ -25,10 +25,11 @@ from modelswarm.client.hf.arguments import (
     needs_logits,
 )
 from modelswarm.client.hf.blocks import Blocks, ModelWithRemoteBlocks
-from modelswarm.client.hf.decoding import decode_rows
+from modelswarm.client.hf.decoding import bound_candidates, decode_rows
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.inputs import (
     Rows,
+    check_forward_mask,
     check_ids,
     check_labels,
     check_mask,
@@ -379,6 +380,10 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         turn.cache = self._make_cache(length, turn.session)
         model_kwargs["past_key_values"] = turn.cache
 
+    def _get_candidate_generator(self, generation_config: GenerationConfig, **prepared: Any) -> Any:
+        made = super()._get_candidate_generator(generation_config, **prepared)
+        return bound_candidates(made, generation_config.max_length)
+
     def _make_cache(self, max_length: int, session: ModelSession | None = None) -> RemoteCache:
         prefix = self.blocks.prefix()
 
@@ -387,7 +392,8 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
                 self.connection, self.served_name, max(2, max_length), prefix=prefix
             )
 
-        return RemoteCache(open_session, None if session is None else session.rows)
+        fixed = None if session is None else session.rows
+        return RemoteCache(open_session, self._facts.vocabulary, fixed)
 
     def forward(
         self,
@@ -426,10 +432,12 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
                 ids, attention_mask, past_key_values, use_cache, logits_to_keep
             )
         cache = past_key_values
+        before = 0 if cache is None else cache.get_seq_length()
+        check_forward_mask(attention_mask, ids, self.generation_config.pad_token_id, before)
         if cache is None:
             limit = self.context or self.config.max_position_embeddings
             cache = self._make_cache(limit if use_cache else ids.shape[1] + 1)
-        mask = None if attention_mask is None else attention_mask[:, -ids.shape[1] :]
+        mask = None if attention_mask is None else attention_mask[:, before:]
         logits = cache.forward(ids, mask, logits_to_keep or ids.shape[1])
         if past_key_values is None and not use_cache:
             cache.close()
@@ -440,11 +448,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         self, ids: Tensor, mask: Tensor | None, labels: Tensor | None, keep: int
     ) -> Any:
         """Return logits and loss of the whole input, with gradients."""
-        if mask is not None:
-            check_training_mask(mask, ids)
-        else:
-            pads = self.generation_config
-            check_padding(ids, pads.pad_token_id, _end_tokens(pads))
+        check_training_mask(mask, ids, self.generation_config.pad_token_id)
         logits = self.blocks.forward_tuned(ids, mask)
         loss = None
         if labels is not None:
@@ -462,6 +466,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             if value:
                 detail = "with output_hidden_states the whole input is run; leave it out"
                 raise UnsupportedArgumentError(name, detail)
+        check_forward_mask(mask, ids, self.generation_config.pad_token_id)
         if mask is not None:
             check_mask(mask, ids)
         logits, states = self.blocks.forward(ids, mask)

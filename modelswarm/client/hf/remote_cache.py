@@ -30,10 +30,11 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
     def __init__(
         self,
         open_session: Callable[[], GatewaySession],
+        vocabulary: int,
         fixed: Sequence[GatewaySession] | None = None,
     ) -> None:
         super().__init__(layers=[])
-        self._open_session = open_session
+        self._open_session, self._vocabulary = open_session, vocabulary
         self._fixed = fixed
         self._sessions: list[GatewaySession] = list(fixed or ())
         self._logs: list[list[int]] = []
@@ -100,13 +101,11 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
         self._length += ids.shape[1]
         for log, tokens in zip(self._logs, new, strict=True):
             log += tokens
-        counts = [min(keep, len(tokens)) for tokens in new]
-        rows = self._read_rows(counts)
-        width = next(row.shape[1] for row in rows if row is not None)
-        found = torch.zeros(len(rows), keep, width)
-        for place, row in enumerate(rows):
+        last = (torch.ones_like(ids) if mask is None else mask)[:, -keep:].bool().cpu()
+        found = torch.zeros(*last.shape, self._vocabulary)
+        for place, row in enumerate(self._read_rows(last.sum(-1).tolist())):
             if row is not None:
-                found[place, keep - len(row) :] = row
+                found[place, last[place]] = row
         return found.to(ids.device)
 
     def _read_rows(self, counts: list[int]) -> list[Tensor | None]:

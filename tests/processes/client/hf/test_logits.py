@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.processes.swarm import Running
-from transformers import LogitsProcessor, TextStreamer
+from transformers import (
+    AutoTokenizer,
+    LogitsProcessor,
+    SynthIDTextWatermarkingConfig,
+    TextStreamer,
+    WatermarkingConfig,
+)
 from typing_extensions import override
 
 from modelswarm.client.hf import AutoDistributedModelForCausalLM
@@ -60,6 +67,16 @@ def test_forward_equals_the_whole_model(model: Any, toy_model: Any) -> None:
     assert torch.allclose(padded[0, 3:], model(PADDED[:1, 3:]).logits[0], atol=1e-3)
 
 
+def test_logits_of_padding_on_either_side_are_zeros(model: Any, toy_model: Any) -> None:
+    ids, mask = torch.cat([PADDED, PADDED.flip(1)]), torch.cat([MASK, MASK.flip(1)])
+    with torch.no_grad():
+        whole = toy_model(ids, attention_mask=mask).logits * mask[..., None]
+    for keep in (0, 2, 1):
+        ours = model(ids, attention_mask=mask, logits_to_keep=keep).logits
+        assert torch.allclose(ours, whole[:, -keep:], atol=1e-3)
+    assert not model(ids[2:3], attention_mask=mask[2:3], logits_to_keep=2).logits.any()
+
+
 @pytest.mark.parametrize(
     "wanted",
     [
@@ -75,6 +92,10 @@ def test_forward_equals_the_whole_model(model: Any, toy_model: Any) -> None:
         {"repetition_penalty": 12.0},
         {"encoder_repetition_penalty": 1.3},
         {"guidance_scale": 1.5},
+        {"watermarking_config": WatermarkingConfig(bias=3.0, seeding_scheme="selfhash")},
+        {"exponential_decay_length_penalty": (3, 1.8), "eos_token_id": [5, 9]},
+        {"remove_invalid_values": True},
+        {"encoder_no_repeat_ngram_size": 1},
         {"num_beams": 3},
         {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5},
         {"num_beams": 3, "no_repeat_ngram_size": 2, "early_stopping": True},
@@ -87,6 +108,34 @@ def test_greedy_and_beams_equal_transformers(
     arguments = {"do_sample": False, **ENDLESS, **wanted}
     for ids in (PROMPTS[:1], PROMPTS):
         assert torch.equal(model.generate(ids, **arguments), toy_model.generate(ids, **arguments))
+
+
+def test_forced_first_token_equals_transformers(model: Any, toy_model: Any) -> None:
+    """transformers forces it behind a prompt of one token only."""
+    wanted = {"do_sample": False, "forced_bos_token_id": 9, **ENDLESS}
+    for ids in (PROMPTS[:, :1], PROMPTS):
+        ours = model.generate(ids, **wanted)
+        assert torch.equal(ours, toy_model.generate(ids, **wanted))
+        assert (ours[:, 1] == 9).all() == (ids.shape[1] == 1)
+
+
+@pytest.mark.parametrize("length", [4, 8])
+def test_negative_prompt_equals_transformers(model: Any, toy_model: Any, length: int) -> None:
+    wanted = {"do_sample": False, "guidance_scale": 1.5, **ENDLESS}
+    for ids in (PROMPTS[:1], PROMPTS):
+        negative = {"negative_prompt_ids": PROMPTS.flip(1)[: len(ids), :length]}
+        ours = model.generate(ids, **negative, **wanted)
+        assert torch.equal(ours, toy_model.generate(ids, **negative, **wanted))
+        assert not torch.equal(ours, model.generate(ids, **wanted))
+
+
+def test_healed_token_equals_transformers(model: Any, toy_model: Any, toy_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(toy_folder)
+    tokenizer.pad_token = tokenizer.bos_token = tokenizer.eos_token
+    ids = tokenizer("abc <", return_tensors="pt")["input_ids"]  # <|end|> begins with its end
+    wanted = {"do_sample": False, "token_healing": True, "tokenizer": tokenizer, **ENDLESS}
+    ours = model.generate(ids, **wanted)
+    assert torch.equal(ours, toy_model.generate(ids, **wanted))
 
 
 def test_beams_read_their_prompt_once(
@@ -123,6 +172,10 @@ def test_padded_beams_with_end_tokens_equal_transformers(model: Any, toy_model: 
         {"top_h": 0.4},
         {"epsilon_cutoff": 0.01, "temperature": 3.0},
         {"eta_cutoff": 0.01},
+        {"no_repeat_ngram_size": 1},
+        {"bad_words_ids": [[90, 229], *([token] for token in range(0, 320, 2))]},
+        {"sequence_bias": [[[90, 229], -9.0], [[255], 8.0]]},
+        {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=5)},
         {"num_beams": 3},
     ],
     ids=lambda wanted: "-".join(wanted),
@@ -146,6 +199,47 @@ def test_assistants_equal_transformers(model: Any, toy_model: Any) -> None:
         assert torch.equal(whole, model.generate(repeated, do_sample=False, **ENDLESS, **wanted))
 
 
+@pytest.mark.parametrize("count", [57, 58, 59, 60])
+def test_prompt_lookup_ends_at_the_last_position(model: Any, toy_model: Any, count: int) -> None:
+    """Drafts of transformers go beyond max_length, for which a session has no room."""
+    repeated = torch.cat([PROMPTS[:1], PROMPTS[:1]], dim=1)
+    wanted: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "max_new_tokens": count}
+    whole = toy_model.generate(repeated, **wanted)
+    wanted["prompt_lookup_num_tokens"] = 5
+    assert torch.equal(model.generate(repeated, **wanted), whole)
+    with model.inference_session(max_length=16 + count) as session:
+        assert torch.equal(model.generate(repeated, **wanted), whole)
+        assert session.tokens == whole.tolist()
+
+
+@pytest.fixture(scope="module")
+def noised_model(toy_model: Any) -> Any:
+    """Return a copy of the toy whose drafts are accepted in part."""
+    noised = copy.deepcopy(toy_model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for weight in noised.parameters():
+            weight += torch.randn(weight.shape, generator=generator) * weight.std() * 0.1
+    return noised
+
+
+def test_rejected_drafts_change_no_token(model: Any, toy_model: Any, noised_model: Any) -> None:
+    """Petals' test_remote_speculative_generation; and in a session."""
+    wanted: dict[str, Any] = {"do_sample": False, "eos_token_id": None}
+    whole = toy_model.generate(PROMPTS[:1], max_new_tokens=40, **wanted)
+    with torch.no_grad():
+        drafts = noised_model(whole).logits.argmax(-1)[:, 7:-1]
+    assert 0 < (drafts == whole[:, 8:]).float().mean() < 1
+    wanted["assistant_model"] = noised_model
+    assert torch.equal(model.generate(PROMPTS[:1], max_new_tokens=40, **wanted), whole)
+    with model.inference_session(max_length=50) as session:
+        first = model.generate(PROMPTS[:1], max_new_tokens=25, **wanted)
+        assert session.tokens == first.tolist()
+        more = model.generate(None, max_new_tokens=15, **wanted)
+        assert torch.equal(torch.cat([first, more], dim=1), whole)
+        assert session.tokens == whole.tolist()
+
+
 def test_scores_and_logits_are_returned(model: Any, toy_model: Any) -> None:
     wanted = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
     ours, whole = (
@@ -163,8 +257,6 @@ def test_scores_and_logits_are_returned(model: Any, toy_model: Any) -> None:
 def test_session_continues_after_turns_with_logits(
     model: Any, toy_model: Any, toy_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from transformers import AutoTokenizer
-
     wanted = {"do_sample": False, "logits_processor": [NoOdd()], **ENDLESS}
     whole = toy_model.generate(PROMPTS, **wanted | {"max_new_tokens": 24})
     with model.inference_session(max_length=40, batch_size=2) as session:

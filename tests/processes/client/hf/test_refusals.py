@@ -110,6 +110,40 @@ def test_wrong_option_of_forward_is_refused(deaf_model: Any, options: Any, field
         deaf_model(torch.tensor([[320]]))
 
 
+@pytest.mark.parametrize(
+    ("ids", "mask", "sentence"),
+    [
+        (IDS, torch.ones(1, 2), "the shape is [1, 2]; allowed: that of input_ids, [1, 3]"),
+        (IDS, torch.ones(1, 4), "the shape is [1, 4]; allowed: that of input_ids, [1, 3]"),
+        (IDS, torch.ones(3), "the shape is [3]; allowed: that of input_ids, [1, 3]"),
+        (TWO, torch.ones(1, 3), "the shape is [1, 3]; allowed: that of input_ids, [2, 3]"),
+        (IDS, [[1, 1, 1]], "the shape is list; allowed: that of input_ids, [1, 3]"),
+        (IDS, torch.tensor([[0.5, 1, 1]]), "allowed values: 0 for padding, 1 for tokens"),
+        (TWO, torch.zeros(2, 3), "all of input_ids is padding; allowed: at least one token"),
+        (TWO, None, "rows begin with pad_token_id 0, and a forward pass infers no mask"),
+    ],
+    ids=range(8),
+)
+@pytest.mark.parametrize("keep", [0, 1])
+def test_wrong_mask_of_logits_is_refused(
+    deaf_model: Any, ids: Any, mask: Any, sentence: str, keep: int
+) -> None:
+    with pytest.raises(UserError) as refused:
+        deaf_model(ids, attention_mask=mask, logits_to_keep=keep)
+    assert refused.value.field == "attention_mask"
+    assert str(refused.value).startswith(f"attention_mask: {sentence}")
+
+
+def test_mask_behind_a_cache_has_its_positions_too(model: Any) -> None:
+    first = model(IDS, use_cache=True)
+    for wrong in (torch.ones(1, 3), torch.tensor([[1, 1, 1, 0, 0, 0]])):
+        with pytest.raises(UserError, match="attention_mask: "):
+            model(IDS, attention_mask=wrong, past_key_values=first.past_key_values)
+    second = model(IDS, attention_mask=torch.ones(1, 6), past_key_values=first.past_key_values)
+    assert torch.allclose(second.logits, model(IDS.repeat(1, 2)).logits[:, 3:], atol=1e-3)
+    first.past_key_values.close()
+
+
 def test_context_that_servers_do_not_have_is_refused(deaf_model: Any) -> None:
     with pytest.raises(UserError, match="the context of the swarm has 1024"):
         deaf_model.generate(IDS, max_new_tokens=1022)
