@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.models.sampling.sampled import check_sampled, next_seeds
+from support.models.sampling.sampled import check_sampled, check_sampled_near, next_seeds
 from support.processes.swarm import Running
-from transformers import AutoTokenizer, StoppingCriteria, TextIteratorStreamer, TextStreamer
+from transformers import (
+    AsyncTextIteratorStreamer,
+    AutoTokenizer,
+    StoppingCriteria,
+    TextIteratorStreamer,
+    TextStreamer,
+)
 from typing_extensions import override
 
 from modelswarm.protocol.messages import Sampling
@@ -130,8 +137,13 @@ def test_max_time_ends_the_answer(model: Any) -> None:
             {"temperature": 1.5, "repetition_penalty": 1.2},
         ),
         ({"top_k": 9, "no_repeat_ngram_size": 1}, {"top_k": 9, "no_repeat_ngram_size": 1}),
+        ({"top_k": 0, "typical_p": 0.5}, {"typical_p": 0.5}),
+        (
+            {"top_k": 0, "typical_p": 0.9, "temperature": 0.8},
+            {"typical_p": 0.9, "temperature": 0.8},
+        ),
     ],
-    ids=range(5),
+    ids=range(7),
 )
 def test_sampled_rows_are_those_of_the_sampler(
     model: Any, toy_model: Any, wanted: dict[str, Any], sampling: dict[str, Any]
@@ -145,20 +157,10 @@ def test_sampled_rows_are_those_of_the_sampler(
     torch.manual_seed(5)
     for row, seed in zip(out.tolist(), next_seeds(4), strict=True):
         parameters = Sampling(**{"temperature": 1.0, "seed": seed, **sampling})
-        check_sampled(toy_model, row, 8, parameters)
+        check = check_sampled if parameters.typical_p == 1.0 else check_sampled_near
+        check(toy_model, row, 8, parameters)
     torch.manual_seed(5)
     assert torch.equal(out, model.generate(PROMPTS, **arguments, **wanted))
-
-
-def test_typical_sampling_draws_what_the_sampler_keeps(model: Any, toy_model: Any) -> None:
-    torch.manual_seed(8)
-    out = model.generate(
-        PROMPTS[:1], do_sample=True, top_k=0, typical_p=0.5, max_new_tokens=25, **ENDLESS
-    )
-    torch.manual_seed(8)
-    wide = model.generate(PROMPTS[:1], do_sample=True, top_k=0, max_new_tokens=25, **ENDLESS)
-    assert out.shape == wide.shape
-    assert not torch.equal(out, wide)
 
 
 def test_streamers_get_the_prompt_and_each_token(
@@ -177,6 +179,22 @@ def test_streamers_get_the_prompt_and_each_token(
     thread.start()
     assert "".join(streamer) == tokenizer.decode(out[0, 8:])
     thread.join()
+
+
+def test_async_streamer_gets_each_token(model: Any, toy_folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(toy_folder)
+    wanted: dict[str, Any] = {"suppress_tokens": list(range(200, 320)), **ENDLESS}
+    out = greedy(model, PROMPTS[:1], 20, **wanted)
+
+    async def read() -> str:
+        streamer = AsyncTextIteratorStreamer(tokenizer, skip_prompt=True)
+        run = asyncio.to_thread(greedy, model, PROMPTS[:1], 20, streamer=streamer, **wanted)
+        task = asyncio.create_task(run)
+        text = "".join([part async for part in streamer])
+        assert torch.equal(await task, out)
+        return text
+
+    assert asyncio.run(read()) == tokenizer.decode(out[0, 8:])
 
 
 def test_dictionary_has_the_sequences(model: Any) -> None:

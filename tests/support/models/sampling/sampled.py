@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from support.processes.oracles import check_tokens
+from support.processes.oracles import TAU, check_tokens, logits_of
 from support.processes.streams import Answer, Request
 
 from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import SampledToken, SampleRequest
+from modelswarm_serving.model.sampling.sampler import sample
+
+_NEAR = 16  # logits near those of the whole model, each with other rounding
 
 
 def next_seeds(count: int) -> list[int]:
@@ -23,3 +27,19 @@ def check_sampled(model: Any, log: list[int], first: int, sampling: Sampling) ->
     positions = tuple(range(first, len(log)))
     request = Request(prompt, len(tokens), sampling)
     check_tokens(model, Answer(request, tokens, positions, "", "length"))
+
+
+def check_sampled_near(model: Any, log: list[int], first: int, sampling: Sampling) -> None:
+    """Check the same for filters without a known margin, such as typical_p.
+
+    Each token is one that the sampler draws on logits which differ from the whole model's by TAU at most.
+    """
+    rows = logits_of(model, log[:-1])[first - 1 :]
+    noise = torch.rand((_NEAR, *rows.shape), generator=torch.Generator().manual_seed(0)) * 2 - 1
+    noise[0] = 0
+    places = range(first, len(log))
+    picks = [SampleRequest(sampling, place, log[:place], first) for place in places]
+    near = [sample(rows + TAU * each, picks) for each in noise]
+    for place, token, found in zip(places, log[first:], zip(*near, strict=True), strict=True):
+        drawn = {each.token for each in found if isinstance(each, SampledToken)}
+        assert token in drawn, f"entry {place} is {token}; the sampler draws {drawn}"
