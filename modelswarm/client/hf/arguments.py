@@ -38,13 +38,41 @@ _NO_EFFECT = {
     "is_assistant": "the model assists no other one",
     "assistant_early_exit": "blocks are on the servers",
     "use_mtp": "blocks are on the servers",
+    "speculation_type": "its drafts need hidden states of the servers; use assistant_model",
+    "decoder_start_token_id": "the served families begin with input_ids, or with bos_token_id",
 }
+_OBEYED = frozenset(
+    {
+        *("max_length", "max_new_tokens", "min_length", "min_new_tokens", "max_time"),
+        *("early_stopping", "stop_strings", "do_sample", "num_beams", "length_penalty"),
+        *("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p"),
+        *("epsilon_cutoff", "eta_cutoff", "renormalize_logits", "remove_invalid_values"),
+        *("repetition_penalty", "encoder_repetition_penalty", "exponential_decay_length_penalty"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"),
+        *("sequence_bias", "suppress_tokens", "begin_suppress_tokens", "token_healing"),
+        *("forced_bos_token_id", "forced_eos_token_id", "guidance_scale", "watermarking_config"),
+        *("num_return_sequences", "output_scores", "output_logits", "return_dict_in_generate"),
+        *("pad_token_id", "bos_token_id", "eos_token_id", "use_cache"),
+        *("num_assistant_tokens", "num_assistant_tokens_schedule"),
+        *("assistant_confidence_threshold", "assistant_ensemble_weight"),
+        *("assistant_lookbehind", "target_lookbehind"),
+        *("prompt_lookup_num_tokens", "max_matching_ngram_size"),
+    }
+)
+"""Fields of transformers' GenerationConfig that servers obey, or transformers' own code at the client."""
+_NOTES = frozenset({"transformers_version", "_from_model_config"})
+"""Fields that say where a configuration is from."""
 _SESSION = {
     "num_return_sequences": "a session goes on with one answer per row; repeat the rows of the input",
     "token_healing": "it changes the log of the session",
     "num_beams": "beams are several contexts",
     "custom_generate": "a loop of the caller has its own contexts",
 }
+
+
+def unknown_fields(config: Mapping[str, Any]) -> list[str]:
+    """Return the fields of a GenerationConfig that are neither obeyed nor refused: those of a later transformers."""
+    return sorted({*config} - _OBEYED - _NOTES - _MOVED.keys() - _NO_EFFECT.keys())
 
 
 def check_arguments(
@@ -65,6 +93,10 @@ def check_arguments(
             raise UnsupportedArgumentError(name, f"{_NO_EFFECT[name]}; leave it out")
         if in_session and name in _SESSION:
             raise UnsupportedArgumentError(name, f"{_SESSION[name]}; leave it out in a session")
+    for name in unknown_fields(defaults):
+        if _is_set(name, given.get(name)) and given[name] != defaults[name]:
+            detail = "this version does not know what it does on a swarm"
+            raise UnsupportedArgumentError(name, f"{detail}; leave it out")
     if given.get("use_cache") is False:
         detail = "servers keep the KV, and the tokens are the same; leave it out"
         raise UnsupportedArgumentError("use_cache", detail)
