@@ -12,6 +12,33 @@ if TYPE_CHECKING:
     from modelswarm.client.api import AsyncClient, Client
     from modelswarm.client.engine.engine import Engine
     from modelswarm.client.engine.session import InferenceSession
+    from modelswarm.client.hf.auto import (
+        AutoDistributedModelForCausalLM,
+        DistributedBloomForCausalLM,
+        DistributedCohere2ForCausalLM,
+        DistributedDeepseekV2ForCausalLM,
+        DistributedDeepseekV3ForCausalLM,
+        DistributedFalconForCausalLM,
+        DistributedGemma2ForCausalLM,
+        DistributedGemma3ForCausalLM,
+        DistributedGemma3ForConditionalGeneration,
+        DistributedGlm4ForCausalLM,
+        DistributedGPT2LMHeadModel,
+        DistributedGPTNeoXForCausalLM,
+        DistributedGptOssForCausalLM,
+        DistributedGraniteForCausalLM,
+        DistributedLlamaForCausalLM,
+        DistributedMistralForCausalLM,
+        DistributedMixtralForCausalLM,
+        DistributedOlmo2ForCausalLM,
+        DistributedOPTForCausalLM,
+        DistributedPhi3ForCausalLM,
+        DistributedQwen2ForCausalLM,
+        DistributedQwen2MoeForCausalLM,
+        DistributedQwen3ForCausalLM,
+        DistributedQwen3MoeForCausalLM,
+        DistributedStarcoder2ForCausalLM,
+    )
     from modelswarm.client.pipeline import (
         GenerationConfig,
         Pipeline,
@@ -23,7 +50,32 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AsyncClient",
+    "AutoDistributedModelForCausalLM",
     "Client",
+    "DistributedBloomForCausalLM",
+    "DistributedCohere2ForCausalLM",
+    "DistributedDeepseekV2ForCausalLM",
+    "DistributedDeepseekV3ForCausalLM",
+    "DistributedFalconForCausalLM",
+    "DistributedGPT2LMHeadModel",
+    "DistributedGPTNeoXForCausalLM",
+    "DistributedGemma2ForCausalLM",
+    "DistributedGemma3ForCausalLM",
+    "DistributedGemma3ForConditionalGeneration",
+    "DistributedGlm4ForCausalLM",
+    "DistributedGptOssForCausalLM",
+    "DistributedGraniteForCausalLM",
+    "DistributedLlamaForCausalLM",
+    "DistributedMistralForCausalLM",
+    "DistributedMixtralForCausalLM",
+    "DistributedOPTForCausalLM",
+    "DistributedOlmo2ForCausalLM",
+    "DistributedPhi3ForCausalLM",
+    "DistributedQwen2ForCausalLM",
+    "DistributedQwen2MoeForCausalLM",
+    "DistributedQwen3ForCausalLM",
+    "DistributedQwen3MoeForCausalLM",
+    "DistributedStarcoder2ForCausalLM",
     "Engine",
     "GenerationConfig",
     "InferenceSession",
@@ -48,7 +100,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith(("AutoDistributed", "Distributed")):  # one class for each family
+    if name.startswith(("AutoDistributed", "Distributed", "Remote")):  # also refuses Petals' others
         return getattr(importlib.import_module("modelswarm.client.hf"), name)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,11 +5,10 @@ Reads config.json and generation_config.json of a folder or of the hub; no weigh
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, Self, get_args
 
 from transformers import AutoConfig, GenerationConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -24,10 +23,31 @@ from modelswarm.client.training.prompts import SoftPrompts, TuningMode
 
 _CONFIG_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "token")
 """Arguments of transformers' from_pretrained that concern the two files."""
+_CHOICE = "the gateway chooses servers; `modelswarm drain` takes one out of use"
+_RECOVERY = "the gateway replaces lost servers; `--hold-limit` of `modelswarm up` is its patience"
+_LIST = "the gateway keeps the list of servers"
 _OWN_ARGUMENTS = ("gateway", "served_name", "sampling", "tuning_mode", "pre_seq_len")
 _REFUSED = {
     "initial_peers": "a swarm is found by its gateway; use gateway=",
     "dht_prefix": "a swarm is found by its gateway; use gateway= and served_name=",
+    "daemon_startup_timeout": "the client starts no daemon; use gateway=",
+    "allowed_servers": _CHOICE,
+    "blocked_servers": _CHOICE,
+    "connect_timeout": _RECOVERY,
+    "request_timeout": _RECOVERY,
+    "max_retries": _RECOVERY,
+    "min_backoff": _RECOVERY,
+    "max_backoff": _RECOVERY,
+    "ban_timeout": _RECOVERY,
+    "update_period": _LIST,
+    "max_pinged": _LIST,
+    "ping_timeout": _LIST,
+    "show_route": "`modelswarm status` and `modelswarm ui` show the route of each session",
+    "use_server_to_server": "servers always pass rows to the next one",
+    "compression": "rows travel in the servers' dtype, without loss",
+    "use_chunked_forward": "the head is on the servers",
+    "quant_type": "the swarm's document decides the dtype",
+    "use_auth_token": "use token=",
     "torch_dtype": "the swarm's document decides the dtype",
     "dtype": "the swarm's document decides the dtype",
     "device_map": "the blocks are on the servers",
@@ -76,31 +96,14 @@ class AutoDistributedModelForCausalLM:
         return load_model(cls.model_types, model, gateway, served_name, sampling, tuning, options)
 
 
-def find_class(name: str) -> Any:
-    """Return the class of that name. Raise AttributeError for a family that is not served."""
-    if name == AutoDistributedModelForCausalLM.__name__:
-        return AutoDistributedModelForCausalLM
-    types = class_names().get(name)
-    if types is None:
-        known = ", ".join(sorted(class_names()))
-        raise AttributeError(f"modelswarm has no {name}; served families: {known}")
-    return _family_class(name, types)
+class FamilyModel(DistributedModelForCausalLM):
+    """A model of one family, whose class in transformers has the same name without `Distributed`."""
 
+    model_types: ClassVar[frozenset[str]] = frozenset()
 
-def class_names() -> dict[str, frozenset[str]]:
-    """Return the name of each family's class, and the model types that it loads."""
-    found: dict[str, frozenset[str]] = {}
-    for model_type in FAMILIES:
-        name = f"Distributed{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]}"
-        found[name] = found.get(name, frozenset()) | {model_type}
-    return found
-
-
-@functools.cache
-def _family_class(name: str, types: frozenset[str]) -> Any:
+    @classmethod
     def from_pretrained(
-        cls: type[DistributedModelForCausalLM],
-        /,
+        cls,
         model: str | Path,
         *,
         gateway: str | None = None,
@@ -109,13 +112,128 @@ def _family_class(name: str, types: frozenset[str]) -> Any:
         tuning_mode: TuningMode | None = None,
         pre_seq_len: int | None = None,
         **options: Any,
-    ) -> DistributedModelForCausalLM:
+    ) -> Self:
+        """Return the model of a swarm, as AutoDistributedModelForCausalLM does, if it is of this family."""
         tuning = Tuning.parse(tuning_mode, pre_seq_len)
-        return load_model(types, model, gateway, served_name, sampling, tuning, options)
+        loaded = load_model(cls.model_types, model, gateway, served_name, sampling, tuning, options)
+        assert isinstance(loaded, cls)
+        return loaded
 
-    from_pretrained.__doc__ = AutoDistributedModelForCausalLM.from_pretrained.__doc__
-    members = {"from_pretrained": classmethod(from_pretrained), "__module__": __name__}
-    return type(name, (DistributedModelForCausalLM,), members)
+
+class DistributedBloomForCausalLM(FamilyModel):
+    model_types = frozenset({"bloom"})
+
+
+class DistributedCohere2ForCausalLM(FamilyModel):
+    model_types = frozenset({"cohere2"})
+
+
+class DistributedDeepseekV2ForCausalLM(FamilyModel):
+    model_types = frozenset({"deepseek_v2"})
+
+
+class DistributedDeepseekV3ForCausalLM(FamilyModel):
+    model_types = frozenset({"deepseek_v3"})
+
+
+class DistributedFalconForCausalLM(FamilyModel):
+    model_types = frozenset({"falcon"})
+
+
+class DistributedGPT2LMHeadModel(FamilyModel):
+    model_types = frozenset({"gpt2"})
+
+
+class DistributedGPTNeoXForCausalLM(FamilyModel):
+    model_types = frozenset({"gpt_neox"})
+
+
+class DistributedGemma2ForCausalLM(FamilyModel):
+    model_types = frozenset({"gemma2"})
+
+
+class DistributedGemma3ForCausalLM(FamilyModel):
+    model_types = frozenset({"gemma3_text"})
+
+
+class DistributedGemma3ForConditionalGeneration(FamilyModel):
+    model_types = frozenset({"gemma3"})
+
+
+class DistributedGlm4ForCausalLM(FamilyModel):
+    model_types = frozenset({"glm4"})
+
+
+class DistributedGptOssForCausalLM(FamilyModel):
+    model_types = frozenset({"gpt_oss"})
+
+
+class DistributedGraniteForCausalLM(FamilyModel):
+    model_types = frozenset({"granite"})
+
+
+class DistributedLlamaForCausalLM(FamilyModel):
+    model_types = frozenset({"llama"})
+
+
+class DistributedMistralForCausalLM(FamilyModel):
+    model_types = frozenset({"mistral"})
+
+
+class DistributedMixtralForCausalLM(FamilyModel):
+    model_types = frozenset({"mixtral"})
+
+
+class DistributedOPTForCausalLM(FamilyModel):
+    model_types = frozenset({"opt"})
+
+
+class DistributedOlmo2ForCausalLM(FamilyModel):
+    model_types = frozenset({"olmo2"})
+
+
+class DistributedPhi3ForCausalLM(FamilyModel):
+    model_types = frozenset({"phi3"})
+
+
+class DistributedQwen2ForCausalLM(FamilyModel):
+    model_types = frozenset({"qwen2"})
+
+
+class DistributedQwen2MoeForCausalLM(FamilyModel):
+    model_types = frozenset({"qwen2_moe"})
+
+
+class DistributedQwen3ForCausalLM(FamilyModel):
+    model_types = frozenset({"qwen3"})
+
+
+class DistributedQwen3MoeForCausalLM(FamilyModel):
+    model_types = frozenset({"qwen3_moe"})
+
+
+class DistributedStarcoder2ForCausalLM(FamilyModel):
+    model_types = frozenset({"starcoder2"})
+
+
+def find_class(name: str) -> Any:
+    """Return the class of that name. Raise ImportError for a family that is not served."""
+    if name == AutoDistributedModelForCausalLM.__name__:
+        return AutoDistributedModelForCausalLM
+    families = family_classes()
+    if name not in families:
+        known = ", ".join(sorted(families))
+        raise ImportError(f"modelswarm has no {name}; served families: {known}")
+    return families[name]
+
+
+def family_classes() -> dict[str, type[FamilyModel]]:
+    """Return the class of each family by its name."""
+    return {
+        name: found
+        for name, found in globals().items()
+        if isinstance(found, type) and issubclass(found, FamilyModel) and found.model_types
+    }
 
 
 def load_model(

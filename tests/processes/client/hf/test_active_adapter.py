@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def test_active_adapter_generates_what_peft_generates(tmp_path: Path) -> None:
         folder, "active", spans=2, length=64, settings=settings, adapters=adapters
     ) as swarm:
         for name in (None, "law"):
-            chosen = {} if name is None else {"active_adapter": name}
+            chosen: dict[str, Any] = {} if name is None else {"active_adapter": name}
             model = load(folder, gateway=swarm.local.grpc, **chosen)
             ids = torch.tensor([[5, 6, 7, 8]])
             made = model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0)

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from modelswarm import AutoDistributedModelForCausalLM
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
+from modelswarm.client.training.prompts import TuningMode
 
 ROWS = 5
 IDS = torch.tensor([[65, 12, 200, 7, 9, 31, 8, 100], [90, 91, 92, 93, 94, 95, 96, 97]])
 MASK = torch.tensor([[1, 1, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 1, 1, 1, 1]])
 
 
-def tuned(running: Running, folder: Path, mode: str, rows: int = ROWS) -> Any:
+def tuned(running: Running, folder: Path, mode: TuningMode, rows: int = ROWS) -> Any:
     torch.manual_seed(11)
     model = AutoDistributedModelForCausalLM.from_pretrained(
         folder, gateway=running.local.grpc, tuning_mode=mode, pre_seq_len=rows
@@ -43,7 +44,7 @@ def right_loss(whole: Any, model: Any, ids: Tensor, labels: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
 def test_gradients_of_prompts_equal_those_of_transformers(
-    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: str
+    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: TuningMode
 ) -> None:
     model = tuned(toy_swarm, toy_folder, mode)
     weights = [each for each in model.parameters() if each.requires_grad]
