@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
+from support.eventually import eventually
 from support.models.sampling.sampled import check_sampled, next_seeds
 from support.processes.swarm import Running
 from typing_extensions import override
@@ -18,6 +20,8 @@ from modelswarm.client.sessions.errors import (
     SessionLengthError,
 )
 from modelswarm.errors import UserError
+from modelswarm.placement.plan import PAGE_SIZE
+from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import Sampling
 
 PROMPTS = torch.tensor([[65, 12, 200, 7, 9, 31, 8, 100], [90, 91, 92, 93, 94, 95, 96, 97]])
@@ -211,6 +215,36 @@ def test_room_is_reserved_whole_and_freed(toy_swarm: Running, model: Any) -> Non
         raise RuntimeError
     toy_swarm.wait_empty()
     assert not toy_swarm.sessions()
+
+
+def test_nested_sessions_take_and_return_their_pages(toy_swarm: Running, model: Any) -> None:
+    """Petals' test_server_info: free KV falls by exactly what max_length needs, and comes back.
+
+    The last position of max_length needs no KV: no token follows it.
+    """
+
+    needs: dict[str, int] = {}  # pages of each session, on each server of its route
+
+    def are_exact(rows: int, pages: int) -> bool:
+        """Return whether each server has lent exactly the pages of `rows` sessions; new ones need `pages` each."""
+        sessions = toy_swarm.sessions()
+        wanted: Counter[str] = Counter()
+        for session in sessions:
+            need = needs.setdefault(session.id, pages)
+            wanted.update({name_of(hop.peer): need for hop in session.route})
+        return len(sessions) == rows and toy_swarm.pages_in_use() == wanted
+
+    toy_swarm.wait_whole()
+    toy_swarm.wait_empty()
+    with model.inference_session(max_length=6 * PAGE_SIZE + 1):
+        eventually("6 pages are used", lambda: are_exact(1, 6))
+        with model.inference_session(max_length=18 * PAGE_SIZE + 2, batch_size=2) as inner:
+            eventually("and 19 for each row", lambda: are_exact(3, 19))
+            generate(model, PROMPTS)
+            assert inner.position == 18
+            assert are_exact(3, 0), "positions that are filled were reserved before"
+        eventually("they are given back", lambda: are_exact(1, 0))
+    toy_swarm.wait_empty()
 
 
 class ExitAll(list[Any]):
