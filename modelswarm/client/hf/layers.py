@@ -145,12 +145,22 @@ class LayersSession:
         for row in self._rows:
             row.position = value
 
-    def step(self, hidden_states: Tensor) -> Tensor:
+    def step(self, hidden_states: Tensor, prompts: Any = None, hypo_ids: Any = None) -> Tensor:
         """Append positions [batch, new, hidden], and return their hidden states behind the blocks.
 
-        Nothing is sent for an input without positions. Raise ArgumentError for a wrong input, SessionLengthError for
-        more than max_length positions, SessionClosedError, SessionBusyError.
+        `prompts` and `hypo_ids` of Petals are refused by name. Nothing is sent for an input without positions.
+
+        Raise ArgumentError for a wrong input, SessionLengthError for more than max_length positions,
+        SessionClosedError, SessionBusyError.
         """
+        if prompts is not None:
+            detail = (
+                "a session has none; call the blocks themselves, as layers(hidden, prompts=prompts)"
+            )
+            raise UnsupportedArgumentError("prompts", detail)
+        if hypo_ids is not None:
+            detail = "rows are not reordered; beams are sessions of `generate`"
+            raise UnsupportedArgumentError("hypo_ids", detail)
         check_states(hidden_states, self._served.hidden_size, may_be_empty=True)
         if torch.is_grad_enabled() and hidden_states.requires_grad:
             detail = (

@@ -152,6 +152,14 @@ def test_wrong_inputs_are_refused_by_name(model: Any) -> None:
         pytest.raises(UnsupportedArgumentError, match="gradients"),
     ):
         session.step(good.clone().requires_grad_())
+    with layers.inference_session(max_length=9, batch_size=2) as session:
+        with pytest.raises(
+            UnsupportedArgumentError, match=r"^prompts: .* layers\(hidden, prompts="
+        ):
+            session.step(good, torch.zeros(8, 2, width))
+        with pytest.raises(UnsupportedArgumentError, match=r"^hypo_ids: rows are not reordered"):
+            session.step(good, None, torch.tensor([1, 0]))
+        assert session.step(good, None, None).shape == good.shape
     with pytest.raises(ArgumentError, match="step of 2"):
         layers[::2]
     with pytest.raises(ArgumentError, match="has no block"):
