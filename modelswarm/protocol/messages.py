@@ -33,7 +33,7 @@ from modelswarm.protocol.sampling import (
 )
 from modelswarm.protocol.session_search import FindSession, HopInfo, SessionInfo
 
-PROTOCOL_VERSION = (2, 3)
+PROTOCOL_VERSION = (2, 4)
 """(major, minor). Peers one minor version apart work together; any other pair is refused, naming both versions."""
 
 
@@ -102,6 +102,7 @@ class Turn:
     blocks: BlockRange | None = None  # of the whole session; None: tokens in and out of all blocks
     adapter: Adapter | None = None  # of the whole session; None: the model as it is
     only_rows: bool = False  # rows are returned, that of the last entry too, and nothing is sampled
+    prompt_rows: int = 0  # first entries, whose rows come with one more for each block (R14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +214,10 @@ class StartEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """Log entries [start, start + len(tokens)). The head runs them, the tail stores them."""
+    """Log entries [start, start + len(tokens)). The head runs them, the tail stores them.
+
+    A hop between them gets those entries below `Turn.prompt_rows` that it is to run, with the rows of its own blocks.
+    """
 
     handle: Handle
     epoch: Epoch

@@ -2,6 +2,9 @@
 
 In a log such an entry is a number above all tokens, made of a hash of its row; the row travels beside it. Used by
 gateways, which log the rows, and by servers, which keep them with their log copies.
+
+The rows of the first `Turn.prompt_rows` entries are chains: the row in place of the embedding, then one for each block.
+The block adds it to the row of that position (deep prompt tuning).
 """
 
 from __future__ import annotations
@@ -17,12 +20,19 @@ def is_opaque(entry: int) -> bool:
     return entry >= OPAQUE
 
 
-def opaque_entries(rows: bytes, row_bytes: int) -> tuple[int, ...]:
-    """Return the log entries of rows of `row_bytes` each."""
-    return tuple(
-        OPAQUE | int.from_bytes(hashlib.blake2s(rows[at : at + row_bytes]).digest()[:4]) >> 1
-        for at in range(0, len(rows), row_bytes)
-    )
+def opaque_entries(rows: Iterable[bytes]) -> tuple[int, ...]:
+    """Return the log entries of rows."""
+    return tuple(OPAQUE | int.from_bytes(hashlib.blake2s(row).digest()[:4]) >> 1 for row in rows)
+
+
+def chain_bytes(row_bytes: int, n_blocks: int) -> int:
+    """Return the bytes of a row with those of all blocks."""
+    return row_bytes * (1 + n_blocks)
+
+
+def block_rows(chain: bytes, row_bytes: int, first: int, last: int) -> bytes:
+    """Return the rows of blocks [first, last) of a chain."""
+    return chain[row_bytes * (1 + first) : row_bytes * (1 + last)]
 
 
 def split_rows(start: int, entries: Sequence[int], rows: bytes) -> dict[int, bytes] | None:

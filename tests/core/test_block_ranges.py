@@ -34,7 +34,7 @@ def begin(
         core.open_session("a", MODEL, now, 0)
     packed = [struct.pack("<Q", row) for row in rows]
     request = TurnRequest(
-        opaque_entries(b"".join(packed), ROW_BYTES),
+        opaque_entries(packed),
         0,
         Sampling(returned=ReturnedRows(start, hidden_states=True)),
         credit_ahead=ahead,
@@ -85,7 +85,7 @@ def test_opened_range_has_no_rows_yet(
     """The one entry of its log holds the place until the first rows."""
     swarm = swarm_of(*spans)
     packed = bytes(ROW_BYTES)
-    holder = opaque_entries(packed, ROW_BYTES)
+    holder = opaque_entries([packed])
     room = Reservation(LENGTH, 60, BlockRange(*blocks))
     request = TurnRequest(holder, 0, Sampling(), reservation=room, opaque={0: packed})
     swarm.core.open_session("a", MODEL, swarm.now, 0)

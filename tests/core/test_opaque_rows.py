@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 
 import pytest
-from support.core.gateway import ROW_BYTES, TWICE, Gateway, Swarm, add_gateway, swarm_of
+from support.core.gateway import TWICE, Gateway, Swarm, add_gateway, swarm_of
 from support.core.server import MODEL, VOCABULARY, reference_rows
 
 from modelswarm.protocol.messages import FaultKind, FaultReport, Finish, Input, Sampling
@@ -23,7 +23,7 @@ MIDDLE = [(7 * at) % VOCABULARY for at in range(10)]
 
 
 def entries(rows: Sequence[bytes] = ROWS) -> tuple[int, ...]:
-    return opaque_entries(b"".join(rows), ROW_BYTES)
+    return opaque_entries(rows)
 
 
 LOG = (*MIDDLE, *entries(), 5, 6, 7)
@@ -154,7 +154,7 @@ def test_many_rows_come_in_small_messages() -> None:
     swarm = Swarm()
     swarm.serve(0, 4, row_bytes=1 << 16)
     rows = [ROWS[at % 6] * (1 << 13) for at in range(9)]
-    log = (*opaque_entries(b"".join(rows), 1 << 16), 3)
+    log = (*opaque_entries(rows), 3)
     begin(swarm.gateway, log, dict(enumerate(rows)))
     sent = [send.item for send in swarm.sent(Input) if isinstance(send.item, Input)]
     assert max(len(item.rows) for item in sent) <= 128 << 10

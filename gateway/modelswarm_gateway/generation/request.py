@@ -62,6 +62,19 @@ class RowsPrompt:
     dtype: str
     shape: tuple[int, ...]  # as the client gave it
     data: bytes
+    prompts: RowsPrompt | None = None  # [rows, blocks, hidden size], added before each block (R14)
+
+    def entry_rows(self) -> list[bytes]:
+        """Return the row of each entry, with those of the blocks behind it. The data must fit the shape."""
+        count = self.shape[0]
+        parts = [self.data] if self.prompts is None else [self.data, self.prompts.data]
+        sizes = [len(part) // count for part in parts]
+        return [
+            b"".join(
+                part[at * size : (at + 1) * size] for part, size in zip(parts, sizes, strict=True)
+            )
+            for at in range(count)
+        ]
 
 
 Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt | RowsPrompt
@@ -207,8 +220,8 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
                         request.prompt_field, f"{request.prompt_field}[{place}]: {detail}"
                     )
             return ids
-        case RowsPrompt(shape=shape, data=data):
-            return opaque_entries(data, len(data) // shape[0])
+        case RowsPrompt():
+            return opaque_entries(request.prompt.entry_rows())
         case TextPrompt(words, special):
             special = special and not request.append
             return tuple(await text.encode(words, special=special, limit=limit))

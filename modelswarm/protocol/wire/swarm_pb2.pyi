@@ -584,12 +584,15 @@ class Turn(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     ADAPTER_FIELD_NUMBER: _builtins.int
     ONLY_ROWS_FIELD_NUMBER: _builtins.int
+    PROMPT_ROWS_FIELD_NUMBER: _builtins.int
     reserved_positions: _builtins.int
     end: _builtins.int
     begin: _builtins.int
     session_length: _builtins.int
     session_ttl: _builtins.int
     only_rows: _builtins.bool
+    prompt_rows: _builtins.int
+    """since 2.4"""
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
     @_builtins.property
@@ -608,10 +611,11 @@ class Turn(_message.Message):
         blocks: Global___BlockRange | None = ...,
         adapter: Global___Adapter | None = ...,
         only_rows: _builtins.bool = ...,
+        prompt_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "blocks", b"blocks", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "begin", b"begin", "blocks", b"blocks", "end", b"end", "only_rows", b"only_rows", "reserved_positions", b"reserved_positions", "sampling", b"sampling", "session_length", b"session_length", "session_ttl", b"session_ttl"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapter", b"adapter", "begin", b"begin", "blocks", b"blocks", "end", b"end", "only_rows", b"only_rows", "prompt_rows", b"prompt_rows", "reserved_positions", b"reserved_positions", "sampling", b"sampling", "session_length", b"session_length", "session_ttl", b"session_ttl"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

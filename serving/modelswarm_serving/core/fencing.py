@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_GATEWAY, NO_HANDLE, Epoch, PeerId
 from modelswarm.protocol.messages import (
@@ -21,7 +22,7 @@ from modelswarm.protocol.messages import (
     Turn,
 )
 from modelswarm_serving.core.flow.receive import receive_input
-from modelswarm_serving.core.hops.hop import EarlyMessages, Fault, Hop
+from modelswarm_serving.core.hops.hop import NO_LIMIT, EarlyMessages, Fault, Hop
 from modelswarm_serving.core.hops.hop_table import HopTable
 from modelswarm_serving.core.hops.row_buffer import RowBuffer
 from modelswarm_serving.core.kv.admission import Admission, HopKey
@@ -134,9 +135,8 @@ class Fencing:
         """Truncate the hop as its pending Fence says and acknowledge; called when no step holds the hop."""
         fence, hop.pending_fence = hop.pending_fence, None
         assert fence is not None
-        # KV and rows of another adapter are other numbers. No gateway changes that of a session; one may err.
-        is_other = fence.turn is not None and not _keeps_adapter(hop, fence.turn)
-        hop.truncate(0 if is_other else fence.kv_cut, fence.log_cut)
+        kept = _common_positions(hop, fence.turn)
+        hop.truncate(min(fence.kv_cut, kept.kv), min(fence.log_cut, kept.log))
         self._replay_log.truncate(hop.handle, hop.kv)
         refusal = None
         if fence.turn is not None:
@@ -147,7 +147,7 @@ class Fencing:
             EarlyMessages(hop.early.rows, hop.early.row_count, hop.early.windows),
         )
         for entries in early.inputs:
-            receive_input(hop, entries, self._shape.vocab_size, self._shape.row_bytes)
+            receive_input(hop, entries, self._shape)
         self._renew_grant(hop, now)
         self._acknowledge(hop, refusal)
 
@@ -407,6 +407,21 @@ def _merge_fences(old: Fence | None, new: Fence) -> Fence:
     )
 
 
-def _keeps_adapter(hop: Hop, turn: Turn) -> bool:
-    """Return whether the KV of the hop is that of the turn. A turn without positions keeps the hop's (R8, parked)."""
-    return not turn.reserved_positions or turn.adapter == hop.turn.adapter
+class _Kept(NamedTuple):
+    kv: int
+    log: int
+
+
+def _common_positions(hop: Hop, turn: Turn | None) -> _Kept:
+    """Return the positions of the hop that may be those of the turn, too. None and no positions: all (R8, parked).
+
+    KV of another adapter is other numbers, and so is KV with rows of blocks (R14) where the turn has none. No gateway
+    changes the adapter of a session; one of an older version does not know such rows.
+    """
+    kv = log = NO_LIMIT
+    if turn is not None and turn.reserved_positions:
+        if turn.prompt_rows != hop.turn.prompt_rows:
+            kv = log = min(turn.prompt_rows, hop.turn.prompt_rows)
+        if turn.adapter != hop.turn.adapter:
+            kv = 0
+    return _Kept(kv, log)

@@ -277,12 +277,12 @@ class ServerCore:
 
     def _on_input(self, peer: PeerId, entries: Input, now: float) -> None:
         hop = self._hop_in_epoch(entries)
-        if hop is None or peer != hop.gateway or not (hop.is_head or hop.is_tail):
+        if hop is None or peer != hop.gateway or not (hop.has_log or hop.turn.prompt_rows):
             return
         if hop.pending_fence is not None:
             receive.buffer_early_input(hop.early, entries)
             return
-        fault = receive.receive_input(hop, entries, self._shape.vocab_size, self._shape.row_bytes)
+        fault = receive.receive_input(hop, entries, self._shape)
         if self._stop_on_fault(hop, peer, fault):
             self._steps.schedule_ready(hop, now)
 

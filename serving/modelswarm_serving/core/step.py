@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from modelswarm.protocol.messages import Turn
-from modelswarm.protocol.opaque import is_opaque, join_rows
+from modelswarm.protocol.opaque import block_rows, is_opaque, join_rows
 from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.flow import send
 from modelswarm_serving.core.hops.hop import Fault, Hop, Phase
@@ -123,10 +123,26 @@ class Steps:
             sample=sample,
             score=self._score_request(hop, first, end),
             returned=self._return_request(hop, first, end),
-            opaque=_opaque_rows(hop, first, end) if hop.is_head and not hop.has_range else {},
+            opaque=self._opaque_rows(hop, first, end),
+            prompts=self._block_prompts(hop, first, end),
             is_range_end=hop.has_range and (hop.is_head or hop.is_tail),
             adapter="" if hop.turn.adapter is None else hop.turn.adapter.name,
         )
+
+    def _opaque_rows(self, hop: Hop, first: int, end: int) -> dict[int, bytes]:
+        """Return the rows in place of the embeddings of log entries [first, end)."""
+        if not hop.opaque or not hop.is_head or hop.has_range:
+            return {}
+        size = self._shape.row_bytes
+        return {at: hop.opaque[at][:size] for at in range(first, end) if at in hop.opaque}
+
+    def _block_prompts(self, hop: Hop, first: int, end: int) -> dict[int, bytes]:
+        """Return the rows that the blocks of the hop add at positions [first, end)."""
+        places = range(first, min(end, hop.turn.prompt_rows))
+        if not hop.has_log:
+            return {at: hop.opaque[at] for at in places}
+        size, blocks = self._shape.row_bytes, (hop.first, hop.last)
+        return {at: block_rows(hop.opaque[at], size, *blocks) for at in places}
 
     def _is_at_log_end(self, hop: Hop, end: int) -> bool:
         """True for a tail whose rows below `end` lead to the entry behind the log."""
@@ -228,6 +244,7 @@ class Steps:
         if wrong is None and not hop.is_freed:
             # Also after the end of the epoch: the rows are right, and a pending Fence truncates them if need be.
             hop.kv = work.first + work.count
+            hop.drop_used_rows()
             self.rows += work.count
             if result.rows is not None and not hop.is_tail:
                 self._replay_log.append(hop.handle, work.emit_from, result.rows)
@@ -318,10 +335,3 @@ def _tokens_of(hop: Hop, first: int, end: int) -> list[int]:
     """Return log entries [first, end); opaque ones are 0."""
     entries = hop.log[first:end]
     return [0 if is_opaque(entry) else entry for entry in entries] if hop.opaque else entries
-
-
-def _opaque_rows(hop: Hop, first: int, end: int) -> dict[int, bytes]:
-    """Return the rows of the opaque ones of log entries [first, end)."""
-    return (
-        {at: hop.opaque[at] for at in range(first, end) if at in hop.opaque} if hop.opaque else {}
-    )

@@ -282,8 +282,8 @@ class HashModel:
     def _run_item(self, item: BatchItem) -> Result:
         self._check_item(item)
         rows = self._input_rows(item)
-        for block in range(*item.blocks):
-            rows = self._run_block(block, item, rows)
+        for place, block in enumerate(range(*item.blocks)):
+            rows = self._run_block(block, item, self._add_prompts(place, item, rows))
         emitted = rows[item.emit_from - item.first :]
         picked = None
         if item.sample is not None:
@@ -344,6 +344,17 @@ class HashModel:
             self._fold_words(words[at : at + self._words])
             for at in range(0, len(words), self._words)
         ]
+
+    def _add_prompts(self, place: int, item: BatchItem, rows: list[int]) -> list[int]:
+        """Add the rows of the block at `place` of the item's blocks."""
+        size = self._shape.row_bytes
+        for position, prompts in item.prompts.items():
+            if len(prompts) != size * (item.blocks[1] - item.blocks[0]):
+                raise ValueError(f"{len(prompts)} bytes of prompts for blocks {item.blocks}")
+            added = self._opaque_row(prompts[size * place : size * (place + 1)])
+            at = position - item.first
+            rows[at] = (rows[at] + added) & MASK
+        return rows
 
     def _opaque_row(self, row: bytes) -> int:
         return self._fold_words(struct.unpack(f"<{self._words}Q", row))

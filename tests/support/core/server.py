@@ -198,14 +198,23 @@ def expected_rows(log: Sequence[int], first: int, n_blocks: int = 4) -> list[tup
 
 
 def reference_rows(
-    log: Sequence[int], opaque: Mapping[int, int], n_blocks: int = 4, first: int = 0
+    log: Sequence[int],
+    opaque: Mapping[int, int],
+    n_blocks: int = 4,
+    first: int = 0,
+    prompts: Mapping[int, Sequence[int]] | None = None,
 ) -> list[int]:
-    """Return the rows of the log's entries behind blocks [first, n_blocks). `opaque`: rows before them, by position."""
+    """Return the rows of the log's entries behind blocks [first, n_blocks).
+
+    `opaque`: rows before them, by position. `prompts`: what each block adds to them.
+    """
     sums = [0] * n_blocks
     found = []
     for position, token in enumerate(log):
         row = opaque[position] if position in opaque else embed(token)
+        added = (prompts or {}).get(position, [0] * n_blocks)
         for block in range(first, n_blocks):
+            row = (row + added[block]) & MASK
             stored = key_value(block, position, row)
             row, sums[block] = output(stored, sums[block]), (sums[block] + stored) & MASK
         found.append(row)

@@ -76,6 +76,7 @@ MESSAGES: list[Message] = [
     Hello((0, 3), "g", Role.GATEWAY, "", Lane.BULK, max_length=7, total_pages=8, page_size=9),
     Hello((1, 0), "g", Role.GATEWAY, "", Lane.LIVE, replaces=("g/1/ab", "g/2/cd")),
     Fence(NO_HANDLE, 4, EPOCH, 0, 0, Create("s", 0, 4, True, HASHES), Turn(99, 100, SAMPLING), 3),
+    Fence(HANDLE, 4, EPOCH, 0, 0, None, Turn(9, 10, prompt_rows=3)),
     Fence(HANDLE, 4, Epoch(0, 0), 10, 11),
     Fence(HANDLE, 4, EPOCH, 10, 11, None, Turn(1, 2), last_started=Epoch(0, 4)),
     FenceAck(

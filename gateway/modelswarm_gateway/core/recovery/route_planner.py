@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
+from modelswarm_gateway.core.interface.row_sizes import BLOCK_PROMPTS_SINCE
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.routing.cost_model import Needs
 from modelswarm_gateway.core.routing.path_search import RouteHop
@@ -37,7 +38,7 @@ class RoutePlanner:
 
     def plan_route(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
         """Plan without `without` and the session's excluded servers; None if some block has no other server."""
-        without |= session.excluded
+        without |= session.excluded | incapable_servers(self._registry, session)
         variant = session.variant
         if variant is None:
             return None
@@ -176,8 +177,9 @@ def find_migration_targets(
     unreliable = unreliable_neighbours(
         ring_neighbours(session, old), registry.links.unreliable(now)
     )
+    incapable = incapable_servers(registry, session)
     for without in (drained | refused | unreliable, drained | refused, drained):
-        needs = hop_needs(session, without)
+        needs = hop_needs(session, without | incapable)
         new_hops = registry.costs.choose_hops(
             session.model, session.variant, old.blocks, now, between=between, needs=needs
         )
@@ -186,6 +188,13 @@ def find_migration_targets(
     if without == drained:
         refused.clear()
     return new_hops
+
+
+def incapable_servers(registry: ServerRegistry, session: Session) -> frozenset[PeerId]:
+    """Return servers whose version cannot run the turn: they would leave out rows of its blocks (R14)."""
+    if not session.turn.prompt_rows:
+        return frozenset()
+    return registry.older_than(session.model, BLOCK_PROMPTS_SINCE)
 
 
 def hop_needs(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] = ()) -> Needs:

@@ -166,6 +166,11 @@ class ServerRegistry:
         """Return the Hellos of the model's servers of the active variant."""
         return [each.hello for each in self.servers_of(model, self.active_variant(model))]
 
+    def older_than(self, model: str, version: tuple[int, int]) -> frozenset[PeerId]:
+        """Return the connected servers of a model whose links have an older version."""
+        hellos = [each.hello for each in self if serves(each.hello, model)]
+        return frozenset(hello.peer for hello in hellos if hello.version < version)
+
     # ---- blocks
 
     def replicas_of(self, server: Server) -> Collection[Server]:

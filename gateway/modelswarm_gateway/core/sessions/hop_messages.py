@@ -22,7 +22,7 @@ from modelswarm.protocol.messages import (
     Turn,
     Window,
 )
-from modelswarm.protocol.opaque import join_rows
+from modelswarm.protocol.opaque import block_rows, join_rows
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.sessions.replay_plan import RestartPoint
@@ -94,6 +94,8 @@ class HopMessages:
             ring=_neighbour(hops[0]) if tail and len(hops) > 1 else None,
             credit=session.credit if tail else 0,
         )
+        if index > 0 and not tail:  # head and tail have them with the log
+            self._send_block_rows(session, hop, point.start)
 
     def start_copy(self, session: Session, old: Hop, hop: Hop) -> None:
         """Start a hop beside the route as standby and tell the old hop to send it its KV (R13, migration)."""
@@ -154,6 +156,18 @@ class HopMessages:
             tokens = tuple(session.log[first : first + most])
             rows = join_rows(session.opaque, first, first + len(tokens))
             self._send(hop, Input(hop.server_handle, session.epoch, first, tokens, rows), lane)
+
+    def _send_block_rows(self, session: Session, hop: Hop, start: int) -> None:
+        """Send a hop the rows that its blocks add to those of entries from `start` on (R14, opaque rows)."""
+        end = session.turn.prompt_rows
+        size = session.boundary_row_bytes
+        most = max(1, MAX_INPUT_ROW_BYTES // (size * (hop.last - hop.first) or 1))
+        for first in range(start, end, most):
+            places = range(first, min(end, first + most))
+            rows = [block_rows(session.opaque[at], size, hop.first, hop.last) for at in places]
+            tokens = tuple(session.log[at] for at in places)
+            entries = Input(hop.server_handle, session.epoch, first, tokens, b"".join(rows))
+            self._send(hop, entries, Lane.BULK)
 
     def grant_credit(self, session: Session) -> None:
         """Grant the tail credit for what the client has read, if the increase is worth a message (R7, credit)."""

@@ -169,6 +169,11 @@ class Session:
         return len(self.log)
 
     @property
+    def boundary_row_bytes(self) -> int:
+        """Bytes of a row between two blocks; 0 before a variant is chosen."""
+        return 0 if self.variant is None else self.variant.row_bytes
+
+    @property
     def adapter(self) -> Adapter | None:
         """The adapter of its variant."""
         return None if self.variant is None else self.variant.adapter

@@ -39,14 +39,17 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     `limit`: entries that the log may have. `parent`: the session that a first turn forks from (R15, forks).
     """
     length = len(request.tokens)
-    s.replace_log(request.tokens, _opaque_rows(s, request, parent))
+    opaque = _opaque_rows(s, request, parent)
+    prompt_rows = _count_prompt_rows(opaque, s.boundary_row_bytes)
+    s.replace_log(request.tokens, opaque)
     s.keeps_logprobs = request.keeps_logprobs
     if not request.is_resumed:
         s.logprobs = {}
     s.read_only = request.new_entries == 0
     end = limit if request.new_entries is None else min(limit, length + request.new_entries)
     begin = length if request.begin is None else request.begin
-    s.turn = replace(request.turn_after(s.turn, begin, end), adapter=s.adapter)
+    turn = request.turn_after(s.turn, begin, end)
+    s.turn = replace(turn, adapter=s.adapter, prompt_rows=prompt_rows)
     s.fork = find_fork(s, parent)
     begin_scores(s, request.is_resumed)
     s.turn_number += 1
@@ -57,6 +60,19 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     s.is_resumed = request.is_resumed
     s.excluded.clear()
     s.refusal, s.last_fault = RefusalReason.FAULTS, ""
+
+
+def _count_prompt_rows(opaque: Mapping[int, bytes], row_bytes: int) -> int:
+    """Return the number of entries that the log begins with whose rows have one for each block, too (R14).
+
+    Raise CoreError if other entries have rows, too.
+    """
+    count = sum(len(row) > row_bytes for row in opaque.values())
+    if count and (count < len(opaque) or max(opaque) >= count):
+        raise CoreError(
+            "rows with block prompts must be the first ones of a log, and the only ones"
+        )
+    return count
 
 
 def _opaque_rows(s: Session, request: TurnRequest, parent: Session | None) -> Mapping[int, bytes]:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import FaultKind, Input, Rows, Token, Window
-from modelswarm.protocol.opaque import split_rows, without_opaque
+from modelswarm.protocol.opaque import chain_bytes, split_rows, without_opaque
 from modelswarm_serving.core.hops.hop import EarlyMessages, Fault, Hop
 from modelswarm_serving.core.settings import TRANSFER_WINDOW_BYTES
+from modelswarm_serving.model.base import ModelShape
 
 MAX_EARLY_WINDOWS = 16
 MAX_EARLY_INPUTS = 64
@@ -35,16 +36,34 @@ def receive_rows(hop: Hop, rows: Rows, row_bytes: int) -> Fault | None:
     return None
 
 
-def receive_input(hop: Hop, entries: Input, vocabulary: int, row_bytes: int) -> Fault | None:
-    """Append log entries from the gateway, with the rows of opaque ones; the head runs them, the tail stores them."""
+def receive_input(hop: Hop, entries: Input, shape: ModelShape) -> Fault | None:
+    """Append log entries from the gateway, with the rows of opaque ones; the head runs them, the tail stores them.
+
+    A hop between them keeps only the rows, of its own blocks.
+    """
     rows = split_rows(entries.start, entries.tokens, entries.rows)
-    if rows is None or any(len(row) != row_bytes for row in rows.values()):
-        return Fault(FaultKind.FAILED, f"opaque entries without rows of {row_bytes} bytes")
+    if rows is None:
+        return Fault(FaultKind.FAILED, "opaque entries without rows of one size")
+    for at, row in rows.items():
+        if len(row) != (wanted := _opaque_bytes(hop, at, shape)):
+            detail = f"the row of entry {at} has {len(row)} bytes, {wanted} are expected"
+            return Fault(FaultKind.FAILED, detail)
+    if not hop.has_log:
+        hop.opaque |= rows
+        return None
     have = len(hop.log)
-    fault = _append_log(hop, entries.start, entries.tokens, vocabulary, may_be_opaque=True)
+    fault = _append_log(hop, entries.start, entries.tokens, shape.vocab_size, may_be_opaque=True)
     if fault is None:
         hop.opaque.update({at: row for at, row in rows.items() if at >= have})
     return fault
+
+
+def _opaque_bytes(hop: Hop, position: int, shape: ModelShape) -> int:
+    """Return the bytes of the row of an opaque entry; 0 if the hop is to have none."""
+    is_chain = position < hop.turn.prompt_rows
+    if hop.has_log:
+        return chain_bytes(shape.row_bytes, shape.n_blocks) if is_chain else shape.row_bytes
+    return shape.row_bytes * (hop.last - hop.first) if is_chain else 0
 
 
 def receive_token(hop: Hop, token: Token, vocabulary: int) -> Fault | None:

@@ -121,7 +121,8 @@ class Hop:
     phase: Phase = Phase.FENCED
     kv: int = 0
     log: list[int] = field(default_factory=list)  # head and tail only; for the head its input queue
-    opaque: dict[int, bytes] = field(default_factory=dict)  # rows of the log's opaque entries (R14)
+    # Rows of the log's opaque entries (R14). Neither head nor tail: those of its own blocks, of this epoch.
+    opaque: dict[int, bytes] = field(default_factory=dict)
     counters: Counters | None = None  # frozen at the first Fence after a StartEpoch
     fence_ack: FenceAck | None = None  # reply to this epoch's Fence; None after StartEpoch
     for_recovery: bool = False  # its turn had started before, here or elsewhere (R12, admission)
@@ -160,6 +161,11 @@ class Hop:
     is_freed: bool = False  # its pages are released when that step ends
     run_alone: bool = False  # it was in a step that raised: it runs in a step of its own
     decode_hops: int = 0  # the scheduler counts it as a decoding session of this many hops
+
+    @property
+    def has_log(self) -> bool:
+        """True for head and tail."""
+        return self.is_head or self.is_tail
 
     @property
     def is_standby(self) -> bool:
@@ -228,6 +234,11 @@ class Hop:
         del self.log[length:]
         if self.opaque:
             self.opaque = {at: row for at, row in self.opaque.items() if at < length}
+
+    def drop_used_rows(self) -> None:
+        """Drop rows that only this epoch needs, and that have run (R14, opaque rows)."""
+        if not self.has_log and self.kv >= self.turn.prompt_rows:
+            self.opaque.clear()
 
     def start_epoch(self, message: StartEpoch) -> None:
         """Start an epoch. Windows and credit that came before StartEpoch stay (R10, early messages)."""
@@ -310,6 +321,8 @@ class Hop:
             end = min(end, self.kv)  # a row is scored with the log entry after it
         if (returned := self.returned_rows) is not None:  # R7 (credit)
             end = min(end, max(self.credit, returned.start))
+        prompts = range(self.kv, min(end, self.turn.prompt_rows))
+        end = next((at for at in prompts if at not in self.opaque), end)  # R14 (opaque rows)
         return min(end, self.turn.reserved_positions)
 
     @property

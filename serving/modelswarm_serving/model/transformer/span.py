@@ -182,6 +182,9 @@ class TransformerSpan:
         shape = self._shape
         if not self._adapters.has(item.adapter):
             return f"there is no adapter {item.adapter} here"
+        size = shape.row_bytes * (item.blocks[1] - item.blocks[0])
+        if any(len(rows) != size for rows in item.prompts.values()):
+            return f"prompts of {size} bytes are needed"
         takes_tokens = item.blocks[0] == 0 and not item.is_range_end
         if (item.tokens is not None) != takes_tokens:
             return "tokens enter at block 0, rows at every other"
@@ -214,14 +217,23 @@ class TransformerSpan:
         shape = self._shape
         is_whole = (first, last) == (shape.first, shape.last)
         groups = self._adapters.groups_of(layout, self._device)
-        is_captured = is_whole and not groups  # captured steps have no adapters
+        prompts = self._block_prompts(layout, last - first)
+        # Captured steps have neither adapters nor prompts.
+        is_captured = is_whole and not groups and prompts is None
         if is_captured and self._graphs is not None and self._graphs.can_run(layout):
             return self._graphs.run(rows, layout)
         with (
             attention_context(layout, self._cache, backend=self._backend),
             adapter_context(groups, layout.rows),
         ):
-            return self._blocks.run(rows, layout, first - shape.first, last - shape.first)
+            run = self._blocks.run
+            if prompts is None:
+                return run(rows, layout, first - shape.first, last - shape.first)
+            places, added = prompts
+            for place, block in enumerate(range(first - shape.first, last - shape.first)):
+                rows = rows.index_add(0, places, added[:, place])
+                rows = run(rows, layout, block, block + 1)
+            return rows
 
     def _embed(self, layout: StepLayout) -> Tensor:
         tokens = [token for work in layout.items for token in work.tokens or ()]
@@ -240,6 +252,20 @@ class TransformerSpan:
             return None
         rows = torch.frombuffer(bytearray().join(found.values()), dtype=self._dtype)
         rows = rows.view(-1, self._loaded.config.hidden_size)
+        return to_device(torch.tensor(list(found)), self._device), to_device(rows, self._device)
+
+    def _block_prompts(self, layout: StepLayout, blocks: int) -> tuple[Tensor, Tensor] | None:
+        """Return places, and what is added there, [places, blocks, hidden] (R14); None if nothing is."""
+        found = {
+            start + position - work.first: rows
+            for start, work in zip(layout.starts, layout.items, strict=True)
+            if work.prompts
+            for position, rows in work.prompts.items()
+        }
+        if not found:
+            return None
+        rows = torch.frombuffer(bytearray().join(found.values()), dtype=self._dtype)
+        rows = rows.view(len(found), blocks, self._loaded.config.hidden_size)
         return to_device(torch.tensor(list(found)), self._device), to_device(rows, self._device)
 
     def _unpack(self, items: Sequence[BatchItem]) -> Tensor:

@@ -20,7 +20,7 @@ from modelswarm_serving.model.hash_model import embed, mix
 
 HASHES = [mix(number) for number in range(64)]
 PACKED = [struct.pack("<Q", value) for value in HASHES]
-ENTRIES = opaque_entries(b"".join(PACKED), ROW_BYTES)
+ENTRIES = opaque_entries(PACKED)
 ROWS = dict(zip(ENTRIES, PACKED, strict=True))
 ROW_HASHES = dict(zip(ENTRIES, HASHES, strict=True))
 RANGE_LENGTH = 96  # entries that a session with a block range reserves

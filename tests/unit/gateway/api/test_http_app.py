@@ -68,7 +68,7 @@ async def test_version_names_protocol_and_grpc_ports() -> None:
     answer = await make_client(ports={"grpc": 8123, "admin": 8125}).get("/version")
     assert answer.json() == {
         "version": __version__,
-        "protocol": "2.3",
+        "protocol": "2.4",
         "grpc_port": 8123,
         "admin_port": 8125,
     }
