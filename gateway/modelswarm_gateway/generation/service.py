@@ -176,7 +176,7 @@ class GenerationService:
         request = fit_to_format(request, form)
         sizes = row_sizes(request, card)
         check_rows(request.rows, sizes)
-        check_input_rows(request, sizes, self.backend.opaque_bytes)
+        check_input_rows(request, card, sizes, self.backend.opaque_bytes)
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         sampling = await add_bad_words(sampling, request.options, tokenizer)
@@ -194,7 +194,7 @@ class GenerationService:
             credit_ahead=self.settings.credit_ahead,
             keeps_logprobs=request.options.logprobs is not None,
         )
-        epoch_floor, resumed, position = 0, None, None
+        epoch_floor, resumed, position, kept = 0, None, None, None
         if request.session_id is not None:
             key = (request.model, request.session_id)
             check = partial(_resume, request, tokens)
@@ -222,7 +222,7 @@ class GenerationService:
                 position = len(kept.tokens) if kept else 0
                 position = position if request.position is None else request.position
         if resumed is None:
-            turn = add_opaque(turn, request, sizes.hidden_bytes, position or 0)
+            turn = add_opaque(turn, request, sizes.hidden_bytes, position or 0, kept)
         turn, rows = _add_rows(turn, request, sizes, position)
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form, rows)
         return Generation(self._context_of(request, card, begin.turn), request, begin)

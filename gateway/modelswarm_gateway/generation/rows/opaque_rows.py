@@ -5,21 +5,26 @@ The gateway keeps the rows with the session's log, so that lost servers lose non
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from modelswarm.protocol.opaque import OPAQUE, is_opaque
+from modelswarm.protocol.opaque import OPAQUE, chain_bytes, is_opaque
+from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.core.interface.row_sizes import RowSizes
-from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_gateway.errors import ApiError, Code, invalid_field, invalid_request
+from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
+from modelswarm_gateway.errors import ApiError, Code, invalid_field
 from modelswarm_gateway.generation.request import GenerationRequest, RowsPrompt
 
 # Bytes of the rows that one session may have in its log.
 MAX_SESSION_BYTES = 64 << 20
 # Bytes of the rows of all sessions of this gateway.
 MAX_GATEWAY_BYTES = 512 << 20
+# Bytes of one position's row with those of all blocks: they are one log entry, and travel in one message.
+MAX_CHAIN_BYTES = 3 << 20
+BLOCK_PROMPTS = "block_prompts"
 # Bits of the exponent: all are set in infinities and NaNs.
 _EXPONENTS = {
     "float32": (np.uint32, 0x7F80_0000),
@@ -29,7 +34,7 @@ _EXPONENTS = {
 
 
 def check_input_rows(
-    request: GenerationRequest, sizes: RowSizes, kept_bytes: Callable[[], int]
+    request: GenerationRequest, card: ModelCard, sizes: RowSizes, kept_bytes: Callable[[], int]
 ) -> None:
     """Raise ApiError unless the model's servers take the rows of the request, if it has some.
 
@@ -42,48 +47,101 @@ def check_input_rows(
     if not width:
         detail = "no server that takes rows of this model is linked; retry in 1 s"
         raise ApiError(Code.NO_SERVERS, detail, param=field, retry_after=1.0)
-    if prompt.dtype != sizes.dtype:
-        detail = f"dtype is {prompt.dtype!r}; the servers of this model compute in {sizes.dtype!r}"
-        raise invalid_field(field, detail)
-    count = prompt.shape[0] if prompt.shape else 0
-    if prompt.shape != (count, width) or not count:
-        detail = f"shape is {list(prompt.shape)}; it must be [rows, {width}], with at least one row"
-        raise invalid_field(field, detail)
-    if len(prompt.data) != count * sizes.hidden_bytes:
-        detail = f"data has {len(prompt.data)} bytes; {count * sizes.hidden_bytes} make this shape"
-        raise invalid_field(field, detail)
-    if prompt.dtype in _EXPONENTS:
-        kind, exponent = _EXPONENTS[prompt.dtype]
-        if bool(np.any((np.frombuffer(prompt.data, kind) & exponent) == exponent)):
-            raise invalid_request(
-                field, f"{field}: a number is infinite or NaN; all must be finite"
-            )
+    _check_tensor(field, prompt, (width,), sizes)
+    size = len(prompt.data)
+    if prompt.prompts is not None:
+        _check_prompts(prompt.prompts, prompt.shape[0], width, card, sizes)
+        size += len(prompt.prompts.data)
     kept = kept_bytes()
-    if kept + len(prompt.data) > MAX_GATEWAY_BYTES:
+    if kept + size > MAX_GATEWAY_BYTES:
         detail = f"this gateway keeps {kept >> 20} MiB of rows; close sessions, or retry later"
         raise ApiError(Code.NO_CAPACITY, f"{field}: {detail}", param=field, retry_after=10.0)
 
 
+def _check_prompts(
+    prompts: RowsPrompt, count: int, width: int, card: ModelCard, sizes: RowSizes
+) -> None:
+    """Raise ApiError unless all servers of the model add these rows before their blocks."""
+    if not card.takes_block_prompts:
+        detail = "all servers of this model must be linked by version 2.4 or newer; retry in 1 s"
+        raise ApiError(
+            Code.NO_SERVERS,
+            f"{BLOCK_PROMPTS}: {detail}",
+            param=BLOCK_PROMPTS,
+            retry_after=1.0,
+        )
+    _check_tensor(BLOCK_PROMPTS, prompts, (card.n_blocks, width), sizes)
+    if prompts.shape[0] != count:
+        detail = f"they are of {prompts.shape[0]} rows, and hidden_states has {count}"
+        raise invalid_field(BLOCK_PROMPTS, detail)
+    size = chain_bytes(sizes.hidden_bytes, card.n_blocks)
+    if size > MAX_CHAIN_BYTES:
+        detail = f"a row of each block is {size} bytes for one position; at most {MAX_CHAIN_BYTES} fit into a message"
+        raise invalid_field(BLOCK_PROMPTS, detail)
+
+
+def _check_tensor(field: str, given: RowsPrompt, each: tuple[int, ...], sizes: RowSizes) -> None:
+    """Raise ApiError unless these are rows of this form, at least one, of finite numbers."""
+    if given.dtype != sizes.dtype:
+        detail = f"dtype is {given.dtype!r}; the servers of this model compute in {sizes.dtype!r}"
+        raise invalid_field(field, detail)
+    count = given.shape[0] if given.shape else 0
+    if given.shape != (count, *each) or not count:
+        form = ", ".join(map(str, ("rows", *each)))
+        detail = f"shape is {list(given.shape)}; it must be [{form}], with at least one row"
+        raise invalid_field(field, detail)
+    size = count * math.prod(each) * sizes.number_bytes
+    if len(given.data) != size:
+        detail = f"data has {len(given.data)} bytes; {size} make this shape"
+        raise invalid_field(field, detail)
+    if given.dtype in _EXPONENTS:
+        kind, exponent = _EXPONENTS[given.dtype]
+        if bool(np.any((np.frombuffer(given.data, kind) & exponent) == exponent)):
+            raise invalid_field(field, "a number is infinite or NaN; all must be finite")
+
+
 def add_opaque(
-    turn: TurnRequest, request: GenerationRequest, row_bytes: int, start: int
+    turn: TurnRequest,
+    request: GenerationRequest,
+    row_bytes: int,
+    start: int,
+    kept: ParkedTurn | None,
 ) -> TurnRequest:
-    """Return the turn with the rows of its input, which begins at position `start`. Raise ApiError."""
-    _check_log(turn.tokens, request, row_bytes)
-    if not isinstance(request.prompt, RowsPrompt):
+    """Return the turn with the rows of its input, which begins at position `start`. Raise ApiError.
+
+    `kept`: what the session had before.
+    """
+    before = 0 if kept is None else min(start, kept.turn.prompt_rows)
+    prompt = request.prompt
+    if not isinstance(prompt, RowsPrompt):
+        _check_log(turn.tokens, request, row_bytes, 0)
         return turn
-    data = request.prompt.data
-    places = enumerate(range(start, len(turn.tokens)))
-    rows = {at: data[i * row_bytes : (i + 1) * row_bytes] for i, at in places}
+    rows = dict(enumerate(prompt.entry_rows(), start))
+    if prompt.prompts is not None and before < start:
+        detail = (
+            f"they stand at the beginning of a session, and this input is behind {start} entries"
+        )
+        raise invalid_field(BLOCK_PROMPTS, detail)
+    if prompt.prompts is None and before:
+        detail = f"the session begins with rows that have {BLOCK_PROMPTS}; send tokens behind them"
+        raise invalid_field(request.prompt_field, detail)
+    more = 0 if prompt.prompts is None else (before + len(rows)) * (len(rows[start]) - row_bytes)
+    _check_log(turn.tokens, request, row_bytes, more)
     return replace(turn, opaque=rows)
 
 
-def _check_log(entries: Sequence[int], request: GenerationRequest, row_bytes: int) -> None:
-    """Raise ApiError if the log of a turn has too many rows, or the request wants to have its text."""
+def _check_log(
+    entries: Sequence[int], request: GenerationRequest, row_bytes: int, more_bytes: int
+) -> None:
+    """Raise ApiError if the log of a turn has too many rows, or the request wants to have its text.
+
+    `more_bytes`: of the rows that are for single blocks.
+    """
     if max(entries) < OPAQUE:
         return
     count = sum(map(is_opaque, entries))
-    if count * row_bytes > MAX_SESSION_BYTES:
-        field, most = request.prompt_field, MAX_SESSION_BYTES // row_bytes
+    if (size := count * row_bytes + more_bytes) > MAX_SESSION_BYTES:
+        field, most = request.prompt_field, MAX_SESSION_BYTES // (size // count)
         detail = f"the session would have {count} rows that are no tokens; at most {most} are kept"
         raise invalid_field(field, detail)
     for name, is_wanted in (

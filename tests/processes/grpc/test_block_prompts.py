@@ -1,0 +1,156 @@
+"""`block_prompts` over gRPC, from the hash model: its tokens in several steps, and refusals by name."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+from support.core.server import reference_rows
+from support.processes.session_call import SessionCall
+from support.processes.swarm import BLOCKS, MODEL, VOCABULARY, Endpoints, two_spans
+
+from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.opaque import opaque_entries
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_serving.model.hash_model import mix, sample_token
+
+COUNT, NEW = 5, 12
+FINITE = 0xBFFF_FFFF_BFFF_FFFF  # both halves of a value are finite float32
+ROWS = [[mix(at * 10 + n) & FINITE for n in range(1 + BLOCKS)] for at in range(COUNT)]
+INPUT = [7, 8, 9]
+
+
+@pytest.fixture(scope="module")
+def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:
+    with two_spans(tmp_path_factory.mktemp("prompts")) as swarm:
+        yield swarm.gateway()
+
+
+def tensor(*shape: int, values: Sequence[int] = (), **changes: Any) -> dict[str, Any]:
+    """Return rows of the hash model, of these values or of zeros."""
+    count = len(values) or 1
+    for size in shape[:-1] if not values else ():
+        count *= size
+    data = struct.pack(f"<{count}Q", *(values or [0] * count))
+    return {"dtype": "float32", "shape": shape, "data": data} | changes
+
+
+def rows(first: int, last: int) -> dict[str, Any]:
+    """Return the fields of a step with rows [first, last)."""
+    some = ROWS[first:last]
+    added = [value for row in some for value in row[1:]]
+    return {
+        "hidden_states": tensor(len(some), 2, values=[row[0] for row in some]),
+        "block_prompts": tensor(len(some), BLOCKS, 2, values=added),
+        "max_tokens": 0,
+    }
+
+
+def right(log: list[int], count: int = COUNT) -> list[int]:
+    """Return the tokens behind the log, which begins with `count` of the rows."""
+    packed = [struct.pack(f"<{1 + BLOCKS}Q", *row) for row in ROWS[:count]]
+    log = [*opaque_entries(packed), *log]
+    opaque = {at: row[0] for at, row in enumerate(ROWS[:count])}
+    prompts = {at: row[1:] for at, row in enumerate(ROWS[:count])}
+    begin = len(log)
+    for _ in range(NEW):
+        row = reference_rows(log, opaque, BLOCKS, prompts=prompts)[-1]
+        log.append(sample_token(row, Sampling(), len(log), log, begin, VOCABULARY).token)
+    return log[begin:]
+
+
+def answer(call: SessionCall) -> list[int]:
+    greedy = {"temperature": 0.0}
+    wanted = {"max_tokens": NEW, "ignore_eos": True, "sampling": greedy}
+    return call.tokens(tokens={"ids": INPUT}, **wanted)
+
+
+def test_rows_come_in_several_steps(endpoints: Endpoints) -> None:
+    with SessionCall(endpoints.grpc) as call:
+        call.open(MODEL, max_length=100)
+        for first, last in ((0, 2), (2, 3), (3, COUNT)):
+            call.step(**rows(first, last))
+        assert answer(call) == right(INPUT)
+        call.ask(rewind={"position": 2})
+        assert answer(call) == right(INPUT, 2)
+
+
+def test_model_lists_that_it_takes_them(endpoints: Endpoints) -> None:
+    with grpc.insecure_channel(endpoints.grpc) as channel:
+        stub = api_pb2_grpc.InferenceStub(channel)
+        [model] = stub.ListModels(api_pb2.ListModelsRequest(), timeout=30).models
+    assert model.block_prompts
+
+
+TWO = {"hidden_states": tensor(2, 2)}
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"tokens": {"ids": [1]}}, "send hidden_states with them", "block_prompts"),
+    (TWO | {"block_prompts": tensor(1, BLOCKS, 2)}, "are of 1 rows", "block_prompts"),
+    (TWO | {"block_prompts": tensor(2, BLOCKS - 1, 2)}, "must be [rows, 4, 2]", "block_prompts"),
+    (TWO | {"block_prompts": tensor(2, 2)}, "must be [rows, 4, 2]", "block_prompts"),
+    (
+        TWO | {"block_prompts": tensor(2, BLOCKS, 2, dtype="float16")},
+        "dtype is 'float16'",
+        "block_prompts",
+    ),
+    (
+        TWO | {"block_prompts": tensor(2, BLOCKS, 2, data=b"12")},
+        "data has 2 bytes; 64 make this shape",
+        "block_prompts",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "sentence", "param"), WRONG)
+def test_unsuitable_prompts_are_refused_by_name(
+    endpoints: Endpoints, fields: dict[str, Any], sentence: str, param: str
+) -> None:
+    given = {"block_prompts": tensor(2, BLOCKS, 2)} | fields
+    with grpc.insecure_channel(endpoints.grpc) as channel:
+        stub = api_pb2_grpc.InferenceStub(channel)
+        request = api_pb2.GenerateRequest(model=MODEL, max_tokens=1, **given)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Generate(request, timeout=30)
+    error: Any = refused.value
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
+    assert dict(error.trailing_metadata())["error-param"] == param
+    assert error.details().startswith(f"{param}: ") and sentence in error.details()
+
+
+@pytest.mark.parametrize(
+    ("before", "then", "sentence", "param"),
+    [
+        (
+            {"tokens": {"ids": [1]}, "max_tokens": 0},
+            rows(0, 1),
+            "behind 1 entries",
+            "block_prompts",
+        ),
+        (
+            rows(0, 2),
+            TWO | {"max_tokens": 0},
+            "begins with rows that have block_prompts",
+            "hidden_states",
+        ),
+    ],
+)
+def test_other_rows_in_a_session_are_refused_by_name(
+    endpoints: Endpoints, before: dict[str, Any], then: dict[str, Any], sentence: str, param: str
+) -> None:
+    with SessionCall(endpoints.grpc) as call:
+        call.open(MODEL, max_length=100)
+        call.step(**before)
+        call.send(step=then)
+        error = call.failure()
+    assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details().startswith(f"step.{param}: ") and sentence in error.details()
+
+
+def test_session_of_blocks_refuses_them_by_name(endpoints: Endpoints) -> None:
+    with SessionCall(endpoints.grpc) as call:
+        call.open(MODEL, max_length=100, blocks={"first": 0, "last": 2})
+        call.send(step=rows(0, 1) | {"return_hidden_states": True})
+        assert call.failure().details().startswith("step.block_prompts: ")

@@ -1,0 +1,79 @@
+"""Bounds of the rows that a client sends in place of tokens, and of those that blocks add."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from modelswarm.protocol.messages import Sampling, Turn
+from modelswarm.protocol.opaque import OPAQUE
+from modelswarm_gateway.backend.model_card import ModelCard
+from modelswarm_gateway.core.interface.row_sizes import RowSizes
+from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
+from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.request import GenerationRequest, RowsPrompt
+from modelswarm_gateway.generation.rows.opaque_rows import (
+    MAX_GATEWAY_BYTES,
+    add_opaque,
+    check_input_rows,
+)
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+
+WIDTH, BLOCKS = 2048, 300
+SIZES = RowSizes(0, 2 * WIDTH, "bfloat16")
+CARD = ModelCard("m", "r", BLOCKS, (), 100, None, 0, takes_block_prompts=True)
+
+
+def request(count: int, blocks: int = BLOCKS) -> GenerationRequest:
+    shape = (count, blocks, WIDTH)
+    prompts = RowsPrompt("bfloat16", shape, bytes(2 * count * blocks * WIDTH))
+    rows = RowsPrompt("bfloat16", (count, WIDTH), bytes(2 * count * WIDTH), prompts)
+    return GenerationRequest("m", rows, "hidden_states", SamplingOptions())
+
+
+def refusal(card: ModelCard, given: GenerationRequest, kept: int = 0) -> ApiError:
+    with pytest.raises(ApiError) as refused:
+        check_input_rows(given, card, SIZES, lambda: kept)
+    return refused.value
+
+
+def test_prompts_need_servers_that_know_them() -> None:
+    check_input_rows(request(1), CARD, SIZES, lambda: 0)
+    error = refusal(replace(CARD, takes_block_prompts=False), request(1))
+    assert (error.code, error.param) == (Code.NO_SERVERS, "block_prompts")
+    assert "2.4" in error.message
+
+
+def test_a_position_that_fits_in_no_message_is_refused() -> None:
+    error = refusal(replace(CARD, n_blocks=768), request(1, 768))
+    assert error.param == "block_prompts"
+    assert "is 3149824 bytes for one position; at most 3145728 fit into a message" in error.message
+
+
+def test_prompts_count_for_the_bound_of_the_gateway() -> None:
+    room = request(1).prompt.prompts.data  # type: ignore[union-attr]
+    check_input_rows(request(1), CARD, SIZES, lambda: MAX_GATEWAY_BYTES - 2 * len(room))
+    error = refusal(CARD, request(1), MAX_GATEWAY_BYTES - len(room))
+    assert (error.code, error.param) == (Code.NO_CAPACITY, "hidden_states")
+
+
+def test_numbers_that_are_not_finite_are_refused() -> None:
+    given: Any = request(1)
+    prompts = replace(given.prompt.prompts, data=b"\xff" * len(given.prompt.prompts.data))
+    error = refusal(CARD, replace(given, prompt=replace(given.prompt, prompts=prompts)))
+    assert error.message == "block_prompts: a number is infinite or NaN; all must be finite"
+
+
+def test_prompts_count_for_the_bound_of_a_session() -> None:
+    """Those of earlier steps, too: 54 positions of 301 rows of 4 KiB are 63 MiB."""
+    given, before = request(1), 53
+    kept = ParkedTurn((OPAQUE,) * before, Turn(9, 10, prompt_rows=before))
+    turn = TurnRequest((OPAQUE,) * (before + 1), 0, Sampling())
+    made = add_opaque(turn, given, SIZES.hidden_bytes, before, kept)
+    assert {at: len(row) for at, row in made.opaque.items()} == {before: 301 * 4096}
+    kept = replace(kept, turn=Turn(9, 10, prompt_rows=54))
+    turn = replace(turn, tokens=(OPAQUE,) * 55)
+    with pytest.raises(ApiError, match="would have 55 rows that are no tokens; at most 54"):
+        add_opaque(turn, given, SIZES.hidden_bytes, 54, kept)
