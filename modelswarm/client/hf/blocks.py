@@ -25,7 +25,6 @@ from modelswarm.checkpoint.hub import HUB_SCHEME
 from modelswarm.checkpoint.sources import resolve
 from modelswarm.checkpoint.tensor_index import INDEX_FILE, SINGLE_FILE, read_tensors, shard_names
 from modelswarm.checkpoint.tensor_names import canonical_name
-from modelswarm.client.hf.errors import UnsupportedArgumentError
 from modelswarm.client.hf.layers import RemoteLayers
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.session import Prefix
@@ -79,19 +78,20 @@ class Blocks:
     def prefix(self) -> Prefix | None:
         """Return the soft prompt as rows before the tokens of a session; None: there is none.
 
-        Raise UnsupportedArgumentError for prompts of blocks, which sessions do not have.
+        Raise UnavailableError for prompts of blocks while a server, or the gateway, is too old for them.
         """
         if self.prompts is None:
             return None
-        if self.prompts.deep is not None:
-            detail = (
-                "sessions add no rows inside of their blocks, also not after the loss of a server"
-            )
-            raise UnsupportedArgumentError(
-                "tuning_mode", f"'deep_ptune' does not generate: {detail}; use 'ptune'"
-            )
-        served, rows = self._known_model(), self.prompts.first
-        return Prefix(len(rows), served.hidden_size, served.dtype, pack_rows(rows, served))
+        served, rows, deep = self._known_model(), self.prompts.first, self.prompts.deep
+        if deep is None:
+            return Prefix(len(rows), served, pack_rows(rows, served))
+        if not served.takes_block_prompts:
+            self._served = served = self._connection.list_models().get(served.name, served)
+        if not served.takes_block_prompts:
+            detail = f"the gateway, or a server of {served.name}, is older than 2.4"
+            raise UnavailableError(f"'deep_ptune' does not generate: {detail}", 1.0)
+        prompts = pack_rows(deep.transpose(0, 1), served)
+        return Prefix(len(rows), served, pack_rows(rows, served), prompts)
 
     @property
     def layers(self) -> RemoteLayers:

@@ -33,6 +33,8 @@ from modelswarm.protocol.wire import api_pb2
 RECONNECT_SECONDS = 90.0
 # Seconds between two tries, unless the gateway names a longer time.
 RETRY_SECONDS = 0.5
+# Bytes of the rows in one message: with its other fields, less than gRPC's limit of 4 MiB.
+MESSAGE_BYTES = 2 << 20
 # Repairs of a step that bring nothing new.
 MAX_TRIES = 5
 

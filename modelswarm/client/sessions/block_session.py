@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from modelswarm.client.sessions.base import MAX_TRIES, SessionBase
+from modelswarm.client.sessions.base import MAX_TRIES, MESSAGE_BYTES, SessionBase
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import (
     ConnectionLostError,
@@ -18,9 +18,6 @@ from modelswarm.client.sessions.errors import (
 )
 from modelswarm.errors import UserError
 from modelswarm.protocol.wire import api_pb2
-
-# Bytes of the rows in one message: with its other fields, less than gRPC's limit of 4 MiB.
-MESSAGE_BYTES = 2 << 20
 
 
 class BlockSession(SessionBase):

@@ -15,8 +15,8 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from modelswarm.client.sessions.base import MAX_TRIES, SessionBase
-from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.sessions.base import MAX_TRIES, MESSAGE_BYTES, SessionBase
+from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import (
     ConnectionLostError,
     SessionLengthError,
@@ -61,14 +61,29 @@ class Prefix:
     """Rows in place of embeddings that stand before the first token of a session."""
 
     count: int
-    hidden_size: int
-    dtype: str
+    model: ServedModel
     rows: bytes
+    prompts: bytes = (
+        b""  # [rows, blocks, hidden size]: what each block adds to them; empty: nothing
+    )
 
-    def as_step(self) -> api_pb2.SessionStep:
-        shape = (self.count, self.hidden_size)
-        tensor = api_pb2.Tensor(dtype=self.dtype, shape=shape, data=self.rows)
-        return api_pb2.SessionStep(hidden_states=tensor, max_tokens=0)
+    def as_step(self, start: int) -> api_pb2.SessionStep:
+        """Return a step with rows from `start` on, as many as one message holds."""
+        model = self.model
+        chain = model.row_bytes * (1 + model.n_blocks * bool(self.prompts))
+        end = min(self.count, start + max(1, MESSAGE_BYTES // chain))
+        step = api_pb2.SessionStep(
+            hidden_states=self._part(self.rows, (model.hidden_size,), start, end), max_tokens=0
+        )
+        if self.prompts:
+            shape = (model.n_blocks, model.hidden_size)
+            step.block_prompts.CopyFrom(self._part(self.prompts, shape, start, end))
+        return step
+
+    def _part(self, data: bytes, each: tuple[int, ...], start: int, end: int) -> api_pb2.Tensor:
+        size = len(data) // self.count
+        part = data[start * size : end * size]
+        return api_pb2.Tensor(dtype=self.model.dtype, shape=(end - start, *each), data=part)
 
 
 class GatewaySession(SessionBase):
@@ -262,14 +277,11 @@ class GatewaySession(SessionBase):
     def _send_prefix(self) -> None:
         """Bring a session that is new, or has a part of the prefix, to the end of the prefix."""
         stream = self._stream
-        if self._prefix is None or stream.position >= self._before:
-            return
-        if stream.position:
-            stream.ask(rewind=api_pb2.Rewind(position=0))
-        stream.send(step=self._prefix.as_step())
-        stream.is_in_step = True
-        while stream.is_in_step:
-            stream.receive_part()
+        while self._prefix is not None and stream.position < self._before:
+            stream.send(step=self._prefix.as_step(stream.position))
+            stream.is_in_step = True
+            while stream.is_in_step:
+                stream.receive_part()
 
 
 def _step_part(part: api_pb2.GenerateResponse) -> StepPart:

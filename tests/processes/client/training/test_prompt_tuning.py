@@ -14,6 +14,7 @@ from torch import Tensor
 from modelswarm import AutoDistributedModelForCausalLM
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.training.prompts import TuningMode
+from modelswarm.local.run_folder import GATEWAY_JOB
 
 ROWS = 5
 IDS = torch.tensor([[65, 12, 200, 7, 9, 31, 8, 100], [90, 91, 92, 93, 94, 95, 96, 97]])
@@ -86,11 +87,28 @@ def right_answer(whole: Any, model: Any, ids: Tensor, count: int, **options: Any
     return found
 
 
+def greedy_answer(whole: Any, model: Any, ids: Tensor, count: int) -> Tensor:
+    """Return the answer of transformers' own modules, in which the model's prompts are added before each block."""
+    prompts, made = model.prompts, ids
+    with torch.no_grad():
+        for _ in range(count):
+            first = prompts.first.expand(len(ids), -1, -1)
+            rows = torch.cat((first, whole.model.embed_tokens(made)), dim=1)
+            hidden = local(whole, rows, 0, 8, prompts.deep)[:, -1:]
+            best = whole.lm_head(whole.model.norm(hidden)).argmax(-1)
+            made = torch.cat((made, best), dim=1)
+    return made[:, ids.shape[1] :]
+
+
+@pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
 def test_answers_follow_the_soft_prompt(
-    toy_swarm: Running, toy_folder: Path, toy_model: Any
+    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: str
 ) -> None:
-    model = tuned(toy_swarm, toy_folder, "ptune")
-    right = right_answer(toy_model, model, IDS, 12, do_sample=False, eos_token_id=None)
+    model = tuned(toy_swarm, toy_folder, mode)
+    right = greedy_answer(toy_model, model, IDS, 12)
+    if mode == "ptune":
+        wanted = right_answer(toy_model, model, IDS, 12, do_sample=False, eos_token_id=None)
+        assert right.equal(wanted)
     greedy = {"do_sample": False, "eos_token_id": None}
     assert model.generate(IDS, max_new_tokens=12, **greedy)[:, 8:].equal(right)
     with model.inference_session(max_length=30) as session:
@@ -106,13 +124,15 @@ def test_answers_follow_the_soft_prompt(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
 def test_beams_and_logits_follow_the_soft_prompt(
-    toy_swarm: Running, toy_folder: Path, toy_model: Any
+    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: str
 ) -> None:
-    model = tuned(toy_swarm, toy_folder, "ptune")
+    model = tuned(toy_swarm, toy_folder, mode)
     wanted: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "num_beams": 3}
-    right = right_answer(toy_model, model, IDS, 8, **wanted)
-    assert model.generate(IDS, max_new_tokens=8, **wanted)[:, 8:].equal(right)
+    if mode == "ptune":
+        right = right_answer(toy_model, model, IDS, 8, **wanted)
+        assert model.generate(IDS, max_new_tokens=8, **wanted)[:, 8:].equal(right)
     plain: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "output_logits": True}
     scored = model.generate(IDS, max_new_tokens=4, return_dict_in_generate=True, **plain)
     whole = model(IDS).logits[:, -1]
@@ -120,23 +140,29 @@ def test_beams_and_logits_follow_the_soft_prompt(
     toy_swarm.wait_empty()
 
 
-@pytest.mark.full
+@pytest.mark.parametrize("mode", [pytest.param("ptune", marks=pytest.mark.full), "deep_ptune"])
 def test_kills_change_no_answer_behind_a_soft_prompt(
-    toy_swarm: Running, toy_folder: Path, toy_model: Any
+    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: str
 ) -> None:
-    """The soft prompt is part of the log: a lost server's KV of it is built again."""
-    model = tuned(toy_swarm, toy_folder, "ptune", 40)
-    right = right_answer(toy_model, model, IDS[:1], 60, do_sample=False, eos_token_id=None)
+    """The soft prompt is part of the log: a lost server's KV of it is built again, and the gateway has it back."""
+    model = tuned(toy_swarm, toy_folder, mode, 40)
+    right = greedy_answer(toy_model, model, IDS[:1], 75)
     toy_swarm.wait_whole()
     parts = []
     with model.inference_session(max_length=100):
         given: Tensor | None = IDS[:1]
-        for place in range(4):
+        for place in range(5):
             new = model.generate(given, max_new_tokens=15, do_sample=False, eos_token_id=None)
             parts.append(new[:, -15:])
             given = None
             if place < 2:
                 toy_swarm.kill(toy_swarm.only_session().route[place].peer)
+            if place == 2:
+                toy_swarm.wait_whole()
+                toy_swarm.local.kill(GATEWAY_JOB)
+            if place == 3:  # the gateway that took it over has the rows, too
+                toy_swarm.wait_whole()
+                toy_swarm.kill(toy_swarm.only_session().route[0].peer)
     assert torch.cat(parts, dim=1).equal(right)
     toy_swarm.wait_whole()
 
@@ -160,14 +186,6 @@ def test_wrong_tuning_is_refused_by_name(
             toy_folder, gateway=toy_swarm.local.grpc, **options
         )
     assert refused.value.field == field
-
-
-def test_deep_prompts_do_not_generate(toy_swarm: Running, toy_folder: Path) -> None:
-    model = tuned(toy_swarm, toy_folder, "deep_ptune")
-    with pytest.raises(UnsupportedArgumentError, match="'deep_ptune' does not generate"):
-        model.generate(IDS, max_new_tokens=2)
-    with pytest.raises(UnsupportedArgumentError, match="'deep_ptune' does not generate"):
-        model.inference_session(max_length=20)
 
 
 @pytest.mark.full
