@@ -216,7 +216,7 @@ def test_servers_of_an_older_version_are_left_out() -> None:
     begin(swarm.gateway)
     [refused] = swarm.gateway.all(Refused)
     assert refused.reason is RefusalReason.NO_SERVERS
-    assert "that know block_prompts (version 2.4) do not hold all blocks" in refused.detail
+    assert "that know rows of blocks (version 2.4) do not hold all blocks" in refused.detail
     new = {swarm.serve(first, last).peer for first, last in SPANS}
     swarm.gateway.effects.clear()
     begin(swarm.gateway)

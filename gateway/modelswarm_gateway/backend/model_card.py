@@ -33,7 +33,7 @@ class ModelCard:
     grammar_versions: frozenset[str] = frozenset()
     rows: RowSizes = NO_ROWS  # of logits and hidden states that its servers return
     boundary_rows: RowSizes = NO_ROWS  # between blocks; none if a server runs no range of them
-    takes_block_prompts: bool = False  # all its servers add rows inside of their blocks
+    takes_block_rows: bool = False  # all its servers add rows inside of their blocks
     parent: str = ""  # the model that it is an adapter of; empty: it is a model
 
     @property

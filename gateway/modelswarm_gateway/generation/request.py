@@ -62,19 +62,16 @@ class RowsPrompt:
     dtype: str
     shape: tuple[int, ...]  # as the client gave it
     data: bytes
-    prompts: RowsPrompt | None = None  # [rows, blocks, hidden size], added before each block (R14)
+
+    @property
+    def has_block_rows(self) -> bool:
+        """True if each row comes with one for each block (R14)."""
+        return len(self.shape) == 3
 
     def entry_rows(self) -> list[bytes]:
-        """Return the row of each entry, with those of the blocks behind it. The data must fit the shape."""
-        count = self.shape[0]
-        parts = [self.data] if self.prompts is None else [self.data, self.prompts.data]
-        sizes = [len(part) // count for part in parts]
-        return [
-            b"".join(
-                part[at * size : (at + 1) * size] for part, size in zip(parts, sizes, strict=True)
-            )
-            for at in range(count)
-        ]
+        """Return the row of each entry, or its chain. The data must fit the shape."""
+        size = len(self.data) // self.shape[0]
+        return [self.data[at : at + size] for at in range(0, len(self.data), size)]
 
 
 Prompt: TypeAlias = TextPrompt | TokenPrompt | ChatPrompt | RowsPrompt

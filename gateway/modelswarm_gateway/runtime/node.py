@@ -48,7 +48,7 @@ from modelswarm_gateway.core.interface.effects import (
     SessionLost,
 )
 from modelswarm_gateway.core.interface.errors import CoreError
-from modelswarm_gateway.core.interface.row_sizes import BLOCK_PROMPTS_SINCE, NO_ROWS, RowSizes
+from modelswarm_gateway.core.interface.row_sizes import BLOCK_ROWS_SINCE, NO_ROWS, RowSizes
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
@@ -442,7 +442,7 @@ class Node:
             grammar_versions=frozenset(tail.grammar for tail in tails),
             rows=min(map(RowSizes.of, tails), default=NO_ROWS),
             boundary_rows=min(map(RowSizes.at_boundary, hellos), default=NO_ROWS),
-            takes_block_prompts=bool(hellos)
-            and min(hello.version for hello in hellos) >= BLOCK_PROMPTS_SINCE,
+            takes_block_rows=bool(hellos)
+            and min(hello.version for hello in hellos) >= BLOCK_ROWS_SINCE,
             parent="" if name == entry.name else entry.name,
         )

@@ -85,13 +85,13 @@ class Blocks:
         served, rows, deep = self._known_model(), self.prompts.first, self.prompts.deep
         if deep is None:
             return Prefix(len(rows), served, pack_rows(rows, served))
-        if not served.takes_block_prompts:
+        if not served.takes_block_rows:
             self._served = served = self._connection.list_models().get(served.name, served)
-        if not served.takes_block_prompts:
+        if not served.takes_block_rows:
             detail = f"the gateway, or a server of {served.name}, is older than 2.4"
             raise UnavailableError(f"'deep_ptune' does not generate: {detail}", 1.0)
-        prompts = pack_rows(deep.transpose(0, 1), served)
-        return Prefix(len(rows), served, pack_rows(rows, served), prompts)
+        chains = torch.cat((rows[:, None], deep.transpose(0, 1)), dim=1)
+        return Prefix(len(rows), served, pack_rows(chains, served), has_block_rows=True)
 
     @property
     def layers(self) -> RemoteLayers:

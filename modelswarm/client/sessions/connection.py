@@ -66,7 +66,7 @@ class ServedModel:
     hidden_size: int = 0  # numbers of a row of hidden states
     dtype: str = ""  # of rows
     parent: str = ""  # the model that it is an adapter of; empty: it is a model
-    takes_block_prompts: bool = False  # all its servers add rows inside of their blocks
+    takes_block_rows: bool = False  # all its servers add rows inside of their blocks
 
     @property
     def row_bytes(self) -> int:
@@ -102,7 +102,7 @@ class Connection:
                 model.hidden_size,
                 model.dtype,
                 model.parent,
-                model.block_prompts,
+                model.block_rows,
             )
             for model in answer.models
         }

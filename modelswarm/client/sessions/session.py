@@ -63,27 +63,17 @@ class Prefix:
     count: int
     model: ServedModel
     rows: bytes
-    prompts: bytes = (
-        b""  # [rows, blocks, hidden size]: what each block adds to them; empty: nothing
-    )
+    has_block_rows: bool = False  # each row is followed by one for each block, which adds it there
 
     def as_step(self, start: int) -> api_pb2.SessionStep:
         """Return a step with rows from `start` on, as many as one message holds."""
-        model = self.model
-        chain = model.row_bytes * (1 + model.n_blocks * bool(self.prompts))
-        end = min(self.count, start + max(1, MESSAGE_BYTES // chain))
-        step = api_pb2.SessionStep(
-            hidden_states=self._part(self.rows, (model.hidden_size,), start, end), max_tokens=0
-        )
-        if self.prompts:
-            shape = (model.n_blocks, model.hidden_size)
-            step.block_prompts.CopyFrom(self._part(self.prompts, shape, start, end))
-        return step
-
-    def _part(self, data: bytes, each: tuple[int, ...], start: int, end: int) -> api_pb2.Tensor:
-        size = len(data) // self.count
-        part = data[start * size : end * size]
-        return api_pb2.Tensor(dtype=self.model.dtype, shape=(end - start, *each), data=part)
+        each = (1 + self.model.n_blocks,) if self.has_block_rows else ()
+        size = len(self.rows) // self.count
+        end = min(self.count, start + max(1, MESSAGE_BYTES // size))
+        shape = (end - start, *each, self.model.hidden_size)
+        data = self.rows[start * size : end * size]
+        tensor = api_pb2.Tensor(dtype=self.model.dtype, shape=shape, data=data)
+        return api_pb2.SessionStep(hidden_states=tensor, max_tokens=0)
 
 
 class GatewaySession(SessionBase):

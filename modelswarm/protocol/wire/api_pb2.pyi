@@ -65,7 +65,6 @@ class GenerateRequest(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
-    BLOCK_PROMPTS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     prompt: _builtins.str
     """tokenised with the model's special tokens"""
@@ -139,6 +138,8 @@ class GenerateRequest(_message.Message):
     def hidden_states(self) -> Global___Tensor:
         """[rows, hidden size] in the servers' dtype: each stands in place of a token's embedding, as `inputs_embeds` of
         transformers does. RESOURCE_EXHAUSTED: the gateway keeps too many rows.
+        At the beginning of the log also [rows, 1 + blocks, hidden size]: after that row one for each block, which adds it
+        to its input at this position (deep prompt tuning).
         """
 
     @_builtins.property
@@ -152,12 +153,6 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def blocks(self) -> Global___BlockRange:
         """of the session, which was opened with them; then only fields of rows are allowed"""
-
-    @_builtins.property
-    def block_prompts(self) -> Global___Tensor:
-        """[rows, blocks, hidden size], with `hidden_states` at the beginning of the log: before each block the row of that
-        block is added to the one of this position (deep prompt tuning). INVALID_ARGUMENT: input before them has none.
-        """
 
     def __init__(
         self,
@@ -196,11 +191,10 @@ class GenerateRequest(_message.Message):
         length_penalty: _builtins.float | None = ...,
         early_stopping: _builtins.str = ...,
         blocks: Global___BlockRange | None = ...,
-        block_prompts: Global___Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_use_beam_search", b"_use_beam_search", "add_special_tokens", b"add_special_tokens", "block_prompts", b"block_prompts", "blocks", b"blocks", "chat", b"chat", "hidden_states", b"hidden_states", "input", b"input", "length_penalty", b"length_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "num_beams", b"num_beams", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "rows_after", b"rows_after", "sampling", b"sampling", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "use_beam_search", b"use_beam_search"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_use_beam_search", b"_use_beam_search", "add_special_tokens", b"add_special_tokens", "blocks", b"blocks", "chat", b"chat", "hidden_states", b"hidden_states", "input", b"input", "length_penalty", b"length_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "n", b"n", "num_beams", b"num_beams", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "rows_after", b"rows_after", "sampling", b"sampling", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "use_beam_search", b"use_beam_search"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_use_beam_search", b"_use_beam_search", "add_special_tokens", b"add_special_tokens", "all_positions", b"all_positions", "append", b"append", "block_prompts", b"block_prompts", "blocks", b"blocks", "chat", b"chat", "early_stopping", b"early_stopping", "echo", b"echo", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "length_penalty", b"length_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "num_beams", b"num_beams", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "return_prompt_token_ids", b"return_prompt_token_ids", "rows_after", b"rows_after", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side", "use_beam_search", b"use_beam_search"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_length_penalty", b"_length_penalty", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_n", b"_n", "_num_beams", b"_num_beams", "_prompt_logprobs", b"_prompt_logprobs", "_resume_after", b"_resume_after", "_rows_after", b"_rows_after", "_session_position", b"_session_position", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_use_beam_search", b"_use_beam_search", "add_special_tokens", b"add_special_tokens", "all_positions", b"all_positions", "append", b"append", "blocks", b"blocks", "chat", b"chat", "early_stopping", b"early_stopping", "echo", b"echo", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "length_penalty", b"length_penalty", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "model", b"model", "n", b"n", "num_beams", b"num_beams", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "resume_after", b"resume_after", "resume_mark", b"resume_mark", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "return_prompt_token_ids", b"return_prompt_token_ids", "rows_after", b"rows_after", "sampling", b"sampling", "session_id", b"session_id", "session_position", b"session_position", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side", "use_beam_search", b"use_beam_search"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -998,7 +992,6 @@ class SessionStep(_message.Message):
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_STR_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     ALL_POSITIONS_FIELD_NUMBER: _builtins.int
-    BLOCK_PROMPTS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
     max_tokens: _builtins.int
     """unset: up to max_length"""
@@ -1021,8 +1014,6 @@ class SessionStep(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def structured_outputs(self) -> Global___StructuredOutputs: ...
-    @_builtins.property
-    def block_prompts(self) -> Global___Tensor: ...
     def __init__(
         self,
         *,
@@ -1041,11 +1032,10 @@ class SessionStep(_message.Message):
         skip_special_tokens: _builtins.bool | None = ...,
         include_stop_str_in_output: _builtins.bool = ...,
         all_positions: _builtins.bool = ...,
-        block_prompts: Global___Tensor | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_skip_special_tokens", b"_skip_special_tokens", "block_prompts", b"block_prompts", "chat", b"chat", "hidden_states", b"hidden_states", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_skip_special_tokens", b"_skip_special_tokens", "chat", b"chat", "hidden_states", b"hidden_states", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_skip_special_tokens", b"_skip_special_tokens", "all_positions", b"all_positions", "block_prompts", b"block_prompts", "chat", b"chat", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_skip_special_tokens", b"_skip_special_tokens", "all_positions", b"all_positions", "chat", b"chat", "hidden_states", b"hidden_states", "ignore_eos", b"ignore_eos", "include_stop_str_in_output", b"include_stop_str_in_output", "input", b"input", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "prompt", b"prompt", "return_hidden_states", b"return_hidden_states", "return_logits", b"return_logits", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "structured_outputs", b"structured_outputs", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
     _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
@@ -1539,7 +1529,7 @@ class Model(_message.Message):
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
-    BLOCK_PROMPTS_FIELD_NUMBER: _builtins.int
+    BLOCK_ROWS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """the served name"""
     created: _builtins.int
@@ -1562,8 +1552,8 @@ class Model(_message.Message):
     """of rows: "float32", "bfloat16" or "float16"; empty: not known yet"""
     parent: _builtins.str
     """the model that this one is an adapter of; empty: it is a model"""
-    block_prompts: _builtins.bool
-    """inputs may have `block_prompts`: all its linked servers know them"""
+    block_rows: _builtins.bool
+    """`hidden_states` may have rows for each block: all its linked servers know them"""
     def __init__(
         self,
         *,
@@ -1578,11 +1568,11 @@ class Model(_message.Message):
         hidden_size: _builtins.int = ...,
         dtype: _builtins.str = ...,
         parent: _builtins.str = ...,
-        block_prompts: _builtins.bool = ...,
+        block_rows: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "chat", b"chat"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "block_prompts", b"block_prompts", "chat", b"chat", "chat_problem", b"chat_problem", "created", b"created", "dtype", b"dtype", "hidden_size", b"hidden_size", "id", b"id", "max_model_len", b"max_model_len", "n_blocks", b"n_blocks", "parent", b"parent", "ready", b"ready", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_chat", b"_chat", "block_rows", b"block_rows", "chat", b"chat", "chat_problem", b"chat_problem", "created", b"created", "dtype", b"dtype", "hidden_size", b"hidden_size", "id", b"id", "max_model_len", b"max_model_len", "n_blocks", b"n_blocks", "parent", b"parent", "ready", b"ready", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__chat: _TypeAlias = _typing.Literal["chat"]  # noqa: Y015
     _WhichOneofArgType__chat: _TypeAlias = _typing.Literal["_chat", b"_chat"]  # noqa: Y015

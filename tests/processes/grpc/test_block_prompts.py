@@ -1,4 +1,4 @@
-"""`block_prompts` over gRPC, from the hash model: its tokens in several steps, and refusals by name."""
+"""Rows of blocks over gRPC, from the hash model: its tokens after several steps, and refusals by name."""
 
 from __future__ import annotations
 
@@ -40,11 +40,9 @@ def tensor(*shape: int, values: Sequence[int] = (), **changes: Any) -> dict[str,
 
 def rows(first: int, last: int) -> dict[str, Any]:
     """Return the fields of a step with rows [first, last)."""
-    some = ROWS[first:last]
-    added = [value for row in some for value in row[1:]]
+    values = [value for row in ROWS[first:last] for value in row]
     return {
-        "hidden_states": tensor(len(some), 2, values=[row[0] for row in some]),
-        "block_prompts": tensor(len(some), BLOCKS, 2, values=added),
+        "hidden_states": tensor(last - first, 1 + BLOCKS, 2, values=values),
         "max_tokens": 0,
     }
 
@@ -82,63 +80,46 @@ def test_model_lists_that_it_takes_them(endpoints: Endpoints) -> None:
     with grpc.insecure_channel(endpoints.grpc) as channel:
         stub = api_pb2_grpc.InferenceStub(channel)
         [model] = stub.ListModels(api_pb2.ListModelsRequest(), timeout=30).models
-    assert model.block_prompts
+    assert model.block_rows
 
 
-TWO = {"hidden_states": tensor(2, 2)}
-WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"tokens": {"ids": [1]}}, "send hidden_states with them", "block_prompts"),
-    (TWO | {"block_prompts": tensor(1, BLOCKS, 2)}, "are of 1 rows", "block_prompts"),
-    (TWO | {"block_prompts": tensor(2, BLOCKS - 1, 2)}, "must be [rows, 4, 2]", "block_prompts"),
-    (TWO | {"block_prompts": tensor(2, 2)}, "must be [rows, 4, 2]", "block_prompts"),
-    (
-        TWO | {"block_prompts": tensor(2, BLOCKS, 2, dtype="float16")},
-        "dtype is 'float16'",
-        "block_prompts",
-    ),
-    (
-        TWO | {"block_prompts": tensor(2, BLOCKS, 2, data=b"12")},
-        "data has 2 bytes; 64 make this shape",
-        "block_prompts",
-    ),
+WRONG: list[tuple[dict[str, Any], str]] = [
+    (tensor(2, BLOCKS, 2), "shape is [2, 4, 2]; it must be [rows, 5, 2]"),
+    (tensor(0, 1 + BLOCKS, 2, data=b""), "with at least one row"),
+    (tensor(2, 1 + BLOCKS, 2, dtype="float16"), "dtype is 'float16'"),
+    (tensor(2, 1 + BLOCKS, 2, data=b"12"), "data has 2 bytes; 80 make this shape"),
 ]
 
 
-@pytest.mark.parametrize(("fields", "sentence", "param"), WRONG)
-def test_unsuitable_prompts_are_refused_by_name(
-    endpoints: Endpoints, fields: dict[str, Any], sentence: str, param: str
+@pytest.mark.parametrize(("given", "sentence"), WRONG)
+def test_unsuitable_rows_are_refused_by_name(
+    endpoints: Endpoints, given: dict[str, Any], sentence: str
 ) -> None:
-    given = {"block_prompts": tensor(2, BLOCKS, 2)} | fields
     with grpc.insecure_channel(endpoints.grpc) as channel:
         stub = api_pb2_grpc.InferenceStub(channel)
-        request = api_pb2.GenerateRequest(model=MODEL, max_tokens=1, **given)
+        request = api_pb2.GenerateRequest(
+            model=MODEL, max_tokens=1, hidden_states=api_pb2.Tensor(**given)
+        )
         with pytest.raises(grpc.RpcError) as refused:
             stub.Generate(request, timeout=30)
     error: Any = refused.value
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT, error.details()
-    assert dict(error.trailing_metadata())["error-param"] == param
-    assert error.details().startswith(f"{param}: ") and sentence in error.details()
+    assert dict(error.trailing_metadata())["error-param"] == "hidden_states"
+    assert error.details().startswith("hidden_states: ") and sentence in error.details()
+
+
+PLAIN = {"hidden_states": tensor(1, 2), "max_tokens": 0}
 
 
 @pytest.mark.parametrize(
-    ("before", "then", "sentence", "param"),
+    ("before", "then", "sentence"),
     [
-        (
-            {"tokens": {"ids": [1]}, "max_tokens": 0},
-            rows(0, 1),
-            "behind 1 entries",
-            "block_prompts",
-        ),
-        (
-            rows(0, 2),
-            TWO | {"max_tokens": 0},
-            "begins with rows that have block_prompts",
-            "hidden_states",
-        ),
+        ({"tokens": {"ids": [1]}, "max_tokens": 0}, rows(0, 1), "is behind 1 entries"),
+        (rows(0, 2), PLAIN, "the session begins with rows of blocks"),
     ],
 )
 def test_other_rows_in_a_session_are_refused_by_name(
-    endpoints: Endpoints, before: dict[str, Any], then: dict[str, Any], sentence: str, param: str
+    endpoints: Endpoints, before: dict[str, Any], then: dict[str, Any], sentence: str
 ) -> None:
     with SessionCall(endpoints.grpc) as call:
         call.open(MODEL, max_length=100)
@@ -146,11 +127,11 @@ def test_other_rows_in_a_session_are_refused_by_name(
         call.send(step=then)
         error = call.failure()
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert error.details().startswith(f"step.{param}: ") and sentence in error.details()
+    assert error.details().startswith("step.hidden_states: ") and sentence in error.details()
 
 
 def test_session_of_blocks_refuses_them_by_name(endpoints: Endpoints) -> None:
     with SessionCall(endpoints.grpc) as call:
         call.open(MODEL, max_length=100, blocks={"first": 0, "last": 2})
         call.send(step=rows(0, 1) | {"return_hidden_states": True})
-        assert call.failure().details().startswith("step.block_prompts: ")
+        assert call.failure().details().startswith("step.hidden_states: ")

@@ -86,5 +86,5 @@ def _model(card: ModelCard) -> api_pb2.Model:
         hidden_size=0 if rows.dtype == RAW else rows.hidden_bytes // rows.number_bytes,
         dtype=rows.dtype if rows.hidden_bytes else "",
         parent=card.parent,
-        block_prompts=card.takes_block_prompts,
+        block_rows=card.takes_block_rows,
     )

@@ -199,9 +199,6 @@ def _prompt(request: api_pb2.GenerateRequest, parsed: CompletionRequest) -> tupl
     if kind != "prompt" and parsed.add_special_tokens is not None:
         detail = "only a text gets special tokens; leave it out"
         raise invalid_field("add_special_tokens", detail)
-    if request.HasField("block_prompts") and kind != "hidden_states":
-        detail = "they are added to rows of the input; send hidden_states with them"
-        raise invalid_field("block_prompts", detail)
     match kind:
         case "prompt":
             return parsed.given_prompt()
@@ -211,9 +208,8 @@ def _prompt(request: api_pb2.GenerateRequest, parsed: CompletionRequest) -> tupl
             for name in ("truncate_prompt_tokens", "truncation_side"):
                 if getattr(request, name):
                     raise invalid_request(name, f"{name}: rows are not truncated; leave it out")
-            given = request.block_prompts if request.HasField("block_prompts") else None
-            prompts = None if given is None else _rows(given)
-            return "hidden_states", replace(_rows(request.hidden_states), prompts=prompts)
+            rows = request.hidden_states
+            return "hidden_states", RowsPrompt(rows.dtype, tuple(rows.shape), rows.data)
         case "chat":
             body = {"model": parsed.model, "append": parsed.append, **_chat_body(request.chat)}
             return parse_chat(body).given_prompt()
@@ -221,10 +217,6 @@ def _prompt(request: api_pb2.GenerateRequest, parsed: CompletionRequest) -> tupl
             raise invalid_field(
                 "input", "one of prompt, chat, tokens and hidden_states is required"
             )
-
-
-def _rows(given: api_pb2.Tensor) -> RowsPrompt:
-    return RowsPrompt(given.dtype, tuple(given.shape), given.data)
 
 
 def _chat_body(chat: api_pb2.Messages) -> dict[str, Any]:

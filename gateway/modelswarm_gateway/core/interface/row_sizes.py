@@ -12,7 +12,7 @@ RAW = "uint8"
 # The first version of a link whose server runs sessions of a range of blocks.
 RANGES_SINCE = (2, 2)
 # The first one whose server adds rows inside of its blocks (R14, opaque rows).
-BLOCK_PROMPTS_SINCE = (2, 4)
+BLOCK_ROWS_SINCE = (2, 4)
 
 
 class RowSizes(NamedTuple):

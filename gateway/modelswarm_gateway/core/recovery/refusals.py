@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from modelswarm.placement.spans import format_blocks
 from modelswarm.protocol.messages import Refusal
-from modelswarm_gateway.core.interface.row_sizes import BLOCK_PROMPTS_SINCE
+from modelswarm_gateway.core.interface.row_sizes import BLOCK_ROWS_SINCE
 from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
@@ -39,8 +39,8 @@ def explain_refusal(registry: ServerRegistry, session: Session, reason: RefusalR
         model, without=registry.drains.peers_with(SHUTDOWN_CAUSE)
     ):
         return f"the servers of {model} for blocks {format_blocks(stopping)} are about to stop"
-    if session.turn.prompt_rows and registry.older_than(model, BLOCK_PROMPTS_SINCE):
+    if session.turn.prompt_rows and registry.older_than(model, BLOCK_ROWS_SINCE):
         return (
-            f"the servers of {model} that know block_prompts (version 2.4) do not hold all blocks"
+            f"the servers of {model} that know rows of blocks (version 2.4) do not hold all blocks"
         )
     return f"the servers of {model} do not answer"

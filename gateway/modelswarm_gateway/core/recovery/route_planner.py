@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm_gateway.core.interface.row_sizes import BLOCK_PROMPTS_SINCE
+from modelswarm_gateway.core.interface.row_sizes import BLOCK_ROWS_SINCE
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.routing.cost_model import Needs
 from modelswarm_gateway.core.routing.path_search import RouteHop
@@ -194,7 +194,7 @@ def incapable_servers(registry: ServerRegistry, session: Session) -> frozenset[P
     """Return servers whose version cannot run the turn: they would leave out rows of its blocks (R14)."""
     if not session.turn.prompt_rows:
         return frozenset()
-    return registry.older_than(session.model, BLOCK_PROMPTS_SINCE)
+    return registry.older_than(session.model, BLOCK_ROWS_SINCE)
 
 
 def hop_needs(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] = ()) -> Needs:

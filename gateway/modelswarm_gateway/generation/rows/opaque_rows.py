@@ -24,7 +24,6 @@ MAX_SESSION_BYTES = 64 << 20
 MAX_GATEWAY_BYTES = 512 << 20
 # Bytes of one position's row with those of all blocks: they are one log entry, and travel in one message.
 MAX_CHAIN_BYTES = 3 << 20
-BLOCK_PROMPTS = "block_prompts"
 # Bits of the exponent: all are set in infinities and NaNs.
 _EXPONENTS = {
     "float32": (np.uint32, 0x7F80_0000),
@@ -47,37 +46,25 @@ def check_input_rows(
     if not width:
         detail = "no server that takes rows of this model is linked; retry in 1 s"
         raise ApiError(Code.NO_SERVERS, detail, param=field, retry_after=1.0)
-    _check_tensor(field, prompt, (width,), sizes)
-    size = len(prompt.data)
-    if prompt.prompts is not None:
-        _check_prompts(prompt.prompts, prompt.shape[0], width, card, sizes)
-        size += len(prompt.prompts.data)
+    has_block_rows = prompt.has_block_rows and request.blocks is None
+    each = _chain_shape(field, width, card, sizes) if has_block_rows else (width,)
+    _check_tensor(field, prompt, each, sizes)
     kept = kept_bytes()
-    if kept + size > MAX_GATEWAY_BYTES:
+    if kept + len(prompt.data) > MAX_GATEWAY_BYTES:
         detail = f"this gateway keeps {kept >> 20} MiB of rows; close sessions, or retry later"
         raise ApiError(Code.NO_CAPACITY, f"{field}: {detail}", param=field, retry_after=10.0)
 
 
-def _check_prompts(
-    prompts: RowsPrompt, count: int, width: int, card: ModelCard, sizes: RowSizes
-) -> None:
-    """Raise ApiError unless all servers of the model add these rows before their blocks."""
-    if not card.takes_block_prompts:
-        detail = "all servers of this model must be linked by version 2.4 or newer; retry in 1 s"
-        raise ApiError(
-            Code.NO_SERVERS,
-            f"{BLOCK_PROMPTS}: {detail}",
-            param=BLOCK_PROMPTS,
-            retry_after=1.0,
-        )
-    _check_tensor(BLOCK_PROMPTS, prompts, (card.n_blocks, width), sizes)
-    if prompts.shape[0] != count:
-        detail = f"they are of {prompts.shape[0]} rows, and hidden_states has {count}"
-        raise invalid_field(BLOCK_PROMPTS, detail)
+def _chain_shape(field: str, width: int, card: ModelCard, sizes: RowSizes) -> tuple[int, int]:
+    """Return the shape of a row with those of all blocks. Raise ApiError if no message holds it, or a server is old."""
+    if not card.takes_block_rows:
+        detail = "for rows of blocks all servers of this model must be linked by version 2.4 or newer; retry in 1 s"
+        raise ApiError(Code.NO_SERVERS, f"{field}: {detail}", param=field, retry_after=1.0)
     size = chain_bytes(sizes.hidden_bytes, card.n_blocks)
     if size > MAX_CHAIN_BYTES:
-        detail = f"a row of each block is {size} bytes for one position; at most {MAX_CHAIN_BYTES} fit into a message"
-        raise invalid_field(BLOCK_PROMPTS, detail)
+        detail = f"{size} bytes for one position, with rows of all blocks; a message holds {MAX_CHAIN_BYTES}"
+        raise invalid_field(field, detail)
+    return (1 + card.n_blocks, width)
 
 
 def _check_tensor(field: str, given: RowsPrompt, each: tuple[int, ...], sizes: RowSizes) -> None:
@@ -117,15 +104,13 @@ def add_opaque(
         _check_log(turn.tokens, request, row_bytes, 0)
         return turn
     rows = dict(enumerate(prompt.entry_rows(), start))
-    if prompt.prompts is not None and before < start:
-        detail = (
-            f"they stand at the beginning of a session, and this input is behind {start} entries"
-        )
-        raise invalid_field(BLOCK_PROMPTS, detail)
-    if prompt.prompts is None and before:
-        detail = f"the session begins with rows that have {BLOCK_PROMPTS}; send tokens behind them"
+    if prompt.has_block_rows and before < start:
+        detail = f"rows of blocks begin a session, and this input is behind {start} entries"
         raise invalid_field(request.prompt_field, detail)
-    more = 0 if prompt.prompts is None else (before + len(rows)) * (len(rows[start]) - row_bytes)
+    if before and not prompt.has_block_rows:
+        detail = "the session begins with rows of blocks; send tokens behind them"
+        raise invalid_field(request.prompt_field, detail)
+    more = (before + len(rows)) * (len(rows[start]) - row_bytes)
     _check_log(turn.tokens, request, row_bytes, more)
     return replace(turn, opaque=rows)
 

@@ -27,7 +27,7 @@ SERVED = ServedModel("m", 100, BLOCKS, WIDTH, "float32")
 class Lists(api_pb2_grpc.InferenceServicer):
     """A gateway that lists one model."""
 
-    takes_block_prompts = False
+    takes_block_rows = False
 
     @override
     def ListModels(self, request: Any, context: Any) -> Any:
@@ -37,7 +37,7 @@ class Lists(api_pb2_grpc.InferenceServicer):
             n_blocks=BLOCKS,
             hidden_size=WIDTH,
             dtype="float32",
-            block_prompts=self.takes_block_prompts,
+            block_rows=self.takes_block_rows,
         )
         return api_pb2.ListModelsResponse(models=[model])
 
@@ -66,28 +66,29 @@ def test_older_gateway_or_server_is_an_error(blocks: Blocks, lists: Lists) -> No
         UnavailableError, match=r"'deep_ptune' does not generate: .* is older than 2\.4"
     ):
         blocks.prefix()
-    lists.takes_block_prompts = True  # a rolling upgrade has ended
+    lists.takes_block_rows = True  # a rolling upgrade has ended
     assert blocks.prefix() is not None
     blocks.prompts = SoftPrompts("ptune", COUNT, WIDTH, BLOCKS, 1.0)
     found = blocks.prefix()
-    assert found is not None and not found.prompts
+    assert found is not None and not found.has_block_rows
 
 
 def test_prefix_has_the_rows_of_each_position_together(blocks: Blocks, lists: Lists) -> None:
-    lists.takes_block_prompts = True
+    lists.takes_block_rows = True
     found, prompts = blocks.prefix(), blocks.prompts
     assert found is not None and prompts is not None and prompts.deep is not None
     step = found.as_step(2)
-    assert list(step.hidden_states.shape) == [COUNT - 2, WIDTH]
-    assert list(step.block_prompts.shape) == [COUNT - 2, BLOCKS, WIDTH]
-    rows = torch.frombuffer(bytearray(step.block_prompts.data), dtype=torch.float32)
-    assert rows.view(COUNT - 2, BLOCKS, WIDTH).equal(prompts.deep[:, 2:].transpose(0, 1).detach())
+    shape = (COUNT - 2, 1 + BLOCKS, WIDTH)
+    assert tuple(step.hidden_states.shape) == shape
+    rows = torch.frombuffer(bytearray(step.hidden_states.data), dtype=torch.float32).view(shape)
+    assert rows[:, 0].equal(prompts.first[2:])
+    assert rows[:, 1:].equal(prompts.deep[:, 2:].transpose(0, 1))
 
 
 def test_long_prefix_comes_in_several_steps() -> None:
     served = ServedModel("m", 100, 63, 4096, "float32")  # 1 MiB for each position
     count, row = 5, served.row_bytes
-    prefix = Prefix(count, served, bytes(count * row), bytes(count * row * 63))
+    prefix = Prefix(count, served, bytes(count * row * 64), has_block_rows=True)
     steps, start = [], 0
     while start < count:
         steps.append(prefix.as_step(start))

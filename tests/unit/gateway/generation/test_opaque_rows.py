@@ -23,13 +23,12 @@ from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 WIDTH, BLOCKS = 2048, 300
 SIZES = RowSizes(0, 2 * WIDTH, "bfloat16")
-CARD = ModelCard("m", "r", BLOCKS, (), 100, None, 0, takes_block_prompts=True)
+CARD = ModelCard("m", "r", BLOCKS, (), 100, None, 0, takes_block_rows=True)
 
 
 def request(count: int, blocks: int = BLOCKS) -> GenerationRequest:
-    shape = (count, blocks, WIDTH)
-    prompts = RowsPrompt("bfloat16", shape, bytes(2 * count * blocks * WIDTH))
-    rows = RowsPrompt("bfloat16", (count, WIDTH), bytes(2 * count * WIDTH), prompts)
+    shape = (count, 1 + blocks, WIDTH)
+    rows = RowsPrompt("bfloat16", shape, bytes(2 * count * (1 + blocks) * WIDTH))
     return GenerationRequest("m", rows, "hidden_states", SamplingOptions())
 
 
@@ -41,29 +40,31 @@ def refusal(card: ModelCard, given: GenerationRequest, kept: int = 0) -> ApiErro
 
 def test_prompts_need_servers_that_know_them() -> None:
     check_input_rows(request(1), CARD, SIZES, lambda: 0)
-    error = refusal(replace(CARD, takes_block_prompts=False), request(1))
-    assert (error.code, error.param) == (Code.NO_SERVERS, "block_prompts")
+    error = refusal(replace(CARD, takes_block_rows=False), request(1))
+    assert (error.code, error.param) == (Code.NO_SERVERS, "hidden_states")
     assert "2.4" in error.message
 
 
 def test_a_position_that_fits_in_no_message_is_refused() -> None:
     error = refusal(replace(CARD, n_blocks=768), request(1, 768))
-    assert error.param == "block_prompts"
-    assert "is 3149824 bytes for one position; at most 3145728 fit into a message" in error.message
+    assert error.message == (
+        "hidden_states: 3149824 bytes for one position, with rows of all blocks; "
+        "a message holds 3145728"
+    )
 
 
 def test_prompts_count_for_the_bound_of_the_gateway() -> None:
-    room = request(1).prompt.prompts.data  # type: ignore[union-attr]
-    check_input_rows(request(1), CARD, SIZES, lambda: MAX_GATEWAY_BYTES - 2 * len(room))
-    error = refusal(CARD, request(1), MAX_GATEWAY_BYTES - len(room))
+    size = 301 * 4096
+    check_input_rows(request(1), CARD, SIZES, lambda: MAX_GATEWAY_BYTES - size)
+    error = refusal(CARD, request(1), MAX_GATEWAY_BYTES - size + 1)
     assert (error.code, error.param) == (Code.NO_CAPACITY, "hidden_states")
 
 
 def test_numbers_that_are_not_finite_are_refused() -> None:
     given: Any = request(1)
-    prompts = replace(given.prompt.prompts, data=b"\xff" * len(given.prompt.prompts.data))
-    error = refusal(CARD, replace(given, prompt=replace(given.prompt, prompts=prompts)))
-    assert error.message == "block_prompts: a number is infinite or NaN; all must be finite"
+    damaged = replace(given.prompt, data=b"\xff" * len(given.prompt.data))
+    error = refusal(CARD, replace(given, prompt=damaged))
+    assert error.message == "hidden_states: a number is infinite or NaN; all must be finite"
 
 
 def test_prompts_count_for_the_bound_of_a_session() -> None:

@@ -21,10 +21,6 @@ BASE: dict[str, Any] = {"model": "m", "prompt": "x"}
 NAMED: dict[str, Any] = {**BASE, "session_id": "s"}
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "hi"}]}
 CHOSEN = ("chat", "tokens", "hidden_states")  # in place of the prompt
-ROWS: dict[str, Any] = {
-    "model": "m",
-    "hidden_states": {"dtype": "float32", "shape": [1, 1], "data": bytes(4)},
-}
 # Field of GenerateRequest -> a request without it, and a value that changes what is generated.
 FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "model": (BASE, "other"),
@@ -32,7 +28,6 @@ FIELDS: dict[str, tuple[dict[str, Any], Any]] = {
     "chat": (BASE, CHAT),
     "tokens": (BASE, {"ids": [5]}),
     "hidden_states": (BASE, {"dtype": "float32", "shape": [1, 1], "data": bytes(4)}),
-    "block_prompts": (ROWS, {"dtype": "float32", "shape": [1, 2, 1], "data": bytes(8)}),
     "max_tokens": (BASE, 7),
     "sampling": (BASE, {"temperature": 0.5}),
     "stop": (BASE, ["end"]),
