@@ -102,7 +102,7 @@ def greedy_answer(whole: Any, model: Any, ids: Tensor, count: int) -> Tensor:
 
 @pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
 def test_answers_follow_the_soft_prompt(
-    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: str
+    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: TuningMode
 ) -> None:
     model = tuned(toy_swarm, toy_folder, mode)
     right = greedy_answer(toy_model, model, IDS, 12)
@@ -126,7 +126,7 @@ def test_answers_follow_the_soft_prompt(
 @pytest.mark.full
 @pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
 def test_beams_and_logits_follow_the_soft_prompt(
-    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: str
+    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: TuningMode
 ) -> None:
     model = tuned(toy_swarm, toy_folder, mode)
     wanted: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "num_beams": 3}
@@ -142,7 +142,7 @@ def test_beams_and_logits_follow_the_soft_prompt(
 
 @pytest.mark.parametrize("mode", [pytest.param("ptune", marks=pytest.mark.full), "deep_ptune"])
 def test_kills_change_no_answer_behind_a_soft_prompt(
-    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: str
+    toy_swarm: Running, toy_folder: Path, toy_model: Any, mode: TuningMode
 ) -> None:
     """The soft prompt is part of the log: a lost server's KV of it is built again, and the gateway has it back."""
     model = tuned(toy_swarm, toy_folder, mode, 40)
