@@ -24,6 +24,8 @@ from modelswarm.client.api.answers import (
     Usage,
 )
 from modelswarm.client.api.checks import (
+    check_api_key,
+    check_callback,
     check_count,
     check_fields,
     check_limits,
@@ -91,6 +93,8 @@ class AsyncClient:
         on_break: OnBreak | None = None,
     ) -> None:
         check_limits(timeout, max_retries, max_connections)
+        check_api_key(api_key)
+        check_callback("on_break", on_break)
         limits = Limits(timeout, max_connections)
         self._connections = Connections(check_urls(base_url), api_key, limits)
         self._max_retries = max_retries
@@ -369,6 +373,8 @@ class AsyncClient:
 
     async def _choose_model(self, model: str | None) -> str:
         if model is not None:
+            if not isinstance(model, str):
+                raise bad_request("model", f"{model!r} is not allowed; send a string, or None")
             if not model:
                 raise bad_request("model", "it is empty; leave it out for the first served model")
             return model

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +17,8 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 MAX_SESSION_NAME = 256  # characters
 # Fields that are counts, with their smallest values.
 _COUNTS = {"max_tokens": 0, "max_completion_tokens": 0, "min_tokens": 0, "n": 1, "top_logprobs": 0}
+# Names of other libraries or of chats, whose nearest spelling here is another field.
+_MEANT = {"max_completion_tokens": "max_tokens", "max_new_tokens": "max_tokens"}
 _OF_THE_METHOD = {
     "stream": "the method decides it; use stream_complete or stream_chat",
     "stream_options": "the client always asks for the usage",
@@ -28,7 +31,11 @@ def check_urls(given: str | Sequence[str] | None) -> tuple[str, ...]:
     if given is None:
         given = os.environ.get(URL_VARIABLE) or DEFAULT_URL
         given = given.split(",")
-    urls = [given] if isinstance(given, str) else list(given)
+    urls = [given] if isinstance(given, str) else given
+    is_list = isinstance(urls, Sequence) and not isinstance(urls, bytes)
+    if not is_list or not all(isinstance(url, str) for url in urls):
+        detail = f"give a URL such as {DEFAULT_URL}, or a list of URLs"
+        raise bad_request("base_url", f"{given!r} is not allowed; {detail}")
     if not urls:
         raise bad_request("base_url", "the list is empty; give at least one URL of a gateway")
     return tuple(_check_url(url) for url in urls)
@@ -55,13 +62,17 @@ def check_fields(given: Mapping[str, Any], known: Iterable[str], call: str) -> d
             continue
         if name in _OF_THE_METHOD:
             raise bad_request(name, f"not a field of {call}: {_OF_THE_METHOD[name]}")
-        near = difflib.get_close_matches(name, known, 1)
+        meant = [_MEANT[name]] if _MEANT.get(name) in known else []
+        near = meant or difflib.get_close_matches(name, known, 1)
         hint = f"; did you mean {near[0]}?" if near else "; docs/reference/fields.md has all fields"
         raise bad_request(name, f"unknown field of {call}{hint}")
     fields = {name: value for name, value in given.items() if value is not None}
     for name, least in _COUNTS.items():
         if name in fields:
             fields[name] = check_count(name, fields[name], least)
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise bad_request(name, f"it must be a number, not {value}")
     if "session_id" in fields:
         check_session_name(fields["session_id"])
     for name in ("stop_token_ids", "allowed_token_ids"):
@@ -100,7 +111,7 @@ def check_prompt(prompt: object) -> str | list[int]:
 
 def check_tokens(name: str, tokens: object) -> list[int]:
     """Return token ids as a list of int. Accept numpy's and torch's vectors of integers, too."""
-    if isinstance(tokens, str | bytes | Mapping) or not isinstance(tokens, Iterable):
+    if isinstance(tokens, str | bytes | Mapping | Set) or not isinstance(tokens, Iterable):
         raise bad_request(name, f"{type(tokens).__name__} is not allowed; send a list of token ids")
     checked = []
     for place, token in enumerate(tokens):
@@ -142,7 +153,21 @@ def _bad_message(place: int) -> BadRequestError:
 
 
 def check_limits(timeout: float, max_retries: int, max_connections: int) -> None:
-    if not timeout > 0:
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or not timeout > 0:
         raise bad_request("timeout", f"{timeout!r} is not allowed; send seconds above 0")
     check_count("max_retries", max_retries, 0)
     check_count("max_connections", max_connections, 1)
+
+
+def check_api_key(api_key: object) -> None:
+    """Raise BadRequestError for a key that no header can hold."""
+    is_text = isinstance(api_key, str) and api_key.isascii() and api_key.isprintable()
+    if api_key is not None and (not is_text or not api_key or api_key != str(api_key).strip()):
+        detail = "send printable ASCII characters without spaces around them, or None"
+        raise bad_request("api_key", f"it is not allowed; {detail}")
+
+
+def check_callback(name: str, callback: object) -> None:
+    if callback is not None and not callable(callback):
+        raise bad_request(name, f"{callback!r} is not allowed; give a function, or None")

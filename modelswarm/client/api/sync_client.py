@@ -14,6 +14,7 @@ from modelswarm.client.api.answers import (
     TokenizedPrompt,
 )
 from modelswarm.client.api.async_client import MAX_CONNECTIONS, AsyncClient, Message, Prompt
+from modelswarm.client.api.checks import check_callback
 from modelswarm.client.api.fields import ChatFields, CompletionFields, TokenizeFields
 from modelswarm.client.api.loop_thread import LoopThread, in_reader
 from modelswarm.client.api.retries import OnBreak
@@ -35,6 +36,7 @@ class Client:
         max_connections: int = MAX_CONNECTIONS,
         on_break: OnBreak | None = None,
     ) -> None:
+        check_callback("on_break", on_break)
         self._client = AsyncClient(
             base_url,
             api_key=api_key,

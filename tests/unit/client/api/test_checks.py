@@ -33,6 +33,7 @@ def refused(call: Callable[[], object]) -> BadRequestError:
         (None, "prompt"),
         (5, "prompt"),
         ({"a": 1}, "prompt"),
+        ({5}, "prompt"),
         ([1, -2], "prompt[1]"),
         ([1, 2.0], "prompt[1]"),
         ([True], "prompt[0]"),
@@ -51,6 +52,10 @@ def test_wrong_prompt_is_refused(prompt: Any, param: str) -> None:
         ({"max_tokens": 1.5}, "max_tokens", "whole number from 0"),
         ({"n": 0}, "n", "whole number from 1"),
         ({"temprature": 1}, "temprature", "did you mean temperature?"),
+        ({"max_completion_tokens": 5}, "max_completion_tokens", "did you mean max_tokens?"),
+        ({"max_new_tokens": 5}, "max_new_tokens", "did you mean max_tokens?"),
+        ({"temperature": float("nan")}, "temperature", "must be a number, not nan"),
+        ({"top_p": float("inf")}, "top_p", "must be a number, not inf"),
         ({"stream": True}, "stream", "the method decides it"),
         ({"stream_options": {}}, "stream_options", "always asks for the usage"),
         ({"session_id": ""}, "session_id", "1 to 256 characters"),
@@ -87,18 +92,45 @@ def test_synchronous_client_refuses_the_same() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "gateway:8000", "ftp://a", "http://", "http://a:99999", "http://a b", "http://a\tb", []],
+    [
+        "",
+        "gateway:8000",
+        "ftp://a",
+        "http://",
+        "http://a:99999",
+        "http://a b",
+        "http://a\tb",
+        [],
+        5,
+        b"http://a",
+        {"http://a"},
+        [NOWHERE, 5],
+    ],
 )
 def test_wrong_url_is_refused(url: Any) -> None:
     assert refused(lambda: AsyncClient(url)).param == "base_url"
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("timeout", 0), ("max_retries", -1), ("max_connections", 0)]
+    ("name", "value"),
+    [
+        ("timeout", 0),
+        ("timeout", "x"),
+        ("timeout", True),
+        ("max_retries", -1),
+        ("max_connections", 0),
+        ("api_key", "é"),
+        ("api_key", "a\nb"),
+        ("api_key", ""),
+        ("api_key", " a"),
+        ("api_key", 5),
+        ("on_break", 5),
+    ],
 )
 def test_wrong_limit_is_refused(name: str, value: Any) -> None:
     limits: Any = {name: value}
     assert refused(lambda: AsyncClient(NOWHERE, **limits)).param == name
+    assert refused(lambda: Client(NOWHERE, **limits)).param == name
 
 
 def test_urls_come_from_argument_environment_or_default(monkeypatch: pytest.MonkeyPatch) -> None:
