@@ -44,7 +44,7 @@ def exit_code_of(error: ModelSwarmError) -> int:
 
 def _describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, UnreachableError):
-        from modelswarm.cli.entry.port_check import explain_answer
+        from modelswarm.local.port_check import explain_answer
 
         return explain_answer(error.address, error.api) or str(error), FAILED
     if isinstance(error, ModelSwarmError):

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 
 from modelswarm.cli.options.config_file import Config, read_config
 from modelswarm.errors import UserError
+from modelswarm.local.port_check import ADMIN_PORT
 from modelswarm.local.run_folder import (
     GatewayAddresses,
     RunInfo,
@@ -24,7 +25,6 @@ from modelswarm.local.run_folder import (
     server_names,
 )
 
-ADMIN_PORT = 8003  # of a gateway, by default
 URL_EXAMPLE = "http://127.0.0.1:8000"
 URL_VARIABLE = "MODELSWARM_URL"
 _ALLOWED_URL = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import email.utils
 import json
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -27,6 +28,7 @@ from modelswarm.client.api.errors import (
     error_of,
 )
 from modelswarm.client.api.parsing import parse_with
+from modelswarm.local.port_check import explain_answer
 
 CONNECT_SECONDS = 5.0  # for a connection to one gateway
 KEPT_SECONDS = 20.0  # of an idle connection; the gateway closes it after 30 s
@@ -64,6 +66,7 @@ class Connections:
         self._http: httpx.AsyncClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
+        self._answered: set[str] = set()  # URLs that have answered by HTTP, or are explained
         self.default_model: str | None = None  # of requests that name none; None: not known yet
 
     async def close(self) -> None:
@@ -169,18 +172,36 @@ class Connections:
                 timeout=timeout,
             )
             try:
-                return await client.send(request, stream=True), url
+                answer = await client.send(request, stream=True)
+                self._answered.add(url)
+                return answer, url
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                if _is_tls_failure(error):
+                    await self._explain(url, error)
                 failure = error
                 self.avoid(url)
             except httpx.PoolTimeout as error:
                 message = f"all {self._limits.max_connections} connections of the client are busy"
                 raise GatewayUnreachableError(message, url) from error
             except httpx.TransportError as error:
+                if not isinstance(error, httpx.TimeoutException):
+                    await self._explain(url, error)
                 self.avoid(url)
                 raise _broken(error, url, None) from error
         message = f"no gateway answers at {' or '.join(self._urls)}"
+        if failure is not None and _is_tls_failure(failure):
+            message += f" by TLS: {failure}"
         raise GatewayUnreachableError(message, self._urls[start]) from failure
+
+    async def _explain(self, url: str, error: httpx.TransportError) -> None:
+        """Raise NotAGatewayError if something else answers at a URL that has accepted a connection. Look once."""
+        if url in self._answered:
+            return
+        self._answered.add(url)
+        explanation = await asyncio.to_thread(explain_answer, url, "HTTP")
+        if explanation is not None:
+            self._answered.discard(url)
+            raise NotAGatewayError(explanation, url) from error
 
     def avoid(self, url: str) -> None:
         """Try the URL behind this one first, if this one was."""
@@ -202,6 +223,13 @@ def _is_json(value: object) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _is_tls_failure(error: BaseException | None) -> bool:
+    """Return whether a connection was accepted, and its TLS failed."""
+    while error is not None and not isinstance(error, ssl.SSLError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _broken(error: httpx.TransportError, url: str, request_id: str | None) -> ApiError:

@@ -17,7 +17,7 @@ from support.ports import free_port, http_port
 from typing_extensions import override
 
 from modelswarm.cli import run
-from modelswarm.cli.entry.port_check import Answer, explain_answer, probe
+from modelswarm.local.port_check import Answer, explain_answer, probe
 from modelswarm.local.run_folder import RunFolder, RunInfo
 from modelswarm_gateway.api.metrics_app import build_metrics_app
 
@@ -103,6 +103,17 @@ def test_right_port_and_no_port_need_no_explanation() -> None:
         assert explain_answer(f"127.0.0.1:{port}", "gRPC") is None
     assert explain_answer(f"127.0.0.1:{free_port()}", "gRPC") is None
     assert explain_answer("nonsense", "gRPC") is None
+
+
+def test_gateway_without_tls_is_told_for_https() -> None:
+    with http_port(GatewayHandler) as port:
+        told = explain_answer(f"https://127.0.0.1:{port}", "HTTP")
+    assert told == (
+        f"https://127.0.0.1:{port} is the HTTP port of a gateway without TLS; "
+        f"allowed: http://127.0.0.1:{port}"
+    )
+    with http_port(OtherHandler) as port:
+        assert explain_answer(f"https://127.0.0.1:{port}", "HTTP") is None
 
 
 def test_port_of_a_local_swarm_names_the_right_address() -> None:

@@ -1,6 +1,7 @@
 """Explains a wrong address: finds out what answers there, and names the port that was meant.
 
-Called by `failures` after a call has failed. One short connection; nothing is changed at the other end.
+Called by the command line and by the client after a call has failed. One short connection; nothing is changed at the
+other end.
 """
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ import enum
 import socket
 from urllib.parse import urlsplit
 
-from modelswarm.cli.options.target import ADMIN_PORT
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.run_folder import GatewayAddresses, list_runs
-from modelswarm.process.command_line import split_target
 
 PROBE_SECONDS = 2.0  # for the connection, and for each part of the answer
 ANSWER_BYTES = 4096
-HTTP_PORT = 8000  # of a gateway, by default
+HTTP_PORT, ADMIN_PORT = 8000, 8003  # of a gateway, by default
 _REQUEST = b"GET /health HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
 # A gateway's metrics port says where its metrics are; exporters of Prometheus answer every path with theirs.
 _METRICS_MARKS = (b"the metrics are at /metrics", b"# HELP ", b"openmetrics")
@@ -42,6 +41,12 @@ def explain_answer(address: str, api: str) -> str | None:
     except (ModelSwarmError, ValueError):
         return None
     found = probe(host, port)
+    if address.startswith("https://"):
+        if found is Answer.GATEWAY:
+            plain = f"http://{address.removeprefix('https://')}"
+            return f"{address} is {found.value} without TLS; allowed: {plain}"
+        if found is Answer.OTHER_HTTP:  # servers with TLS may answer plain HTTP, too
+            return None
     if found is None or found is (Answer.GATEWAY if api == "HTTP" else Answer.GRPC):
         return None
     local = _local_gateway(host, port)
@@ -77,6 +82,8 @@ def _classify(received: bytes) -> Answer | None:
 
 def _split(address: str) -> tuple[str, int]:
     if "://" not in address:
+        from modelswarm.process.command_line import split_target
+
         return split_target("address", address)
     parts = urlsplit(address)
     return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
