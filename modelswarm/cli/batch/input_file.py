@@ -93,10 +93,14 @@ def read_requests(path: Path) -> Iterator[tuple[int, BatchRequest]]:
 
 def _parse_request(path: Path, number: int, line: bytes) -> BatchRequest:
     try:
-        content = json.loads(line, parse_constant=_refuse_constant)
+        content = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_object_of)
     except json.JSONDecodeError as error:
         cause = f"{error.msg}, column {error.colno}"
         _refuse(path, number, f"not JSON ({cause}); allowed: one object on one line")
+    except _RepeatedKeyError as error:
+        _refuse(
+            path, number, f"{error.args[0]}: the key is there twice; allowed: once in an object"
+        )
     except (ValueError, RecursionError) as error:
         _refuse(path, number, f"not JSON ({error}); allowed: one object on one line")
     if not isinstance(content, dict):
@@ -109,6 +113,18 @@ def _parse_request(path: Path, number: int, line: bytes) -> BatchRequest:
         if request.body.get(field):
             _refuse(path, number, f"body.{field}: {sentence}")
     return request
+
+
+class _RepeatedKeyError(Exception):
+    """An object has the same key twice; a parser would take either value."""
+
+
+def _object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _RepeatedKeyError(next(key for key in keys if keys.count(key) > 1))
+    return made
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -141,10 +141,8 @@ class OutputFile:
         raise UserError(f"{self.path}, line {number}", f"{sentence}; {allowed}")
 
 
-def open_output(
-    path: Path, source: Path, known: Collection[bytes], retry_failed: bool
-) -> OutputFile:
-    """Open the output of the input `source`, made if needed; `known` as in `OutputFile.read_lines`."""
+def check_output(path: Path, source: Path) -> None:
+    """Raise UserError for a path that cannot be the output of the input `source`. Makes no file."""
     if path.exists() and not path.is_file():
         raise UserError("--output", f"{path} is not a regular file; allowed: a file")
     if path.exists() and path.samefile(source):
@@ -153,6 +151,10 @@ def open_output(
         raise UserError(
             "--output", f"{path}: no such folder; allowed: a file in a folder that exists"
         )
+
+
+def open_output(path: Path, known: Collection[bytes], retry_failed: bool) -> OutputFile:
+    """Open an output whose path is checked, made if needed; `known` as in `OutputFile.read_lines`."""
     output = OutputFile(path, _open_locked(path))
     try:
         output.read_lines(known)

@@ -17,7 +17,7 @@ from modelswarm.cli.batch.input_file import (
     digest,
     read_requests,
 )
-from modelswarm.cli.batch.output_file import BatchAnswer, OutputFile, open_output
+from modelswarm.cli.batch.output_file import BatchAnswer, OutputFile, check_output, open_output
 from modelswarm.cli.batch.progress import ProgressBar
 from modelswarm.cli.batch.sending import BatchSender, Patience
 from modelswarm.cli.facts.printing import print_json
@@ -44,11 +44,14 @@ def run_batch(
 ) -> int:
     """Run what the output `target` lacks of the input `source`. Return the exit code: 1 if a line failed."""
     facts = check_input(source)
+    check_output(target, source)
     began = time.monotonic()
-    with open_output(target, source, facts.ids, retry_failed) as output:
+    # A new output is made when its gateway has answered: a wrong address or model leaves no empty file.
+    model = None if target.exists() else _choose_model(base, source, facts, options.model)
+    with open_output(target, facts.ids, retry_failed) as output:
         before = len(output.finished)
         if before < facts.n_lines:
-            model = _choose_model(base, source, facts, options.model)
+            model = model or _choose_model(base, source, facts, options.model)
             try:
                 asyncio.run(_send_missing(base, model, source, facts, output, options))
             except (KeyboardInterrupt, ModelSwarmError, OSError) as error:

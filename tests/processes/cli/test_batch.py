@@ -142,6 +142,7 @@ def test_model_that_is_not_served_is_refused_by_its_line(
 
     sentence = f"line 2: body.model: 'hsah' is not served here; known are: {MODEL}"
     assert (code, err) == (2, f"Error: {source}, {sentence}\n")
+    assert not (tmp_path / "out.jsonl").exists()
 
 
 def test_port_that_is_no_gateway_is_explained(gateway: Endpoints, tmp_path: Path) -> None:

@@ -52,6 +52,14 @@ def known(*names: str) -> set[bytes]:
         ("[1]", "not an object; allowed: custom_id, method, url, body"),
         ('{"custom_id": NaN}', "NaN is not a number of JSON"),
         ("[" * 100_000, "not JSON ("),
+        (
+            '{"custom_id": "x", "custom_id": "y"}',
+            "custom_id: the key is there twice; allowed: once",
+        ),
+        (
+            json.dumps(request("x"))[:-2] + ', "prompt": "q"}}',
+            "prompt: the key is there twice; allowed: once in an object",
+        ),
         (request("c"), "custom_id: 'c' is that of line 3 too"),
         (request(""), "custom_id: '' is not allowed; allowed: at least 1 character"),
         (request("x", method="GET"), "method: 'GET' is not allowed; allowed: 'POST'"),
@@ -110,6 +118,7 @@ def test_output_that_cannot_be_one_is_refused(
 def test_absent_gateway_is_exit_code_1(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["batch", str(source), "-o", f"{source}.out", *NO_GATEWAY]) == 1
     assert capsys.readouterr().err == "Error: no gateway answers at http://127.0.0.1:1\n"
+    assert not Path(f"{source}.out").exists()
 
 
 def test_facts_have_models_with_their_first_lines(tmp_path: Path) -> None:
@@ -133,7 +142,7 @@ def test_torn_last_line_is_cut_and_whole_lines_are_kept(source: Path, tmp_path: 
     for length in (1, 20, len(torn) - 1):
         target.write_bytes(whole + torn[:length])
 
-        with open_output(target, source, known("a", "b", "c"), False) as output:
+        with open_output(target, known("a", "b", "c"), False) as output:
             assert output.finished == known("a", "b")
             assert output.n_failed == 1
             output.append_answer("c", FINE)
@@ -160,7 +169,7 @@ def test_file_of_something_else_is_refused_and_unchanged(
     target.write_bytes(content)
 
     with pytest.raises(UserError, match=sentence):
-        open_output(target, source, known("a", "b", "c"), False)
+        open_output(target, known("a", "b", "c"), False)
 
     assert target.read_bytes() == content
 
@@ -170,7 +179,7 @@ def test_failed_lines_are_dropped_when_asked(source: Path, tmp_path: Path) -> No
     lost = BatchAnswer(error={"code": "timeout", "message": "no answer"})
     target.write_bytes(REFUSED.to_line("a") + FINE.to_line("b") + lost.to_line("c"))
 
-    with open_output(target, source, known("a", "b", "c"), True) as output:
+    with open_output(target, known("a", "b", "c"), True) as output:
         assert (output.finished, output.n_failed) == (known("b"), 0)
         output.append_answer("a", FINE)
 
@@ -194,7 +203,7 @@ def test_lines_have_the_fields_of_openai() -> None:
 
 def test_second_process_cannot_write_the_same_output(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with open_output(target, source, known("a"), False):
+    with open_output(target, known("a"), False):
         done = subprocess.run(
             (sys.executable, "-m", "modelswarm.cli", "batch", source, "-o", target, *NO_GATEWAY),
             capture_output=True,
@@ -205,7 +214,7 @@ def test_second_process_cannot_write_the_same_output(source: Path, tmp_path: Pat
         assert done.returncode == 1
         assert done.stderr == f"Error: {target}: another process writes it; wait for its end\n"
         with pytest.raises(ModelSwarmError, match="another process"):
-            open_output(target, source, known("a"), False)
+            open_output(target, known("a"), False)
 
 
 @pytest.mark.parametrize(
@@ -237,10 +246,10 @@ def test_files_leave_a_few_bytes_of_a_line_in_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         facts = check_input(source)
-        with open_output(tmp_path / "out.jsonl", source, facts.ids, False) as output:
+        with open_output(tmp_path / "out.jsonl", facts.ids, False) as output:
             for _, each in read_requests(source):
                 output.append_answer(each.custom_id, answer)
-        with open_output(tmp_path / "out.jsonl", source, facts.ids, False) as output:
+        with open_output(tmp_path / "out.jsonl", facts.ids, False) as output:
             gc.collect()
             kept, largest = tracemalloc.get_traced_memory()
     finally:
