@@ -31,6 +31,8 @@ def known_address(model: str) -> str | None:
     """Return the address of a folder, or the address that is given; None: it may be a name on the hub."""
     if model.startswith(_SCHEMES):
         return model
+    if not model:  # Python would take it for the current folder
+        return None
     path = Path(model).expanduser()
     return f"file://{path.resolve()}" if path.is_dir() else None
 

@@ -107,7 +107,7 @@ def model_address(given: str, option: str) -> str:
     if address is not None:
         return address
     allowed = "allowed: a folder in Hugging Face's format, or owner/name of a hub"
-    if Path(given).expanduser().exists():
+    if given and Path(given).expanduser().exists():
         raise UserError(option, f"{given} is a file; {allowed}")
     if not _HUB_NAME.fullmatch(given) or given.startswith("."):
         raise UserError(option, f"{given}: no such folder; {allowed}")

@@ -66,7 +66,9 @@ class Engine:
     # ---- tokens
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, as a prompt has them."""
+        """Return the token ids of a text, as a prompt has them. UserError for another type."""
+        if not isinstance(text, str):
+            raise UserError("text", f"{text!r} is not allowed; allowed: a string")
         return list(self._client.tokenize(text, model=self.model).token_ids)
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -80,7 +82,8 @@ class Engine:
 
         `max_new_tokens`: at most so many (64).
         `do_sample`: draw tokens; otherwise the most probable one is taken (False).
-        `temperature` (1.0), `top_k` (0: off), `top_p` (1.0), `seed`: only with `do_sample`.
+        `temperature` (1.0), `top_k` (0: off), `top_p` (1.0): only with `do_sample`.
+        `seed`: of its draws; without them an answer is the same with any.
         `stop_on_eos`: end at the model's end token (True).
         `truncate_prompt`: leave out the oldest tokens of a prompt that does not fit with its answer (False).
 

@@ -41,7 +41,7 @@ class GenerationConfig:
     temperature: float = 0.8  # 0 to 2
     repetition_penalty: float = 1.0  # above 0, at most 10
     ignore_eos: bool = False
-    random_seed: int | None = None  # None: each prompt draws a seed of its own
+    random_seed: int | None = None  # None: each prompt draws one; a greedy answer needs none
     stop_words: str | Sequence[str] | None = None  # of any number of tokens each
     bad_words: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
@@ -76,8 +76,15 @@ class GenerationConfig:
         _check_strings("bad_words", self.bad_words, MAX_BAD_STRINGS, MAX_BAD_WORD_LENGTH)
         _check_token_ids("stop_token_ids", self.stop_token_ids)
         _check_token_ids("bad_token_ids", self.bad_token_ids)
+        self._check_lengths()
         self._check_sampling()
         self._check_format()
+
+    def _check_lengths(self) -> None:
+        least, most = self.min_new_tokens, self.max_new_tokens
+        if least is not None and most is not None and least > most:
+            detail = f"{least} is above max_new_tokens, which is {most}; allowed: at most that"
+            raise UserError("min_new_tokens", detail)
 
     def _check_sampling(self) -> None:
         """Refuse a value that only sampling would use. Greedy values change nothing and are allowed."""
@@ -98,8 +105,8 @@ class GenerationConfig:
                 "response_format",
                 f"its type is {kind!r}; allowed: a mapping with the type {', '.join(FORMATS)}",
             )
-        if kind in ("json_schema", "regex_schema") and kind not in form:
-            raise UserError("response_format", f"of the type {kind} it needs the key {kind}")
+        if kind in ("json_schema", "regex_schema"):
+            _check_schema(kind, form.get(kind))
         if self.ignore_eos and kind != "text":
             raise UserError(
                 "ignore_eos", "a structured answer ends by itself; leave ignore_eos out"
@@ -147,6 +154,16 @@ def token_id_of(name: str) -> int:
     if found is None:
         raise ValueError(f"{name!r} names no token")
     return int(found[1])
+
+
+def _check_schema(kind: str, schema: object) -> None:
+    if schema is None:
+        raise UserError("response_format", f"of the type {kind} it needs the key {kind}")
+    is_fine, allowed = isinstance(schema, Mapping), "a mapping with the key schema"
+    if kind == "regex_schema":
+        is_fine, allowed = isinstance(schema, str), "a string"
+    if not is_fine:
+        raise UserError("response_format", f"{kind} is {schema!r}; allowed: {allowed}")
 
 
 def _as_list(words: str | Sequence[str] | None) -> list[str]:

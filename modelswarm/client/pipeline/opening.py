@@ -105,16 +105,17 @@ def pipeline(
     _refuse(others)
     if not isinstance(model_path, str):
         raise UserError("model_path", f"{model_path!r} is not allowed; allowed: a string")
-    if timeout <= 0:
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not is_number or not timeout > 0:
         raise UserError("timeout", f"{timeout!r} is not allowed; allowed: seconds above 0")
     options = SwarmOptions(
         spans=spans,
         replicas=1 if replicas is None else replicas,
         session_len=session_len,
         sessions=max_batch_size,
-        dtype=dtype or "auto",
+        dtype="auto" if dtype is None else dtype,
         memory=memory,
-        device=device or "cpu",
+        device="cpu" if device is None else device,
         threads=threads,
         adapters=adapters,
         max_lora_rank=max_lora_rank,
@@ -152,14 +153,14 @@ def _connect(
     timeout: float,
     swarm: LocalSwarm | None,
 ) -> Pipeline:
-    loop = LoopThread("pipeline")
-    client = AsyncClient(
+    client = AsyncClient(  # checks the URL and the key before a thread starts
         url,
         api_key=api_key,
         timeout=timeout,
         max_retries=0,  # the engine repeats what was refused
         max_connections=CONNECTIONS_PER_PROMPT * most + 1,
     )
+    loop = LoopThread("pipeline")
     try:
         engine = loop.call(_open_engine(client, model, most, timeout, url))
     except BaseException:

@@ -61,6 +61,10 @@ class SwarmOptions:
         if self.dtype not in DTYPES:
             allowed = ", ".join(DTYPES)
             raise UserError("dtype", f"{self.dtype!r} is not allowed; allowed: {allowed}")
+        for name in ("memory", "device"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise UserError(name, f"{value!r} is not allowed; allowed: a string")
         if self.adapters is not None and not _has_texts(self.adapters):
             detail = "allowed: a mapping of names to folders of adapters"
             raise UserError("adapters", f"{self.adapters!r} is not allowed; {detail}")

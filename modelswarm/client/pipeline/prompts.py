@@ -75,6 +75,20 @@ def _parse_one(given: Any, place: str) -> Prompt | None:
     return None
 
 
+def parse_turn(given: Any) -> list[Message]:
+    """Return the messages that one turn of a chat adds. UserError for other forms, and for a list without entries."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
+        found = "a list of other things" if isinstance(given, list) else _describe(given)
+        raise UserError("prompt", f"{found} is no turn; allowed: a string, or a list of messages")
+    if not given:
+        raise UserError("prompt", "the list is empty; allowed: a string, or a list of messages")
+    for number, message in enumerate(given):
+        _check_message(message, f"prompt[{number}]")
+    return [dict(message) for message in given]
+
+
 def parse_texts(input_ids: Any) -> Prompts:
     """Return the texts of `get_ppl`. Raise UserError unless they are lists of at least two token ids."""
     is_one = isinstance(input_ids, list) and bool(input_ids) and _is_id(input_ids[0])
@@ -109,14 +123,30 @@ def configs_of(
     """Return the config of each of `count` prompts. Raise UserError for another number of configs."""
     if given is None or isinstance(given, GenerationConfig):
         return (given or GenerationConfig(),) * count
+    allowed = "allowed: a GenerationConfig, or a list with one per prompt"
+    if not isinstance(given, Sequence):
+        raise UserError("gen_config", f"{_describe(given)}; {allowed}")
     configs = tuple(GenerationConfig() if each is None else each for each in given)
     if not all(isinstance(each, GenerationConfig) for each in configs):
-        raise UserError("gen_config", "allowed: a GenerationConfig, or a list with one per prompt")
+        raise UserError("gen_config", allowed)
     if len(configs) != count:
         raise UserError(
             "gen_config", f"{len(configs)} configs for {count} prompts; allowed: one, or {count}"
         )
     return configs
+
+
+def check_config(given: object) -> None:
+    """Raise UserError unless it is one config, or None."""
+    if given is not None and not isinstance(given, GenerationConfig):
+        raise UserError("gen_config", f"{_describe(given)}; allowed: a GenerationConfig, or None")
+
+
+def check_switches(**switches: object) -> None:
+    """Raise UserError for an argument that is neither True nor False."""
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise UserError(name, f"{value!r} is not allowed; allowed: True or False")
 
 
 def longest_first(prompts: Sequence[Prompt], configs: Sequence[GenerationConfig]) -> list[int]:

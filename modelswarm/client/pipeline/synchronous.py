@@ -24,10 +24,13 @@ from modelswarm.client.pipeline.progress import progress_bar
 from modelswarm.client.pipeline.prompts import (
     Message,
     Prompts,
+    check_config,
+    check_switches,
     configs_of,
     longest_first,
     parse_prompts,
     parse_texts,
+    parse_turn,
 )
 from modelswarm.client.pipeline.response import Response
 from modelswarm.client.pipeline.response_stream import ResponseStream, joined
@@ -110,10 +113,12 @@ class Pipeline:
         `raise_errors=False` it is in `Response.error`. UserError for a bad argument, before anything is sent.
         PipelineInterrupted on Ctrl-C.
         """
+        check_switches(use_tqdm=use_tqdm, raise_errors=raise_errors)
+        _check_forms(do_preprocess, truncate_prompt)
         parsed = parse_prompts(prompts)
+        kept = _kept(done, len(parsed.items))
         model = self._find_model(adapter_name)
         jobs = self._jobs(parsed, gen_config, do_preprocess, truncate_prompt, model)
-        kept = _kept(done, len(jobs))
         with progress_bar(len(jobs), len(kept), use_tqdm) as advance:
             wanted = [job for job in jobs if job.index not in kept]
             run = BatchRun(self._engine, wanted, raises=raise_errors, on_done=advance)
@@ -159,10 +164,12 @@ class Pipeline:
         if sessions is not None:
             detail = "prompts of stream_infer have no sessions; use chat(prompt, session, stream_response=True)"
             raise UserError("sessions", detail)
+        check_switches(stream_response=stream_response, raise_errors=raise_errors)
+        _check_forms(do_preprocess, truncate_prompt)
         parsed = parse_prompts(prompts)
+        kept = _kept(done, len(parsed.items))
         model = self._find_model(adapter_name)
         jobs = self._jobs(parsed, gen_config, do_preprocess, truncate_prompt, model)
-        kept = _kept(done, len(jobs))
         wanted = [job for job in jobs if job.index not in kept]
         run = StreamRun(self._engine, wanted, raises=raise_errors, whole=not stream_response)
         parts = self._parts(run, len(jobs))
@@ -198,6 +205,7 @@ class Pipeline:
     def session(self, gen_config: GenerationConfig | None = None) -> Session:
         """Return a new session for `chat`. `gen_config`: of its turns that have none."""
         self._check_open()
+        check_config(gen_config)
         session = Session(gen_config, self._free_session)
         self._sessions.add(session)
         return session
@@ -238,10 +246,13 @@ class Pipeline:
         `adapter_name`: the LoRA adapter that answers this turn. Each has a context of its own at the servers.
         UserError if a turn of the session is running, if it is closed, or if the model cannot chat.
         """
+        asked = parse_turn(prompt)
+        check_switches(stream_response=stream_response)
         session = self.session() if session is None else session
+        _check_session(session)
         session.check_open()
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        config = gen_config or session.gen_config
+        config = session.gen_config if gen_config is None else gen_config
+        check_config(config)
         model = self._find_model(adapter_name)
         self._jobs(
             parse_prompts(asked), config, True, False, model
@@ -353,6 +364,8 @@ class Pipeline:
         self._check_open()
         if adapter_name is None:
             return self._engine.model
+        if not isinstance(adapter_name, str):
+            raise UserError("adapter_name", f"{adapter_name!r} is not allowed; allowed: a string")
         return self._loop.call(self._engine.find_adapter(adapter_name))
 
     def _free_session(self, session_id: str, model: str) -> None:
@@ -379,10 +392,27 @@ def _release(loop: LoopThread, engine: PipelineEngine, swarm: LocalSwarm | None,
         swarm.stop()
 
 
+def _check_forms(do_preprocess: object, truncate_prompt: object) -> None:
+    """Raise UserError for a switch of another type; `do_preprocess` may be None."""
+    if do_preprocess is not None:
+        check_switches(do_preprocess=do_preprocess)
+    check_switches(truncate_prompt=truncate_prompt)
+
+
+def _check_session(session: object) -> None:
+    if not isinstance(session, Session):
+        detail = "allowed: None, or a session of pipe.session()"
+        raise UserError("session", f"a value of the type {type(session).__name__}; {detail}")
+
+
 def _kept(done: Sequence[Response | None] | None, count: int) -> dict[int, Response]:
     """Return the responses of an earlier run that are answers. UserError if they are of another number of prompts."""
     if done is None:
         return {}
+    is_list = isinstance(done, Sequence)
+    if not is_list or not all(each is None or isinstance(each, Response) for each in done):
+        detail = "allowed: None, or a list with a Response or None for each prompt"
+        raise UserError("done", f"a value of the type {type(done).__name__}; {detail}")
     if len(done) != count:
         detail = f"{len(done)} responses for {count} prompts; allowed: those of the same prompts"
         raise UserError("done", detail)

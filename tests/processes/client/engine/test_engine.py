@@ -19,6 +19,12 @@ from modelswarm.errors import UserError
 PROMPTS = ["Once upon a time", "The king", "A"]
 
 
+def test_only_a_text_has_token_ids(engine: Engine) -> None:
+    wrong: Any = 5
+    with pytest.raises(UserError, match=r"^text: 5 is not allowed; allowed: a string$"):
+        engine.encode(wrong)
+
+
 def test_texts_equal_transformers(engine: Engine, toy_model: Any) -> None:
     for prompt in PROMPTS:
         ids = engine.encode(prompt)

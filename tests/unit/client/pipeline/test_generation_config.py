@@ -59,7 +59,7 @@ WRONG: dict[str, list[Any]] = {
     "bad_words": [[""], ["a"] * 257, ["a" * 201]],
     "stop_token_ids": [[-1], ["a"], 5, [1] * 1025],
     "bad_token_ids": [[-1], "12", [True]],
-    "min_new_tokens": [-1],
+    "min_new_tokens": [-1, 513],
     "logprobs": [0, 21, True],
     "do_sample": [1, None],
     "response_format": [
@@ -67,6 +67,8 @@ WRONG: dict[str, list[Any]] = {
         {"type": "xml"},
         {"type": "json_schema"},
         {"type": "regex_schema"},
+        {"type": "regex_schema", "regex_schema": 5},
+        {"type": "json_schema", "json_schema": "x"},
         "x",
     ],
 }
@@ -114,6 +116,17 @@ def test_greedy_config_refuses_values_of_sampling(name: str) -> None:
         GenerationConfig(**values)
 
     assert caught.value.field == name
+
+
+def test_shortest_answer_may_be_the_longest() -> None:
+    assert GenerationConfig(min_new_tokens=2, max_new_tokens=2).min_new_tokens == 2
+    assert GenerationConfig(min_new_tokens=2, max_new_tokens=None).min_new_tokens == 2
+    with pytest.raises(UserError, match=r"^min_new_tokens: 9 is above max_new_tokens"):
+        GenerationConfig(min_new_tokens=9, max_new_tokens=2)
+
+
+def test_greedy_config_takes_a_seed_and_needs_none() -> None:
+    assert "seed" not in GenerationConfig(random_seed=-1).request_fields(9, SEED)
 
 
 def test_greedy_config_sends_no_sampling() -> None:
