@@ -1,7 +1,7 @@
 """`modelswarm batch` over 10,000 lines: lines per second, and the growth of its memory.
 
 Real processes: two servers of the hash model, which computes almost nothing, a gateway, and the command. The growth is
-a slope, from half of the lines to the end. Buffers and caches have their sizes by then; digests of ids still come.
+a slope, from half of the lines to the end; it leaves out what the first half takes.
 """
 
 from __future__ import annotations
