@@ -10,10 +10,7 @@ import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
 
-from modelswarm.checkpoint.config.adapter_config import ADAPTER_FILES
-from modelswarm.checkpoint.hub import HUB_SCHEME
 from modelswarm.checkpoint.inspection import inspect_model
-from modelswarm.checkpoint.sources import resolve_adapter
 from modelswarm.errors import ModelSourceError, UserError
 from modelswarm.placement.dtype import ACCELERATORS, FAST_CPU, SLOW_CPU, Hardware
 from modelswarm.placement.plan import SwarmPlan, plan_swarm
@@ -36,7 +33,7 @@ def plan_document(swarm: ModelSwarm, memory: str | None = None, device: str = "c
 
     _check_tokenizer_and_template(swarm.spec.model)
     for adapter in swarm.spec.model.adapters:
-        _check_adapter(adapter.source, f"spec.model.adapters[{adapter.name}].source")
+        _check_reachable(adapter.source, f"spec.model.adapters[{adapter.name}].source")
     found = inspect_model(source, swarm.spec.model.tokenizer)
     plan = plan_swarm(swarm, found.facts, source, limit, hardware=machine_hardware(device))
     if swarm.spec.model.chat_template is not None:  # it replaces the model's own
@@ -66,21 +63,6 @@ def _check_reachable(address: str, field: str) -> None:
             field,
             "pvc:// names a volume of a cluster; allowed on one machine: demo://, hf:// or file://",
         )
-
-
-def _check_adapter(address: str, field: str) -> None:
-    """Refuse an adapter on this machine without its files. Servers check what is in them."""
-    _check_reachable(address, field)
-    if address.startswith(HUB_SCHEME):
-        return
-    try:
-        folder = resolve_adapter(address)
-    except UserError as error:
-        raise UserError(field, error.message) from None
-    missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
-    if missing:
-        detail = f"allowed: a folder with {' and '.join(ADAPTER_FILES)}"
-        raise UserError(field, f"{folder} has no {missing[0]}; {detail}")
 
 
 def _check_tokenizer_and_template(model: Model) -> None:

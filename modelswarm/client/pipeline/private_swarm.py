@@ -90,6 +90,21 @@ def model_address(model: str, argument: str = "model_path") -> str:
     raise UserError(argument, f"{model!r} is no folder; {detail}")
 
 
+def _adapter_address(adapter: str) -> str:
+    """Return an adapter's address. UserError for a folder without its files; servers check what is in them."""
+    from modelswarm.checkpoint.config.adapter_config import ADAPTER_FILES
+    from modelswarm.checkpoint.sources import resolve_adapter
+
+    address = model_address(adapter, "adapters")
+    if address.startswith("file://"):
+        folder = resolve_adapter(address)
+        missing = [name for name in ADAPTER_FILES if not (folder / name).is_file()]
+        if missing:
+            detail = f"allowed: a folder with {' and '.join(ADAPTER_FILES)}"
+            raise UserError("adapters", f"{folder} has no {missing[0]}; {detail}")
+    return address
+
+
 def start_private_swarm(model: str, options: SwarmOptions) -> LocalSwarm:
     """Start the processes and wait until they serve. No process is left if that fails."""
     sessions = {"maxLength": options.session_len, "concurrent": options.sessions}
@@ -99,7 +114,7 @@ def start_private_swarm(model: str, options: SwarmOptions) -> LocalSwarm:
         "sessions": {name: value for name, value in sessions.items() if value is not None},
     }
     adapters = [
-        {"name": name, "source": model_address(source, "adapters")}
+        {"name": name, "source": _adapter_address(source)}
         for name, source in (options.adapters or {}).items()
     ]
     served: dict[str, Any] = {
