@@ -14,7 +14,13 @@ from urllib.parse import urlsplit
 
 from modelswarm.client.announcement import announced_grpc_port
 from modelswarm.client.api import Client
-from modelswarm.client.engine.options import GenerateOptions, Prompt, check_prompts, parse_options
+from modelswarm.client.engine.options import (
+    GenerateOptions,
+    Prompt,
+    check_names,
+    check_prompts,
+    parse_options,
+)
 from modelswarm.client.pipeline.opening import PipelineOptions, pipeline
 from modelswarm.client.pipeline.response import Response
 from modelswarm.client.pipeline.response_stream import ResponseStream
@@ -102,6 +108,7 @@ class Engine:
 
         `done`: `responses` of the PipelineInterrupted that Ctrl-C raises. The same call goes on from there.
         """
+        check_names(options)
         config, truncates = parse_options(**options)
         given: Any = check_prompts(prompts, self.vocab_size)
         answers: Any = self._pipe.infer(
@@ -129,6 +136,7 @@ class Engine:
 
         `done`: as for `generate_batch`; the prompts whose answers it has get no pieces.
         """
+        check_names(options)
         config, truncates = parse_options(**options)
         given = check_prompts(prompts, self.vocab_size)
         parts = self._pipe.stream_infer(

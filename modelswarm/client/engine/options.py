@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
 from modelswarm.client.pipeline.generation_config import GenerationConfig
@@ -24,6 +24,14 @@ class GenerateOptions(TypedDict, total=False):
     seed: int
     stop_on_eos: bool
     truncate_prompt: bool
+
+
+def check_names(options: Mapping[str, Any]) -> None:
+    """Raise UserError for the first name that is no option."""
+    allowed = ", ".join(GenerateOptions.__annotations__)
+    for name in options:
+        if name not in GenerateOptions.__annotations__:
+            raise UserError(name, f"there is no such option; allowed: {allowed}")
 
 
 def parse_options(

@@ -37,6 +37,8 @@ RETRY_SECONDS = 0.5
 MESSAGE_BYTES = 2 << 20
 # Repairs of a step that bring nothing new.
 MAX_TRIES = 5
+# Longest ttl in seconds, as in the HTTP API.
+MAX_TTL = 86_400
 
 Requests: TypeAlias = "queue.SimpleQueue[api_pb2.SessionRequest | None]"
 
@@ -102,9 +104,12 @@ class SessionBase:
     ) -> None:
         """`more_positions`: positions that the session needs beside those of its caller."""
         least = max(1, 2 - more_positions)  # a session has two positions at least
-        if not isinstance(max_length, int) or max_length < least:
+        if not _is_integer(max_length) or max_length < least:
             detail = f"allowed: an integer of at least {least}"
             raise UserError("max_length", f"{max_length!r}; {detail}")
+        if ttl is not None and (not _is_integer(ttl) or not 1 <= ttl <= MAX_TTL):
+            detail = f"allowed: an integer from 1 to {MAX_TTL}, in seconds"
+            raise UserError("ttl", f"{ttl!r}; {detail}")
         self._connection, self._model, self._clock = connection, model, clock
         self._ttl, self._blocks = ttl, blocks
         self.max_length = max_length
@@ -211,6 +216,10 @@ class SessionBase:
                 if isinstance(error, UnavailableError):
                     pause = max(pause, error.retry_after)
         raise failure
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _new_name() -> str:

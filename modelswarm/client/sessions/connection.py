@@ -41,6 +41,8 @@ FORK_SECONDS = 600.0  # for a fork: where servers cannot copy the KV, they compu
 
 def parse_address(gateway: str) -> tuple[str, bool]:
     """Return `host:port` and whether TLS is used. Raise UserError."""
+    if not isinstance(gateway, str):
+        raise UserError("gateway", f"a {type(gateway).__name__}; allowed: {_ALLOWED}")
     scheme, split, rest = gateway.partition("://")
     address = rest.rstrip("/") if split else gateway
     if split and scheme not in _SECURE:
@@ -67,6 +69,7 @@ class ServedModel:
     dtype: str = ""  # of rows
     parent: str = ""  # the model that it is an adapter of; empty: it is a model
     takes_block_rows: bool = False  # all its servers add rows inside of their blocks
+    vocab_size: int = 0  # token ids are below it
 
     @property
     def row_bytes(self) -> int:
@@ -78,7 +81,9 @@ class Connection:
 
     def __init__(self, gateway: str | None = None) -> None:
         """Connect lazily. `gateway` None: that of MODELSWARM_GATEWAY, else 127.0.0.1:8001."""
-        given = gateway or os.environ.get(GATEWAY_VARIABLE) or DEFAULT_GATEWAY
+        given = (
+            gateway if gateway is not None else os.environ.get(GATEWAY_VARIABLE) or DEFAULT_GATEWAY
+        )
         self.target, is_secure = parse_address(given)
         self._channels = Channels(partial(_make_channel, self.target, is_secure))
         self._end = weakref.finalize(self, self._channels.close)
@@ -103,6 +108,7 @@ class Connection:
                 model.dtype,
                 model.parent,
                 model.block_rows,
+                model.vocab_size,
             )
             for model in answer.models
         }

@@ -53,6 +53,26 @@ _LOST = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.DATA_LOSS)
 _LEAVES = ("gateway_stopping", "session_elsewhere")
 
 
+_REASONS = {
+    "Connection refused": "nothing listens there",
+    "WRONG_VERSION_NUMBER": "it has no TLS, so write http:// in place of https://",
+    "wrong version number": "it has no TLS, so write http:// in place of https://",
+    "CERTIFICATE_VERIFY_FAILED": "its TLS certificate is not trusted here",
+    "certificate verify failed": "its TLS certificate is not trusted here",
+    "frame type 80": "it speaks HTTP/1, as a gateway's HTTP port does",
+    "DNS resolution failed": "the host has no address",
+    "Domain name not found": "the host has no address",
+}
+"""Parts of gRPC's own text -> what they mean for the caller."""
+
+
+def _find_reason(code: grpc.StatusCode, sentence: str) -> str:
+    for part, reason in _REASONS.items():
+        if part in sentence:
+            return f": {reason}"
+    return "" if code is grpc.StatusCode.UNAVAILABLE else f": the call ended with {code.name}"
+
+
 def translate(error: grpc.RpcError, target: str) -> ModelSwarmError:
     """Return the typed error of a failed call of the gateway at `target`."""
     failed: Any = error
@@ -64,10 +84,13 @@ def translate(error: grpc.RpcError, target: str) -> ModelSwarmError:
         return UnreachableError(f"{target} has no Inference API; {detail}", target, "gRPC")
     if not known or known in _LEAVES:
         detail = "allowed: the gRPC port of a gateway, by default port 8001 (--grpc)"
-        message = f"no gateway answers at {target} ({code.name}: {sentence}); {detail}"
+        reason = _find_reason(code, sentence)
+        message = f"no gateway answers gRPC at {target}{reason}; {detail}"
         return ConnectionLostError(message, target, "gRPC")
     wait = float(trailing.get("retry-after", 1.0))
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        if "again" not in sentence and "retry" not in sentence:
+            sentence += f"; close other sessions, ask for fewer positions, or retry in {wait:g} s"
         return NoCapacityError(sentence, wait)
     if code is grpc.StatusCode.UNAVAILABLE:
         return UnavailableError(sentence, wait)
