@@ -16,12 +16,17 @@ from torch import Tensor
 
 from modelswarm.client.engine.engine import Engine
 from modelswarm.client.hf.errors import ArgumentError
-from modelswarm.client.hf.inputs import Rows, check_ids, check_mask, split_rows
+from modelswarm.client.hf.inputs import Rows, check_ids, check_length, check_mask, split_rows
 from modelswarm.client.hf.logits import read_logits
 from modelswarm.client.hf.session import ModelSession
 from modelswarm.client.sessions.errors import SessionLengthError
 from modelswarm.client.tensors import side_by_side
 
+_SHAPES = {
+    "input_ids": "allowed: a list of integers, or a tensor [1, length]; several rows need prefill_batch",
+    "token": "allowed: one integer",
+    "tokens": "allowed: integers [batch] or [batch, 1], a token for each row",
+}
 _NO_VOCABULARY = 1 << 32  # token ids have 32 bits
 
 
@@ -51,9 +56,14 @@ class InferenceSession:
 
         Raise NoCapacityError if the servers have no room.
         """
+        if not isinstance(engine, Engine):
+            raise ArgumentError(
+                "engine", f"a {type(engine).__name__}; allowed: a modelswarm.Engine"
+            )
         length = engine.max_length if max_length is None else max_length
         if length is None:
             raise ArgumentError("max_length", "the context is not known yet; give max_length")
+        check_length(length, engine.max_length or 0)
         self._engine, self.max_length = engine, length
         self._vocabulary = engine.vocab_size or _NO_VOCABULARY
         self._logs: Rows = []
@@ -207,6 +217,11 @@ def _to_tensor(ids: Sequence[Any], name: str = "input_ids") -> Tensor:
         numbers = [operator.index(each) for each in ids]
         found = torch.tensor(numbers, dtype=torch.int64)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        detail = "allowed: integers"
-        raise ArgumentError(name, f"a {type(ids).__name__} without token ids; {detail}") from None
+        given = ids[0] if name == "token" else ids
+        shown = f"a {type(given).__name__} without token ids"
+        if isinstance(given, (list, tuple)) and any(
+            isinstance(each, (list, tuple)) for each in given
+        ):
+            shown = f"the shape is [{len(given)}, ...]"
+        raise ArgumentError(name, f"{shown}; {_SHAPES[name]}") from None
     return found[None] if name == "input_ids" else found[:, None]

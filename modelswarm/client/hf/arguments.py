@@ -40,6 +40,8 @@ _NO_EFFECT = {
     "use_mtp": "blocks are on the servers",
     "speculation_type": "its drafts need hidden states of the servers; use assistant_model",
     "decoder_start_token_id": "the served families begin with input_ids, or with bos_token_id",
+    "labels": "only model(ids, labels=labels) gives a loss",
+    "logits_to_keep": "only model(ids, logits_to_keep=count) gives logits",
 }
 _OBEYED = frozenset(
     {

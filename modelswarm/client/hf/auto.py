@@ -5,6 +5,8 @@ Reads config.json and generation_config.json of a folder or of the hub; no weigh
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +22,14 @@ from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.model import DistributedModelForCausalLM, Sampler
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.training.prompts import SoftPrompts, TuningMode
+from modelswarm.errors import ModelSourceError
 
 _CONFIG_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "token")
 """Arguments of transformers' from_pretrained that concern the two files."""
 _CHOICE = "the gateway chooses servers; `modelswarm drain` takes one out of use"
 _RECOVERY = "the gateway replaces lost servers; `--hold-limit` of `modelswarm up` is its patience"
 _LIST = "the gateway keeps the list of servers"
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _OWN_ARGUMENTS = ("gateway", "served_name", "sampling", "tuning_mode", "pre_seq_len")
 _REFUSED = {
     "initial_peers": "a swarm is found by its gateway; use gateway=",
@@ -255,9 +259,9 @@ def load_model(
     if sampling not in get_args(Sampler):
         allowed = ", ".join(map(repr, get_args(Sampler)))
         raise ArgumentError("sampling", f"{sampling!r}; allowed: {allowed}")
-    address = str(model)
+    address = _check_address(model)
     folder = str(resolve_config_files(address)) if "://" in address else address
-    config = AutoConfig.from_pretrained(folder, **options)
+    config = _read_config(folder, options)
     if config.model_type not in types:
         allowed = ", ".join(sorted(types))
         raise ArgumentError("model", f"model_type {config.model_type!r}; allowed here: {allowed}")
@@ -267,6 +271,7 @@ def load_model(
     served = choose_served_name(plain, address, served_name, connection.target)
     if adapter is not None:
         served = _choose_adapter(models, served, adapter)
+    _compare_config(config.get_text_config(), models[served])
     name = f"Distributed{MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]}"
     made: Any = find_class(name)(
         config,
@@ -279,6 +284,47 @@ def load_model(
     )
     loaded: DistributedModelForCausalLM = made.eval()
     return loaded
+
+
+def _check_address(model: Any) -> str:
+    """Return the model's address as a text. Raise ModelSourceError for what is neither folder nor name."""
+    allowed = "allowed: a folder, owner/name of a hub, or an address such as demo://counting"
+    if not isinstance(model, (str, Path)):
+        raise ModelSourceError("model", f"a {type(model).__name__}; {allowed}")
+    address = str(model)
+    if "://" in address or os.path.isdir(address):
+        return address
+    if os.path.exists(address) or not _HUB_NAME.fullmatch(address):
+        raise ModelSourceError("model", f"{address!r} is no folder; {allowed}")
+    return address
+
+
+def _read_config(folder: str, options: dict[str, Any]) -> Any:
+    """Return the model's config.json as transformers reads it. Raise ModelSourceError if it cannot be read."""
+    is_folder = Path(folder).is_dir()
+    if is_folder and not (Path(folder) / "config.json").is_file():
+        detail = "allowed: a folder in Hugging Face's format"
+        raise ModelSourceError("model", f"{folder} has no config.json; {detail}")
+    try:
+        return AutoConfig.from_pretrained(folder, **options)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        place = f"{folder}/config.json" if is_folder else folder
+        raise ModelSourceError("model", f"{place} cannot be read: {reason}") from error
+
+
+def _compare_config(config: Any, served: ServedModel) -> None:
+    """Raise ArgumentError if the swarm is known to serve a model of other sizes."""
+    sizes = {
+        "vocab_size": served.vocab_size,
+        "num_hidden_layers": served.n_blocks,
+        "hidden_size": served.hidden_size,
+    }
+    for name, size in sizes.items():
+        own = getattr(config, name)
+        if size and own != size:
+            detail = f"{name} is {own} in config.json, and {size} at the swarm's {served.name!r}"
+            raise ArgumentError("model", f"{detail}; give the folder of the model that is served")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,8 @@ Stopping criteria run here, by transformers' own code, on the ids so far. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -57,6 +58,21 @@ def decode_rows(
         if streamer is not None:
             streamer.end()
     return ids[:, :length].clone()
+
+
+def turn_streamer(streamer: Any, read_shown: Callable[[], Tensor | None]) -> SimpleNamespace:
+    """Return a streamer that gets the input of one turn in place of the session's whole context."""
+    has_prompt = False
+
+    def put(value: Tensor) -> None:
+        nonlocal has_prompt
+        if not has_prompt:
+            has_prompt = True
+            shown = read_shown()
+            value = value[:, :0] if shown is None else shown.cpu()
+        streamer.put(value)
+
+    return SimpleNamespace(put=put, end=streamer.end)
 
 
 def bound_candidates(generator: Any, max_length: int) -> Any:

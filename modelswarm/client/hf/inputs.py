@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.sessions.errors import SessionLengthError
 
 Rows: TypeAlias = "list[list[int]]"
 
@@ -18,6 +19,9 @@ def check_ids(ids: Tensor, vocabulary: int, name: str = "input_ids") -> Tensor:
     """Return `ids` [batch, length] as int64. Raise ArgumentError for shapes, dtypes and ids that no model has."""
     if not isinstance(ids, Tensor):
         raise ArgumentError(name, f"a {type(ids).__name__}; allowed: a tensor of token ids")
+    if ids.is_meta or ids.layout is not torch.strided:
+        kind = "on the meta device" if ids.is_meta else "sparse"
+        raise ArgumentError(name, f"the tensor is {kind}; allowed: a dense tensor with token ids")
     if ids.dim() != 2:
         detail = "allowed: [batch, length]; a single prompt is ids[None]"
         raise ArgumentError(name, f"the shape is {list(ids.shape)}; {detail}")
@@ -67,6 +71,30 @@ def check_forward_mask(mask: Tensor | None, ids: Tensor, pad: int | None, before
     if not bool(mask[:, before:].any()):
         detail = "allowed: at least one token in the batch"
         raise ArgumentError("attention_mask", f"all of input_ids is padding; {detail}")
+
+
+def kept_logits(keep: Any, length: int) -> int:
+    """Return how many of the last positions have logits; 0 keeps all. Raise ArgumentError for other values."""
+    if keep is None:
+        return length
+    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+        detail = "allowed: 0 for all positions, or a number of the last ones"
+        raise ArgumentError("logits_to_keep", f"{keep!r}; {detail}")
+    return min(keep or length, length)
+
+
+def check_context(length: int, context: int) -> None:
+    """Raise SessionLengthError for more positions than servers can read. A row needs the position behind it."""
+    if context and length + 1 > context:
+        detail = f"allowed: {context - 1}, and the context's last position stays free"
+        raise SessionLengthError("input_ids", f"{length} positions are too many; {detail}")
+
+
+def check_length(length: Any, context: int) -> None:
+    """Raise SessionLengthError for a session that is longer than the context; 0: it is not known."""
+    if context and isinstance(length, int) and length > context:
+        detail = f"the context of the swarm has {context} positions"
+        raise SessionLengthError("max_length", f"{length} is too many; {detail}")
 
 
 def check_training_mask(mask: Tensor | None, ids: Tensor, pad: int | None) -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
+from modelswarm.client.hf.inputs import check_length
+from modelswarm.client.hf.values import check_integer, is_integer
 from modelswarm.client.sessions.block_session import BlockSession
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.tensors import pack_rows, side_by_side, unpack_rows
@@ -38,6 +40,11 @@ class RemoteLayers(nn.Module):
 
     def __getitem__(self, place: int | slice) -> RemoteLayers:
         if isinstance(place, slice):
+            for part in (place.start, place.stop, place.step):
+                if part is not None and not is_integer(part):
+                    raise ArgumentError("layers", f"{part!r} in a slice; allowed: integers")
+            if place.step == 0:
+                raise ArgumentError("layers", "a step of 0; allowed: 1, blocks in their order")
             start, stop, step = place.indices(len(self))
             if step != 1:
                 raise ArgumentError(
@@ -49,6 +56,9 @@ class RemoteLayers(nn.Module):
                     "layers", f"[{place.start}:{place.stop}] has no block; {detail}"
                 )
         else:
+            if not is_integer(place):
+                detail = "allowed: an integer, or a slice of integers"
+                raise ArgumentError("layers", f"[{place!r}] is no place of a block; {detail}")
             if not -len(self) <= place < len(self):
                 raise IndexError(f"layers[{place}]: there are {len(self)} blocks")
             start = place % len(self)
@@ -117,6 +127,8 @@ class LayersSession:
         batch_size: int,
         ttl: int | None,
     ) -> None:
+        check_integer("batch_size", batch_size, 1)
+        check_length(max_length, served.context - 1 if served.context else 0)
         self._served, self.max_length = served, max_length
         self._rows: list[BlockSession] = []
         with ExitStack() as opened:

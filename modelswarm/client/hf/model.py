@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -25,23 +24,27 @@ from modelswarm.client.hf.arguments import (
     needs_logits,
 )
 from modelswarm.client.hf.blocks import Blocks, ModelWithRemoteBlocks
-from modelswarm.client.hf.decoding import bound_candidates, decode_rows
+from modelswarm.client.hf.decoding import bound_candidates, decode_rows, turn_streamer
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.inputs import (
     Rows,
+    check_context,
     check_forward_mask,
     check_ids,
     check_labels,
+    check_length,
     check_mask,
     check_padding,
     check_training_mask,
+    kept_logits,
     pad_rows,
     split_rows,
 )
-from modelswarm.client.hf.remote_cache import RemoteCache
+from modelswarm.client.hf.remote_cache import RemoteCache, check_cache
 from modelswarm.client.hf.rows import AnswerRow, SessionRow, TokenRow, start_answers
 from modelswarm.client.hf.sampling import ModelFacts, ServerSampling, plan_sampling, seeded
 from modelswarm.client.hf.session import InputRule, ModelSession
+from modelswarm.client.hf.values import check_config, check_values, named_errors
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import SessionLengthError
 from modelswarm.client.sessions.session import GatewaySession
@@ -59,6 +62,10 @@ class Turn:
     needs_logits: bool = False
     cache: RemoteCache | None = None
     sessions: list[GatewaySession] = field(default_factory=list)  # opened for this call alone
+    is_running: bool = False  # the servers were asked, or a loop of the caller runs
+
+    def has_begun(self) -> bool:
+        return self.is_running or (self.cache is not None and self.cache.is_used)
 
 
 Sampler: TypeAlias = Literal["servers", "client"]
@@ -119,8 +126,8 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         Inside of the block `generate` continues it, with or without `session=`. See `ModelSession` for `inputs`.
         `ttl`: seconds that it is kept without a turn. Raise NoCapacityError if the servers have no room.
         """
-
         prefix = self.blocks.prefix()
+        check_length(max_length, self.context)
 
         def open_row() -> GatewaySession:
             return GatewaySession(
@@ -164,10 +171,11 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         if session is not None and not isinstance(session, ModelSession):
             detail = "allowed: one of model.inference_session(max_length=...)"
             raise ArgumentError("session", f"a {type(session).__name__}; {detail}")
+        check_config(generation_config)
         own = {} if generation_config is None else generation_config.to_dict()
-        check_arguments(
-            own | kwargs, self.generation_config.to_dict(), in_session=session is not None
-        )
+        asked, defaults = own | kwargs, self.generation_config.to_dict()
+        check_values({**asked, "streamer": streamer}, defaults, self._facts.vocabulary)
+        check_arguments(asked, defaults, in_session=session is not None)
         if inputs is not None and kwargs.get("input_ids") is not None:
             raise ArgumentError("input_ids", "given twice; pass it once")
         given = kwargs.pop("input_ids", None)
@@ -175,16 +183,21 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         mask = kwargs.pop("attention_mask", None)
         if ids is not None:
             ids = check_ids(ids, self._facts.vocabulary)
-            self._check_mask(mask, ids, generation_config, kwargs)
         elif mask is not None:
             raise ArgumentError("attention_mask", "given without input_ids; leave it out")
-        turn = Turn(ids, None, session, needs_logits(own | kwargs))
+        turn = Turn(ids, None, session, needs_logits(asked))
+        turn.is_running = asked.get("custom_generate") is not None
         if streamer is not None:
-            kwargs["streamer"] = streamer if session is None else _turn_streamer(streamer, turn)
-        if session is None:
-            return self._run(turn, ids, mask, generation_config, kwargs)
-        with session.turn():
-            return self._continue(turn, session, mask, generation_config, kwargs)
+            kwargs["streamer"] = (
+                streamer if session is None else turn_streamer(streamer, lambda: turn.shown)
+            )
+        with named_errors(asked, turn.has_begun):
+            if ids is not None:
+                self._check_mask(mask, ids, generation_config, kwargs)
+            if session is None:
+                return self._run(turn, ids, mask, generation_config, kwargs)
+            with session.turn():
+                return self._continue(turn, session, mask, generation_config, kwargs)
 
     def _check_mask(
         self,
@@ -292,6 +305,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
                 streamer,
                 **model_kwargs,
             )
+        turn.is_running = True
         max_new = generation_config.max_length - input_ids.shape[1]
         can_end = any(
             type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in stopping_criteria
@@ -417,6 +431,9 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         """
         check_forward(options)
         ids = check_ids(input_ids, self._facts.vocabulary)
+        logits_to_keep = kept_logits(logits_to_keep, ids.shape[1])
+        check_cache(past_key_values, ids)
+        check_values({"use_cache": use_cache}, {}, self._facts.vocabulary)
         is_cached = use_cache or past_key_values is not None
         if labels is not None or (self.prompts is not None and not is_cached):
             unused = {
@@ -435,10 +452,11 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         before = 0 if cache is None else cache.get_seq_length()
         check_forward_mask(attention_mask, ids, self.generation_config.pad_token_id, before)
         if cache is None:
+            check_context(ids.shape[1], self.context)
             limit = self.context or self.config.max_position_embeddings
             cache = self._make_cache(limit if use_cache else ids.shape[1] + 1)
         mask = None if attention_mask is None else attention_mask[:, before:]
-        logits = cache.forward(ids, mask, logits_to_keep or ids.shape[1])
+        logits = cache.forward(ids, mask, logits_to_keep)
         if past_key_values is None and not use_cache:
             cache.close()
             cache = None
@@ -475,20 +493,6 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         return _hf.modeling_outputs.CausalLMOutputWithPast(
             logits=logits[:, -keep:], hidden_states=states
         )
-
-
-def _turn_streamer(streamer: Any, turn: Turn) -> SimpleNamespace:
-    """Return a streamer that gets the input of this turn in place of the session's whole context."""
-    has_prompt = False
-
-    def put(value: Tensor) -> None:
-        nonlocal has_prompt
-        if not has_prompt:
-            has_prompt = True
-            value = value[:, :0] if turn.shown is None else turn.shown.cpu()
-        streamer.put(value)
-
-    return SimpleNamespace(put=put, end=streamer.end)
 
 
 def _end_tokens(config: GenerationConfig) -> list[int]:

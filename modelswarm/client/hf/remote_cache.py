@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelswarm.client.hf.errors import ArgumentError
 from modelswarm.client.hf.logits import read_logits
-from modelswarm.client.sessions.errors import NoCapacityError
+from modelswarm.client.sessions.errors import NoCapacityError, SessionClosedError
 from modelswarm.client.sessions.session import GatewaySession
 from modelswarm.client.tensors import side_by_side
 from modelswarm.protocol.fork_sources import Source, choose_sources
@@ -39,6 +40,7 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
         self._sessions: list[GatewaySession] = list(fixed or ())
         self._logs: list[list[int]] = []
         self._length = 0  # positions of the batch, padding included
+        self._is_closed = False
 
     @property
     def is_used(self) -> bool:
@@ -79,13 +81,22 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
         """Record nothing: logs can always be cropped."""
 
     def close(self) -> None:
-        """Close the sessions that this cache has opened."""
+        """Close the sessions that this cache has opened. It takes no further positions."""
+        self._is_closed = True
         if self._fixed is None:
             for session in self._sessions:
                 session.close()
             self._sessions = []
 
     # ---- as the model uses it
+
+    def check(self, ids: Tensor) -> None:
+        """Raise SessionClosedError behind `close`, and ArgumentError for a batch of another size."""
+        if self._is_closed:
+            raise SessionClosedError("past_key_values was closed; begin again without it")
+        if self._logs and len(self._logs) != len(ids):
+            detail = f"past_key_values has {len(self._logs)} rows; allowed: input_ids with as many"
+            raise ArgumentError("past_key_values", f"{detail}, not {len(ids)}")
 
     def forward(self, ids: Tensor, mask: Tensor | None, keep: int) -> Tensor:
         """Append `ids` [batch, n] and return the logits [batch, keep, vocabulary] of the last `keep` of them.
@@ -165,3 +176,13 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
         if made is not own:
             self._sessions.append(made)
         return made
+
+
+def check_cache(cache: Any, ids: Tensor) -> None:
+    """Raise an error unless this is None, or an open cache that the model gave for as many rows."""
+    if cache is None:
+        return
+    if not isinstance(cache, RemoteCache):
+        detail = "allowed: that of an earlier result, model(ids, use_cache=True).past_key_values"
+        raise ArgumentError("past_key_values", f"a {type(cache).__name__}; {detail}")
+    cache.check(ids)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from transformers.generation import logits_process as hf
 
+from modelswarm.client.hf.errors import ArgumentError
 from modelswarm.protocol.sampling import MAX_ALLOWED_TOKENS, MAX_BAD_WORD_TOKENS, MAX_LOGIT_BIAS
 from modelswarm.protocol.wire import api_pb2
 
@@ -84,6 +85,9 @@ def _finish(plan: ServerSampling, facts: ModelFacts) -> None:
         plan.reasons["bad_words_ids"] = f"servers take {limit}"
     else:
         plan.message.bad_words_ids.extend(api_pb2.TokenIds(ids=word) for word in more)
+    if len(plan.banned & set(range(facts.vocabulary))) == facts.vocabulary:
+        detail = "every token is suppressed, with those of bad_words_ids; allowed: all but one"
+        raise ArgumentError("suppress_tokens", detail)
     if plan.banned - single:
         if facts.vocabulary > MAX_ALLOWED_TOKENS:
             detail = f"allowed up to a vocabulary of {MAX_ALLOWED_TOKENS}"

@@ -101,6 +101,8 @@ def test_prompt_is_truncated_to_its_last_tokens(engine: Engine, toy_model: Any) 
         (torch.tensor([[-1]]), "input_ids", "-1"),
         ([], "input_ids", "at least 1"),
         (["a"], "input_ids", "integers"),
+        ([[5, 6]], "input_ids", r"the shape is \[1, ...\]; .*prefill_batch"),
+        (5, "input_ids", "integers"),
         ([1 << 70], "input_ids", "integers"),
     ],
     ids=lambda value: "",
@@ -120,9 +122,10 @@ def test_bad_step_is_refused(engine: Engine) -> None:
             session.decode_step(5)
         session.prefill([5])
         steps: list[tuple[Any, str]] = [
-            (1.5, "integers"),
+            (1.5, "allowed: one integer"),
             (VOCAB, f"0 to {VOCAB - 1}"),
-            ("a", "integers"),
+            ("a", "allowed: one integer"),
+            ([5], "allowed: one integer"),
         ]
         for token, part in steps:
             with pytest.raises(ArgumentError, match=part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,12 @@ from support.processes.swarm import Running
 from transformers import GenerationConfig
 
 from modelswarm.client.hf import AutoDistributedModelForCausalLM
-from modelswarm.client.sessions.errors import ConnectionLostError
+from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.sessions.errors import (
+    ConnectionLostError,
+    SessionClosedError,
+    SessionLengthError,
+)
 from modelswarm.errors import UnreachableError, UserError
 
 IDS = torch.tensor([[65, 12, 200]])
@@ -83,6 +89,74 @@ def test_argument_without_effect_is_refused_by_name(deaf_model: Any, name: str, 
         deaf_model.generate(IDS, max_new_tokens=3, **{name: value})
     assert refused.value.field == name
     assert str(refused.value).startswith(f"{name}: ")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "field"),
+    [
+        ({"suppress_tokens": list(range(320))}, "suppress_tokens"),
+        ({"suppress_tokens": list(range(319)), "bad_words_ids": [[319]]}, "suppress_tokens"),
+        ({"labels": IDS}, "labels"),
+        ({"custom_generate": 5}, "custom_generate"),
+        ({"num_return_sequences": 0}, "num_return_sequences"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens"),
+        ({"top_k": 10**12, "do_sample": True}, "top_k"),
+        ({"temperature": 0.0, "do_sample": True}, "temperature"),
+        ({"streamer": 5}, "streamer"),
+        ({"generation_config": {}}, "generation_config"),
+        ({"max_tokens": 9}, "max_tokens"),
+    ],
+    ids=range(11),
+)
+def test_wrong_value_of_generate_is_refused(deaf_model: Any, wanted: Any, field: str) -> None:
+    with pytest.raises(ArgumentError if field != "labels" else UserError) as refused:
+        deaf_model.generate(IDS, **{"max_new_tokens": 3, **wanted})
+    assert refused.value.field == field
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("keep", [-1, 2.5, "x"])
+@pytest.mark.parametrize("labels", [None, IDS])
+def test_wrong_count_of_logits_is_refused(deaf_model: Any, keep: Any, labels: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^logits_to_keep: "):
+        deaf_model(IDS, logits_to_keep=keep, labels=labels)
+
+
+def test_more_logits_than_the_input_has_are_its_own(model: Any) -> None:
+    assert model(IDS, logits_to_keep=100).logits.equal(model(IDS).logits)
+
+
+def test_input_beyond_the_context_is_refused_here(deaf_model: Any) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: deaf_model(torch.ones(1, 1024, dtype=torch.long)),
+        lambda: deaf_model.inference_session(max_length=10**9),
+        lambda: deaf_model.model.layers(torch.zeros(1, 5000, deaf_model.config.hidden_size)),
+    ]
+    for call in calls:
+        with pytest.raises(SessionLengthError, match=r"(1024|1000000000|5000) .*too many"):
+            call()
+
+
+def test_cache_that_is_none_or_closed_is_refused(model: Any) -> None:
+    cache = model(IDS, use_cache=True).past_key_values
+    with pytest.raises(ArgumentError, match=r"^past_key_values: past_key_values has 1 rows"):
+        model(IDS.repeat(2, 1), past_key_values=cache)
+    cache.close()
+    with pytest.raises(SessionClosedError, match=r"past_key_values was closed"):
+        model(IDS, past_key_values=cache)
+    with pytest.raises(ArgumentError, match=r"^past_key_values: a int"):
+        model(IDS, past_key_values=5)
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "num_hidden_layers", "hidden_size"])
+def test_folder_of_another_model_is_refused(
+    toy_swarm: Running, toy_folder: Path, tmp_path: Path, name: str
+) -> None:
+    config = json.loads((toy_folder / "config.json").read_text())
+    other = config | {name: config[name] * 2}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    with pytest.raises(ArgumentError, match=f"{name} is {other[name]} .*, and {config[name]} at"):
+        AutoDistributedModelForCausalLM.from_pretrained(tmp_path, gateway=toy_swarm.local.grpc)
 
 
 def test_fields_of_a_configuration_object_are_refused_too(deaf_model: Any) -> None:

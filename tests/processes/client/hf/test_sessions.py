@@ -313,10 +313,10 @@ def test_second_thread_in_a_session_is_refused(model: Any) -> None:
     [
         ({"max_length": 1}, "max_length"),
         ({"max_length": "9"}, "max_length"),
-        ({"max_length": 10**7}, "open.max_length"),
+        ({"max_length": 10**7}, "max_length"),
         ({"max_length": 9, "inputs": "all"}, "inputs"),
         ({"max_length": 9, "batch_size": 0}, "batch_size"),
-        ({"max_length": 9, "ttl": 10**9}, "open.ttl"),
+        ({"max_length": 9, "ttl": 10**9}, "ttl"),
     ],
 )
 def test_wrong_session_is_refused_by_name(model: Any, options: Any, field: str) -> None:
