@@ -131,15 +131,7 @@ def test_kills_and_drains_leave_rows_as_they_are(seed: int, blocks: tuple[int, i
         rows += input_rows(7, seed=turn)
         begin(swarm.gateway, rows, start, blocks, ahead=rng.choice((1, 3, 1000)))
         for position in range(start + 1, len(rows)):
-            route = swarm.gateway.route("a")
-            if route and rng.random() < 0.2:
-                swarm.core.migrations.drain(rng.choice(route), "drain", swarm.now)
-            if rng.random() < 0.3:
-                victim = rng.choice(list(swarm.servers.values()))
-                swarm.kill(victim.peer)
-                swarm.serve(victim.hello.first, victim.hello.last)
-            for peer in list(swarm.core._registry.drains.peers):
-                swarm.core.migrations.undrain(peer, "drain", swarm.now)
+            swarm.disturb(rng, kill=0.3)
             swarm.gateway.read("a", position)
             swarm.wait(0.1)
         swarm.gateway.read("a")

@@ -68,16 +68,7 @@ def test_kills_and_drains_do_not_change_tokens(seed: int) -> None:
     swarm = make_swarm(2)
     swarm.gateway.start("a", PROMPT, NEW, ahead=rng.choice((1, 5, 30)))
     for count in range(5, NEW + 1):
-        route = swarm.gateway.route("a")  # empty once the turn has ended on drained servers
-        if route and rng.random() < 0.2:
-            swarm.core.migrations.drain(rng.choice(route), "drain", swarm.now)
-        if rng.random() < 0.2:
-            victim = rng.choice(list(swarm.servers.values()))
-            swarm.kill(victim.peer)
-            swarm.serve(victim.hello.first, victim.hello.last)
-        for peer in list(swarm.core._registry.drains.peers):
-            if rng.random() < 0.2:
-                swarm.core.migrations.undrain(peer, "drain", swarm.now)
+        swarm.disturb(rng, undrain=0.2)
         read_to(swarm, count)
     swarm.gateway.read("a")
     swarm.wait(1.0)

@@ -97,15 +97,7 @@ def test_kills_and_drains_do_not_change_tokens(seed: int) -> None:
     swarm = swarm_of((0, 2), (2, 3), (3, 4), (0, 2), (2, 3), (3, 4))
     begin(swarm.gateway, ahead=rng.choice((1, 5)))
     for position in range(len(LOG), len(LOG) + NEW):
-        route = swarm.gateway.route("a")
-        if route and rng.random() < 0.2:
-            swarm.core.migrations.drain(rng.choice(route), "drain", swarm.now)
-        if rng.random() < 0.2:
-            victim = rng.choice(list(swarm.servers.values()))
-            swarm.kill(victim.peer)
-            swarm.serve(victim.hello.first, victim.hello.last)
-        for peer in list(swarm.core._registry.drains.peers):
-            swarm.core.migrations.undrain(peer, "drain", swarm.now)
+        swarm.disturb(rng)
         swarm.gateway.read("a", position)
         swarm.wait(0.1)
     swarm.gateway.read("a")

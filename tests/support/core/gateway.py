@@ -230,6 +230,22 @@ class Swarm(Network):
     def effects(self) -> list[Effect]:
         return self.gateway.effects
 
+    def disturb(self, rng: random.Random, kill: float = 0.2, undrain: float = 1.0) -> None:
+        """Drain a server of session "a" or not, replace any server or not, and end drains.
+
+        `kill`, `undrain`: probabilities, of a replacement and of the end of each drain.
+        """
+        route = self.gateway.route("a")  # empty once the turn has ended on drained servers
+        if route and rng.random() < 0.2:
+            self.core.migrations.drain(rng.choice(route), "drain", self.now)
+        if rng.random() < kill:
+            victim = rng.choice(list(self.servers.values()))
+            self.kill(victim.peer)
+            self.serve(victim.hello.first, victim.hello.last)
+        for peer in list(self.core._registry.drains.peers):
+            if undrain >= 1 or rng.random() < undrain:
+                self.core.migrations.undrain(peer, "drain", self.now)
+
     @override
     def serve(
         self,
