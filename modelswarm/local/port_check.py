@@ -31,10 +31,11 @@ class Answer(enum.Enum):
     OTHER_HTTP = "an HTTP port, but not of a gateway"
 
 
-def explain_answer(address: str, api: str) -> str | None:
+def explain_answer(address: str, api: str, *, is_proxied: bool = False) -> str | None:
     """Return one sentence about what answers at `address` in place of `api`; None if nothing does, or the right one.
 
-    `address`: `host:port` or a URL. `api`: `HTTP` or `gRPC`, the admin API.
+    `address`: `host:port` or a URL. `api`: `HTTP` or `gRPC`, the admin API. `is_proxied`: an HTTP answer that is not a
+    gateway's says nothing, for a proxy may give it while its gateway is away.
     """
     try:
         host, port = _split(address)
@@ -47,6 +48,8 @@ def explain_answer(address: str, api: str) -> str | None:
             return f"{address} is {found.value} without TLS; allowed: {plain}"
         if found is Answer.OTHER_HTTP:  # servers with TLS may answer plain HTTP, too
             return None
+    if is_proxied and found is Answer.OTHER_HTTP:
+        return None
     if found is None or found is (Answer.GATEWAY if api == "HTTP" else Answer.GRPC):
         return None
     local = _local_gateway(host, port)

@@ -10,7 +10,7 @@ The block adds it to the row of that position (deep prompt tuning).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 OPAQUE = 1 << 31
 """The lowest opaque entry. No vocabulary is that large, and all entries fit into 32 bits."""
@@ -59,3 +59,18 @@ def join_rows(rows: Mapping[int, bytes], start: int, end: int) -> bytes:
 def without_opaque(entries: Iterable[int]) -> tuple[int, ...]:
     """Return the tokens among the entries."""
     return tuple(entry for entry in entries if entry < OPAQUE)
+
+
+def split_entries(
+    start: int, end: int, opaque: Mapping[int, bytes], most: int, most_bytes: int
+) -> Iterator[tuple[int, int]]:
+    """Yield ranges of log entries [start, end), one for each message.
+
+    Each has at most `most` entries, and as far as there are rows, about `most_bytes` of these.
+    """
+    behind = max(opaque, default=-1) + 1
+    few = max(1, min(most, most_bytes // max(map(len, opaque.values()), default=1)))
+    while start < end:
+        stop = min(end, start + most) if start >= behind else min(end, behind, start + few)
+        yield start, stop
+        start = stop

@@ -14,7 +14,7 @@ from support.core.server import MODEL, VOCABULARY, reference_rows
 
 from modelswarm.protocol.identity import NO_HANDLE
 from modelswarm.protocol.messages import FaultReport, Fence, FenceAck, Input, Lane, Sampling
-from modelswarm.protocol.opaque import opaque_entries
+from modelswarm.protocol.opaque import opaque_entries, split_entries
 from modelswarm_gateway.core.interface.effects import Refused
 from modelswarm_gateway.core.interface.errors import CoreError
 from modelswarm_gateway.core.interface.turn import RefusalReason, TurnRequest
@@ -275,3 +275,56 @@ def test_session_migrates_to_no_older_server() -> None:
     swarm.wait(5.0)
     assert swarm.gateway.route("a") == [route[0], new, route[2]]
     assert swarm.gateway.tokens("a") == right()
+
+
+def test_rebalancing_chooses_no_older_server() -> None:
+    swarm = swarm_of(*SPANS)
+    old = swarm.serve(1, 3, OLD).peer
+    begin(swarm.gateway, ahead=3)
+    session = swarm.core._sessions["a"]
+    assert not swarm.core.migrations.migrate(session, session.hops[1], old, swarm.now)
+    new = swarm.serve(1, 3).peer
+    assert swarm.core.migrations.migrate(session, session.hops[1], new, swarm.now)
+
+
+def test_hop_that_waits_for_its_rows_is_not_ejected() -> None:
+    """The counters show only rows of the predecessor, all of which have come."""
+    swarm = swarm_of(*SPANS)
+    begin(swarm.gateway, (1, 2, 3), (), session="w")  # the times of steps are known
+    [middle] = [peer for peer, server in swarm.servers.items() if server.hello.first == 1]
+    lane = (swarm.gateway.peer, middle, Lane.BULK)
+    swarm.held.add(lane)
+    begin(swarm.gateway)
+    for _ in range(100):
+        swarm.wait(0.1)
+        assert not swarm.core._registry.health_status(middle, swarm.now).ejected
+    swarm.held.remove(lane)
+    swarm.run()
+    swarm.wait(5.0)
+    assert swarm.gateway.tokens("a") == right()
+
+
+def test_hop_drops_rows_as_they_run() -> None:
+    """A log of rows only: the last of them has not run when the session is parked."""
+    swarm = swarm_of(*SPANS)
+    swarm.core.open_session("a", MODEL, swarm.now, 0)
+    request = TurnRequest(ENTRIES, 0, Sampling(), opaque=dict(enumerate(packed(ROWS))))
+    swarm.core.start_turn("a", request, swarm.now)
+    swarm.run()
+    [hop] = [hop for first, hop in hops_of(swarm) if first == 1]
+    assert (hop.kv, list(hop.opaque)) == (COUNT - 1, [COUNT - 1])
+
+
+def test_tokens_behind_rows_travel_many_in_a_message() -> None:
+    rows = {0: bytes(100), 1: bytes(100)}
+    assert list(split_entries(0, 25, rows, 10, 100)) == [
+        (0, 1),
+        (1, 2),
+        (2, 12),
+        (12, 22),
+        (22, 25),
+    ]
+    assert list(split_entries(1, 3, rows, 10, 1000)) == [(1, 2), (2, 3)]
+    assert list(split_entries(0, 5, {}, 2, 1)) == [(0, 2), (2, 4), (4, 5)]
+    assert list(split_entries(0, 4, {3: bytes(60)}, 10, 100)) == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert list(split_entries(5, 5, rows, 10, 100)) == []

@@ -166,7 +166,7 @@ class GatewayCore:
         elif isinstance(item, SessionInfo):
             self._on_session_info(peer, item, now)
         elif isinstance(item, LogChunk):
-            self._session_search.on_log_chunk(peer, item)
+            self._session_search.on_log_chunk(peer, item, now)
 
     # ---- calls of the API
 

@@ -198,7 +198,7 @@ class Connections:
         if url in self._answered:
             return
         self._answered.add(url)
-        explanation = await asyncio.to_thread(explain_answer, url, "HTTP")
+        explanation = await asyncio.to_thread(explain_answer, url, "HTTP", is_proxied=True)
         if explanation is not None:
             self._answered.discard(url)
             raise NotAGatewayError(explanation, url) from error

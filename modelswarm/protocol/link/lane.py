@@ -15,7 +15,7 @@ from typing import Never
 
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
 from modelswarm.protocol.link.grpc_stream import Stream
-from modelswarm.protocol.messages import Fence, Input, Item, ModelFileChunk, Rows
+from modelswarm.protocol.messages import Fence, Input, Item, LogChunk, ModelFileChunk, Rows
 from modelswarm.protocol.wire.frames import pack, unpack
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,9 @@ class LinkLimits:
     connect_seconds: float = 1.0
     handshake_seconds: float = 5.0
     stalled_seconds: float = 30.0
-    queued_bytes: int = 256 << 20  # per lane: many times a server's window per peer (R11, windows)
+    # Per lane: many times a server's window per peer (R11, windows), and above the opaque rows of all sessions of a
+    # gateway, 512 MiB, which may restart on one server at once (R14).
+    queued_bytes: int = 640 << 20
     close_seconds: float = 0.5  # for writing queued items when this process closes its links
 
 
@@ -137,8 +139,8 @@ def _item_bytes(item: Item) -> int:
     match item:
         case Rows(payload=payload):
             return 64 + len(payload)
-        case Input(tokens=tokens):
-            return 64 + 8 * len(tokens)
+        case Input(tokens=tokens, rows=rows) | LogChunk(tokens=tokens, rows=rows):
+            return 64 + 8 * len(tokens) + len(rows)
         case ModelFileChunk(data=data):
             return 64 + len(data)
         case _:

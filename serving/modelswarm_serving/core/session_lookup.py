@@ -18,7 +18,7 @@ from modelswarm.protocol.messages import (
     LogRequest,
     SessionInfo,
 )
-from modelswarm.protocol.opaque import join_rows
+from modelswarm.protocol.opaque import join_rows, split_entries
 from modelswarm_serving.core.hops.hop import Hop
 from modelswarm_serving.core.hops.hop_table import HopTable
 from modelswarm_serving.core.hops.outbox import Outbox
@@ -110,17 +110,16 @@ class SessionLookup:
             return
         hop = max(hops, key=lambda hop: hop.durable_log)
         log, hop.kept_since = hop.log[: hop.durable_log], self._peers.elapsed(now)
-        row_bytes = max(map(len, hop.opaque.values()), default=1)
-        most = max(1, min(CHUNK_TOKENS, CHUNK_ROW_BYTES // row_bytes))
-        for start in range(0, max(1, len(log)), most):
+        ranges = split_entries(0, len(log), hop.opaque, CHUNK_TOKENS, CHUNK_ROW_BYTES)
+        for start, end in list(ranges) or [(0, 0)]:
             chunk = LogChunk(
                 session=hop.session,
                 epoch=hop.epoch,
                 start=start,
                 total=len(log),
-                tokens=tuple(log[start : start + most]),
+                tokens=tuple(log[start:end]),
                 turn=None if start else hop.turn,
-                rows=join_rows(hop.opaque, start, min(len(log), start + most)),
+                rows=join_rows(hop.opaque, start, end),
             )
             self._outbox.send_to_gateway(peer, chunk, Lane.BULK)
 

@@ -121,12 +121,12 @@ def test_lost_server_counts_as_unanswered(
 def test_log_is_fetched_in_chunks(search: SessionSearch, effects: list[Effect]) -> None:
     search.fetch_log("s", LogHolder("a", EPOCH), 0.0)
     assert take(effects) == [ask(LogRequest("s", EPOCH))]
-    search.on_log_chunk("a", chunk(0, 1, 2))
-    search.on_log_chunk("b", chunk(2, 8, 9))  # this server was not asked
+    search.on_log_chunk("a", chunk(0, 1, 2), 0.5)
+    search.on_log_chunk("b", chunk(2, 8, 9), 0.5)  # this server was not asked
     assert take(effects) == []
-    search.on_log_chunk("a", chunk(2, 3, 4))
+    search.on_log_chunk("a", chunk(2, 3, 4), 0.5)
     assert take(effects) == [FetchedLog("s", EPOCH, (1, 2, 3, 4), TURN)]
-    search.on_log_chunk("a", chunk(2, 3, 4))
+    search.on_log_chunk("a", chunk(2, 3, 4), 0.5)
     search.expire(9.0)
     assert take(effects) == []
 
@@ -136,16 +136,16 @@ def test_fetch_fails_by_a_chunk_out_of_order_or_of_another_epoch(
     search: SessionSearch, effects: list[Effect], second: LogChunk
 ) -> None:
     search.fetch_log("s", LogHolder("a", EPOCH), 0.0)
-    search.on_log_chunk("a", chunk(0, 1, 2))
+    search.on_log_chunk("a", chunk(0, 1, 2), 0.5)
     take(effects)
-    search.on_log_chunk("a", second)
+    search.on_log_chunk("a", second, 0.5)
     assert take(effects) == [FetchedLog("s", NO_EPOCH, (), None)]
 
 
 def test_fetch_fails_without_the_turn(search: SessionSearch, effects: list[Effect]) -> None:
     search.fetch_log("s", LogHolder("a", EPOCH), 0.0)
     take(effects)
-    search.on_log_chunk("a", LogChunk("s", EPOCH, 0, 2, (1, 2)))
+    search.on_log_chunk("a", LogChunk("s", EPOCH, 0, 2, (1, 2)), 0.5)
     assert take(effects) == [FetchedLog("s", NO_EPOCH, (), None)]
 
 
@@ -161,3 +161,31 @@ def test_fetch_fails_at_its_deadline_and_with_its_holder(
     assert take(effects) == [FetchedLog("t", NO_EPOCH, (), None)]
     search.expire(6.0)
     assert take(effects) == [FetchedLog("s", NO_EPOCH, (), None)]
+
+
+def test_parts_of_a_slow_log_extend_its_deadline(
+    search: SessionSearch, effects: list[Effect]
+) -> None:
+    search.fetch_log("s", LogHolder("a", EPOCH), 1.0)
+    search.on_log_chunk("a", chunk(0, 1, 2), 5.0)
+    take(effects)
+    search.expire(9.9)
+    assert take(effects) == []
+    search.expire(10.0)
+    assert take(effects) == [FetchedLog("s", NO_EPOCH, (), None)]
+
+
+def test_late_parts_of_an_earlier_fetch_do_not_end_the_next_one(
+    search: SessionSearch, effects: list[Effect]
+) -> None:
+    search.fetch_log("s", LogHolder("a", EPOCH), 0.0)
+    search.on_log_chunk("a", chunk(0, 1, 2), 0.0)
+    search.expire(5.0)
+    search.fetch_log("s", LogHolder("a", EPOCH), 5.0)
+    take(effects)
+    search.on_log_chunk("a", chunk(2, 3, 4), 5.1)
+    assert take(effects) == []
+    search.expire(9.9)
+    search.on_log_chunk("a", chunk(0, 1, 2), 9.9)
+    search.on_log_chunk("a", chunk(2, 3, 4), 9.9)
+    assert take(effects) == [FetchedLog("s", EPOCH, (1, 2, 3, 4), TURN)]

@@ -31,7 +31,7 @@ from modelswarm_gateway.core.migration.migration import (
     recovery_in_progress,
 )
 from modelswarm_gateway.core.recovery.recovery import Recovery
-from modelswarm_gateway.core.recovery.route_planner import find_migration_targets
+from modelswarm_gateway.core.recovery.route_planner import find_migration_targets, incapable_servers
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
@@ -256,6 +256,8 @@ class Migrations:
     def migrate(self, session: Session, old: Hop, to: PeerId, now: float) -> bool:
         """Migrate a hop to a replica, with a KV copy or not at all. False if the session cannot migrate now."""
         if self._backoffs.for_session(session).failures or not self._can_migrate(session):
+            return False
+        if to in incapable_servers(self._registry, session):
             return False
         migration = Migration(
             session, session.epoch, REBALANCE_CAUSE, old, True, now, progress_at=now

@@ -73,7 +73,13 @@ def attribute_overdue(session: Session, registry: ServerRegistry, now: float) ->
     if epoch is None:
         return set()
     step_times = registry.health.step_times
-    idle = {hop.peer for hop in session.hops if not step_times(hop.peer).is_progressing(now)}
+    # A hop behind the head that may wait for rows of its blocks is not idle (R14): its counters do not show them.
+    idle = {
+        hop.peer
+        for place, hop in enumerate(session.hops)
+        if not step_times(hop.peer).is_progressing(now)
+        and (place == 0 or hop.kv >= session.turn.prompt_rows)
+    }
     found = attribute(session.hops, idle, epoch, session.length)
     if len(found) == 2:
         # The pair is sorted: a lost token and then a lost window are failures of the same link.

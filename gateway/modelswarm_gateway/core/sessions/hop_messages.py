@@ -22,7 +22,7 @@ from modelswarm.protocol.messages import (
     Turn,
     Window,
 )
-from modelswarm.protocol.opaque import block_rows, join_rows
+from modelswarm.protocol.opaque import block_rows, join_rows, split_entries
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.sessions.replay_plan import RestartPoint
@@ -150,11 +150,11 @@ class HopMessages:
         short = session.length - start <= self._settings.max_live_input_tokens and not standby
         lane = Lane.LIVE if short and not session.opaque else Lane.BULK
         most = self._settings.max_input_tokens
-        for row in list(session.opaque.values())[:1]:  # all are of one size
-            most = max(1, min(most, MAX_INPUT_ROW_BYTES // len(row)))
-        for first in range(start, session.length, most):
-            tokens = tuple(session.log[first : first + most])
-            rows = join_rows(session.opaque, first, first + len(tokens))
+        for first, end in split_entries(
+            start, session.length, session.opaque, most, MAX_INPUT_ROW_BYTES
+        ):
+            tokens = tuple(session.log[first:end])
+            rows = join_rows(session.opaque, first, end)
             self._send(hop, Input(hop.server_handle, session.epoch, first, tokens, rows), lane)
 
     def _send_block_rows(self, session: Session, hop: Hop, start: int) -> None:

@@ -89,10 +89,12 @@ class SessionSearch:
             search.answers[peer] = found
             self._finish_if_complete(found.session, now)
 
-    def on_log_chunk(self, peer: PeerId, chunk: LogChunk) -> None:
+    def on_log_chunk(self, peer: PeerId, chunk: LogChunk, now: float) -> None:
+        """Take the next part of a log. `log_fetch_seconds` limit the time from part to part."""
         fetch = self._fetches.get(chunk.session)
-        if fetch is None or fetch.holder.peer != peer:
-            return
+        if fetch is None or fetch.holder.peer != peer or (fetch.turn is None and chunk.start):
+            return  # of a fetch that was given up
+        fetch.until = now + self._settings.log_fetch_seconds
         if fetch.turn is None:
             fetch.total, fetch.turn = chunk.total, chunk.turn
         other = chunk.epoch != fetch.holder.epoch  # a third gateway has fenced it since

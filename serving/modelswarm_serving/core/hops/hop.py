@@ -237,8 +237,8 @@ class Hop:
 
     def drop_used_rows(self) -> None:
         """Drop rows that only this epoch needs, and that have run (R14, opaque rows)."""
-        if not self.has_log and self.kv >= self.turn.prompt_rows:
-            self.opaque.clear()
+        if not self.has_log and self.opaque:
+            self.opaque = {at: row for at, row in self.opaque.items() if at >= self.kv}
 
     def start_epoch(self, message: StartEpoch) -> None:
         """Start an epoch. Windows and credit that came before StartEpoch stay (R10, early messages)."""
