@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from modelswarm.cli.options.target import (
+    HttpTarget,
     admin_target,
     admin_target_options,
     http_target,
@@ -28,11 +29,12 @@ def _session_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return _MODEL(http_target_options(_JSON(command)))
 
 
-def _chosen(client: Client, model: str | None) -> str | None:
-    """Return the model; None: the gateway's first. UserError names those that are served."""
+def _chosen(client: Client, target: HttpTarget, model: str | None) -> str | None:
+    """Return `model`, by default the config file's; None: the first one. UserError names those that are served."""
     from modelswarm.cli.options.model import choose_model
 
-    return choose_model(client.models(), model).name if model else None
+    name = model or target.model
+    return choose_model(client.models(), name).name if name else None
 
 
 @click.group()
@@ -73,7 +75,7 @@ def show(
     target = http_target(name, url)
     with Client(target.base) as client:
         _print_state(
-            client.session_state(session_id, model=_chosen(client, model or target.model)), as_json
+            client.session_state(session_id, model=_chosen(client, target, model)), as_json
         )
 
 
@@ -96,7 +98,7 @@ def close(
 
     target, missing = http_target(name, url), 0
     with Client(target.base) as client:
-        chosen = _chosen(client, model or target.model)
+        chosen = _chosen(client, target, model)
         for session_id in session_ids:
             is_closed = client.close_session(session_id, model=chosen)
             missing += not is_closed
@@ -135,7 +137,7 @@ def fork(
             session_id,
             new_session_id=new_id,
             position=position,
-            model=_chosen(client, model or target.model),
+            model=_chosen(client, target, model),
         )
     _print_state(made, as_json)
 
