@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from bench.harness import Result
+from bench.harness import Bar, Result
 from bench.models import model_folder
 from bench.swarm import StreamClient, bench_swarm
 
@@ -22,11 +22,12 @@ def run() -> Result:
     figures = {f"token_ms_{spans}": ms for spans, ms in medians.items()}
     return Result(
         name="hop",
-        figures={**figures, "hop_ms": per_hop},
+        figures={**figures, "ms_per_hop": per_hop},
         columns=("hops", "ms per token (median gap)"),
         rows=[*rows, ("each more", f"{per_hop:.2f}")],
         shape="Llama 1M fp32 (8 blocks), one stream",
         threads=1,
+        bars=[Bar("ms_per_hop", "<=", 0.5)],
     )
 
 
