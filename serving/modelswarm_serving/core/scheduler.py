@@ -16,8 +16,9 @@ MIN_PREFILL_ROWS = 32
 class Scheduler:
     """Queues of ready hops: hops at row n or later decode, the others prefill."""
 
-    def __init__(self, token_budget: int) -> None:
-        self._budget = token_budget
+    def __init__(self, token_budget: int, pipeline_rows: int) -> None:
+        """`pipeline_rows`: most rows of a new prompt in a step, where its route has several hops."""
+        self._budget, self._pipeline_rows = token_budget, pipeline_rows
         self._decode: dict[Hop, float] = {}  # in order of readiness, with its time
         self._prefill: dict[Hop, float] = {}
         self._alone: dict[Hop, float] = {}  # one per step, before all others
@@ -98,13 +99,23 @@ class Scheduler:
     def _take_prefill(self, budget: int) -> list[tuple[Hop, int]]:
         chosen = []
         for hop in sorted(self._prefill, key=self._prefill_order.__getitem__):
-            count = min(budget, hop.ready_end() - hop.kv)
+            count = min(budget, hop.ready_end() - hop.kv, self._max_prefill(hop))
             chosen.append((hop, count))
             budget -= count
             del self._prefill[hop]
             if budget <= 0:
                 break
         return chosen
+
+    def _max_prefill(self, hop: Hop) -> int:
+        """Return the most rows of the hop in a step. The hops of a new prompt work at the same time, in short steps.
+
+        A recovery is mostly the work of one hop.
+        """
+        started = hop.started
+        assert started is not None
+        is_new, _ = self._prefill_order[hop]
+        return self._pipeline_rows if is_new and started.hops > 1 else self._budget
 
     def _group_size(self) -> int:
         """Return the decode rows of a step. Sessions are split into as many groups as the longest route has hops: while

@@ -69,7 +69,7 @@ class ServerCore:
         self._drain_state: DrainState | None = None  # the newest request of any gateway
         self._reconciled: set[PeerId] = set()  # gateways whose OwnedSessions came on this link
         self._outbox = Outbox(settings.address.peer, self._peers)
-        self._scheduler = Scheduler(settings.token_budget)
+        self._scheduler = Scheduler(settings.token_budget, settings.pipeline_rows)
         self._replay_log = ReplayLog(shape.row_bytes, settings.replay_bytes)
         max_in_flight = settings.in_flight_bytes // shape.row_bytes
         self._flow_control = FlowControl(self._outbox, settings.row_window, max_in_flight)

@@ -34,7 +34,12 @@ from modelswarm.protocol.messages import (
     reply_address,
 )
 from modelswarm_serving.core.server import GrammarRequest, ServerCore
-from modelswarm_serving.core.settings import TRANSFER_RATE, ServerSettings, row_window
+from modelswarm_serving.core.settings import (
+    TRANSFER_RATE,
+    ServerSettings,
+    pipeline_rows,
+    row_window,
+)
 from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
 from modelswarm_serving.metrics import Metrics
 from modelswarm_serving.model.base import NO_GRAMMARS, ModelShape
@@ -78,6 +83,7 @@ class Node:
             adapters=frozenset(model.adapters),
             lease_seconds=settings.lease_seconds,
             token_budget=settings.token_budget,
+            pipeline_rows=pipeline_rows(row_window(model.shape.row_bytes)),
             row_window=row_window(model.shape.row_bytes),
             replay_bytes=replay_limit(settings, model.shape),
             transfer_rate=TRANSFER_RATE,

@@ -31,7 +31,7 @@ from modelswarm.protocol.messages import (
     Turn,
 )
 from modelswarm_serving.core.kv.admission import MEMORY_PAUSE_SECONDS, RESERVATION_SECONDS
-from modelswarm_serving.core.settings import row_window
+from modelswarm_serving.core.settings import pipeline_rows, row_window
 
 
 def create(
@@ -358,10 +358,20 @@ def test_200_dropped_sessions_free_all_pages(drop: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row_bytes", "rows"), [(8, 1024), (2048, 1024), (8192, 256), (16384, 128), (1 << 20, 32)]
+    ("row_bytes", "rows", "step"),
+    [
+        (8, 1024, 256),
+        (4096, 1024, 256),
+        (8192, 512, 256),
+        (16384, 256, 128),
+        (1 << 20, 32, 16),
+    ],
 )
-def test_row_window_is_about_two_mebibytes_within_limits(row_bytes: int, rows: int) -> None:
+def test_row_window_is_about_four_mebibytes_and_holds_two_steps(
+    row_bytes: int, rows: int, step: int
+) -> None:
     assert row_window(row_bytes) == rows
+    assert pipeline_rows(rows) == step
 
 
 def test_full_device_pauses_admissions_but_not_recoveries() -> None:

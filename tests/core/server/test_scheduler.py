@@ -82,6 +82,46 @@ def test_recovery_prefill_comes_before_new_prompts() -> None:
     assert [item.first for item in steps(network, 1)[0]] == [0, 62]
 
 
+def test_hops_of_a_new_prompt_compute_at_the_same_time() -> None:
+    network = ServerNetwork()
+    options: Options = {"token_budget": 64, "pipeline_rows": 16, "row_window": 32}
+    (client,) = sessions(network, [80], hops=2, **options)
+    client.fence(3)
+    network.deliver_all()
+    client.listen()
+    client.go()
+    both = 0
+    shapes: list[list[list[tuple[int, int]]]] = [[], []]
+    for _ in range(8):
+        network.deliver_all()
+        running = 0
+        for number, server in enumerate(network.servers.values()):
+            server.begin_step(network.now)
+            shapes[number].append(shape(server.works))
+            running += bool(server.works)
+        both += running == 2
+        for server in network.servers.values():
+            server.end_step(network.now)
+    assert [each for each in shapes[0] if each][:5] == [[(at, 16)] for at in range(0, 80, 16)]
+    assert both >= 4
+
+
+def test_recovery_of_a_hop_runs_in_steps_of_the_whole_budget() -> None:
+    network = ServerNetwork()
+    (client,) = sessions(network, [80], hops=2, token_budget=64, pipeline_rows=16)
+    head, _ = network.servers.values()
+    client.fence(3)
+    for wanted in ((0, 16), (16, 64)):
+        network.deliver_all()
+        client.listen()
+        client.go()
+        network.deliver_all()
+        head.begin_step(network.now)
+        assert shape(head.works) == [wanted]
+        head.end_step(network.now)
+        client.fence()  # its turn has begun, so this is a recovery
+
+
 def test_decode_rows_come_first_without_starving_prefill() -> None:
     network = ServerNetwork()
     clients = sessions(network, [1] * 40 + [500], token_budget=48)

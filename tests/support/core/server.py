@@ -49,6 +49,7 @@ class Options(TypedDict, total=False):
     dtype: str
     lease_seconds: float
     token_budget: int
+    pipeline_rows: int
     row_window: int
     in_flight_bytes: int
     replay_bytes: int
@@ -162,6 +163,7 @@ def make_server(
         address,
         lease_seconds=options.get("lease_seconds", 30.0),
         token_budget=options.get("token_budget", 512),
+        pipeline_rows=options.get("pipeline_rows", 256),
         row_window=options.get("row_window", 1024),
         in_flight_bytes=options.get("in_flight_bytes", 32 << 20),
         replay_bytes=options.get("replay_bytes", 1 << 20),

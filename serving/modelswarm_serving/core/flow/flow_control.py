@@ -16,7 +16,7 @@ from modelswarm_serving.core.hops.hop import Hop
 from modelswarm_serving.core.hops.outbox import Outbox
 
 MIN_WINDOW_DIVISOR = 32
-"""Every hop may have this fraction of a window in flight: 64 KiB, so 1,000 sessions stay far below a lane's queue."""
+"""Every hop may have this fraction of a window in flight: 128 KiB, so 1,000 sessions stay far below a lane's queue."""
 
 
 class FlowControl:
