@@ -1,1 +1,1 @@
-"""Links between two processes: handshake, lanes, gRPC streams."""
+"""Links between two processes: handshake, lanes, message streams."""

@@ -2,7 +2,7 @@
 
 `exchange_hello` is the dialling side of one lane. `LinkAcceptor` is the accepting side: it pairs the two lanes of a
 link by the `link` id that the dialling side chose. Refusals are StreamBroken with a reason for people; the acceptor's
-reason reaches the other side as the status of its stream. Used by `links.py` on new streams. Does not know gRPC.
+reason reaches the other side as the end of its stream. Used by `links.py` on new streams. Knows no sockets.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, counted_lease
 from modelswarm.protocol.identity import Address, is_dialled_peer
-from modelswarm.protocol.link.grpc_stream import Stream, StreamBroken
 from modelswarm.protocol.link.hello_checks import hello_fault
+from modelswarm.protocol.link.stream import MessageStream, Stream, StreamBroken
 from modelswarm.protocol.messages import Hello, Lane, Role
 from modelswarm.protocol.wire.codec import FrameError
 from modelswarm.protocol.wire.frames import pack, unpack
@@ -38,7 +38,7 @@ class LanePair:
     """The two lanes of an accepted link. `complete` is set when both are there, `ended` when either has ended."""
 
     hello: Hello  # of the lane that came first
-    streams: dict[Lane, Stream] = field(default_factory=dict)
+    streams: dict[Lane, MessageStream] = field(default_factory=dict)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -55,7 +55,7 @@ class LinkAcceptor:
         self._incomplete: dict[tuple[str, str], LanePair] = {}
         self._handshakes = 0
 
-    async def accept_lane(self, own: Hello, lane: Lane, stream: Stream) -> LanePair:
+    async def accept_lane(self, own: Hello, lane: Lane, stream: MessageStream) -> LanePair:
         """Answer a lane's Hello and wait for the link's other lane. Both lanes get the same LanePair."""
         if self._handshakes >= MAX_HANDSHAKES:
             raise StreamBroken(f"{MAX_HANDSHAKES} handshakes are going on already; try again")
@@ -71,7 +71,7 @@ class LinkAcceptor:
         finally:
             self._handshakes -= 1
 
-    async def _pair_lanes(self, hello: Hello, stream: Stream) -> LanePair:
+    async def _pair_lanes(self, hello: Hello, stream: MessageStream) -> LanePair:
         key = (hello.peer, hello.link)
         pair = self._incomplete.setdefault(key, LanePair(hello))
         if replace(hello, lane=pair.hello.lane) != pair.hello or hello.lane in pair.streams:

@@ -1,20 +1,22 @@
-"""One lane of an open link: a queue with a writing task, and a reading task.
+"""One lane of an open link: a queue of items, and their frames on a stream.
 
-Made by `links.py` for each of the two streams of a link. The writer packs all queued items into as few frames as
-possible. Nothing here waits for the handler or blocks a sender (R11, windows). A queue that grows too long, or a
-peer that reads nothing for too long, ends the link. Knows items and frames; does not know peers or gRPC.
+Made by `links.py` for each of the two streams of a link. Items that are sent together are packed into as few frames as
+possible. Nothing here waits for the handler or blocks a sender (R11, windows). A queue that grows too long,
+or a peer that reads nothing for too long, ends the link. Knows items and frames; does not know peers or sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Never
 
+from typing_extensions import Buffer
+
 from modelswarm.protocol.identity import NO_HANDLE, PeerId
-from modelswarm.protocol.link.grpc_stream import Stream
+from modelswarm.protocol.link.stream import MessageStream
 from modelswarm.protocol.messages import Fence, Input, Item, LogChunk, ModelFileChunk, Rows
 from modelswarm.protocol.wire.frames import pack, unpack
 
@@ -63,45 +65,69 @@ class LaneQueue:
 
 
 class LaneWorker:
-    """Reads and writes one stream. `run_*` end only by raising; `links.py` then ends the link."""
+    """Reads and writes one stream. `run` ends only by raising; `links.py` then ends the link."""
 
     def __init__(
         self,
-        stream: Stream,
+        stream: MessageStream,
         limits: LinkLimits,
         peer: PeerId,
         receive: Callable[[list[Item]], None],
     ) -> None:
-        self.stream = stream
+        self._stream = stream
         self._peer = peer
         self._limits = limits
         self._receive = receive
         self._queue = LaneQueue(limits.queued_bytes)
-        self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._write_began: float | None = None
+        self._frames: Iterator[bytes] = iter(())  # of the items that were taken from the queue
+        self._is_scheduled = False  # something was sent in this pass of the loop, the rest follows
+        self._flushed = asyncio.Event()
+        self._flushed.set()
 
     def put(self, item: Item) -> bool:
-        self._wake.set()
-        self._idle.clear()
+        """Queue an item until `send_queued`. False if the limit is exceeded: the lane must then end."""
+        self._flushed.clear()
         return self._queue.put(item)
+
+    def send_queued(self) -> None:
+        """Send what is queued: the first time in a pass of the loop at once, then together at its end."""
+        if self._is_scheduled:
+            return
+        self._is_scheduled = True
+        self._flush()
+        asyncio.get_running_loop().call_soon(self._on_pass_ended)
 
     @property
     def queued_bytes(self) -> int:
-        return self._queue.queued_bytes
+        """Bytes of the items that the socket has not taken."""
+        return self._queue.queued_bytes + self._stream.buffered_bytes
 
-    async def run_writer(self) -> Never:
-        clock = asyncio.get_running_loop().time
-        while True:
-            if not self._wake.is_set():
-                self._idle.set()
-            await self._wake.wait()
-            self._wake.clear()
-            for frame in pack(self._queue.take(), self._report_unencodable):
-                self._write_began = clock()
-                await self.stream.write(frame)
-                self._write_began = None
-            self._queue.on_written()
+    async def run(self) -> Never:
+        await self._stream.deliver_to(self._on_message, self._flush)
+
+    def _on_message(self, message: Buffer) -> None:
+        self._receive(unpack(message))
+
+    def _on_pass_ended(self) -> None:
+        self._is_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what is queued, as far as the socket takes it."""
+        try:
+            while self._stream.paused_since is None:
+                frame = next(self._frames, None)
+                if frame is not None:
+                    self._stream.send_message(frame)
+                    continue
+                self._queue.on_written()
+                items = self._queue.take()
+                if not items:
+                    self._flushed.set()
+                    return
+                self._frames = pack(items, self._report_unencodable)
+        except Exception as error:
+            self._stream.close(error)
 
     def _report_unencodable(self, item: Item, error: Exception) -> None:
         """Drop an item instead of the link: its session recovers by a deadline, and no other one is affected."""
@@ -112,16 +138,12 @@ class LaneWorker:
 
     async def wait_flushed(self) -> None:
         """Return when no item is queued."""
-        await self._idle.wait()
-
-    async def run_reader(self) -> Never:
-        while True:
-            self._receive(unpack(await self.stream.read()))
+        await self._flushed.wait()
 
     def is_stalled(self, now: float) -> bool:
-        """Return True if the peer has not read for `stalled_seconds` during a write."""
-        began = self._write_began
-        return began is not None and now - began > self._limits.stalled_seconds
+        """Return True if the peer has not read for `stalled_seconds` while something is sent."""
+        since = self._stream.paused_since
+        return since is not None and now - since > self._limits.stalled_seconds
 
 
 def describe_item(item: Item) -> str:

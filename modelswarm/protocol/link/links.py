@@ -19,15 +19,10 @@ from functools import partial
 from typing import Any, Never, Protocol
 
 from modelswarm.protocol.identity import Address, PeerId, is_dialled_peer
-from modelswarm.protocol.link.grpc_stream import (
-    DialledStream,
-    Listener,
-    ServeCall,
-    Stream,
-    StreamBroken,
-)
 from modelswarm.protocol.link.handshake import LinkAcceptor, exchange_hello
 from modelswarm.protocol.link.lane import LaneQueue, LaneWorker, LinkLimits
+from modelswarm.protocol.link.listener import Listener, ServeCall, open_lane
+from modelswarm.protocol.link.stream import MessageStream, StreamBroken
 from modelswarm.protocol.messages import Hello, Item, Lane, Send
 from modelswarm.protocol.wire.codec import FrameError
 
@@ -54,7 +49,7 @@ class _Link:
     """Two open lanes. `broken` is resolved with the reason when they must end."""
 
     def __init__(
-        self, hello: Hello, dialled: DialledStream | None = None, dialled_peer: PeerId | None = None
+        self, hello: Hello, dialled: MessageStream | None = None, dialled_peer: PeerId | None = None
     ) -> None:
         self.hello = hello
         self.dialled = dialled  # the live lane, if this process dialled
@@ -62,9 +57,12 @@ class _Link:
         self.lanes: dict[Lane, LaneWorker] = {}
         self.broken: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
-    def put(self, lane: Lane, item: Item) -> None:
-        if not self.lanes[lane].put(item):
+    def put(self, lane: Lane, item: Item) -> LaneWorker:
+        """Queue an item; the caller sends what the returned lane has."""
+        worker = self.lanes[lane]
+        if not worker.put(item):
             self.end("the peer does not read: too much is queued for it")
+        return worker
 
     async def flush_and_finish(self) -> None:
         """Write the queued items of the live lane; return when the peer has read them all.
@@ -73,7 +71,7 @@ class _Link:
         """
         if self.dialled is not None:
             await self.lanes[Lane.LIVE].wait_flushed()
-            await self.dialled.finish_writing()
+            self.dialled.finish_writing()
             await asyncio.shield(self.broken)
 
     def end(self, reason: str) -> None:
@@ -97,6 +95,7 @@ class _Dial:
             for item in outbox.take():
                 link.put(lane, item)
             outbox.on_written()
+            link.lanes[lane].send_queued()
         if self.overflow:
             link.end("too much was queued before the link was up")
 
@@ -145,14 +144,17 @@ class Links:
 
     def send(self, sends: Sequence[Send]) -> None:
         """Queue items in order. Without a link and a target they are lost, after `on_link_down` reported it."""
+        lanes: dict[LaneWorker, None] = {}
         for send in sends:
             links = self._links.get(send.to.peer)
             if links:
-                links[0].put(send.lane, send.item)
+                lanes[links[0].put(send.lane, send.item)] = None
             elif send.to.target:
                 self.dial(send.to)
                 if not self._closing:
                     self._dials[send.to.peer].put(send.lane, send.item)
+        for lane in lanes:
+            lane.send_queued()
 
     def unlink(self, peer: PeerId, reason: str) -> None:
         """Close the links of a peer; `on_link_down` follows."""
@@ -190,34 +192,34 @@ class Links:
     # Dialling
 
     async def _dial(self, address: Address) -> None:
-        try:
-            streams = {lane: DialledStream(address.target, lane) for lane in Lane}
-        except Exception as error:  # gRPC raises many kinds of errors for a wrong address
-            self._on_dial_failed(address, f"{address.target!r} cannot be dialled: {error}")
-            return
+        streams: dict[Lane, MessageStream] = {}
         try:
             async with asyncio.timeout(self._limits.connect_seconds):
-                hello = await self._exchange_hellos(address, streams)
+                hello = await self._open_lanes(address, streams)
         except TimeoutError:
             self._on_dial_failed(address, f"{address.target} did not answer in time")
         except StreamBroken as error:
             self._on_dial_failed(address, str(error))
+        except (ValueError, OverflowError) as error:  # no host name, no port
+            self._on_dial_failed(address, f"{address.target!r} cannot be dialled: {error}")
         else:
             await self._run_link(_Link(hello, streams[Lane.LIVE], address.peer), streams)
         finally:
-            await asyncio.gather(*(stream.close() for stream in streams.values()))
+            for stream in streams.values():
+                stream.close()
 
-    async def _exchange_hellos(self, address: Address, streams: dict[Lane, DialledStream]) -> Hello:
-        """Exchange Hellos on one lane after the other.
+    async def _open_lanes(self, address: Address, streams: dict[Lane, MessageStream]) -> Hello:
+        """Open one lane after the other into `streams`, and exchange Hellos on each.
 
         If another process answers at the address, the first refusal ends the dial. It never gets both lanes, which it
         would take for a new link that replaces its present link with this process.
         """
         link = secrets.token_hex(8)
-        hellos = [
-            await exchange_hello(stream, replace(self._hello, link=link, lane=lane), address)
-            for lane, stream in streams.items()
-        ]
+        hellos = []
+        for lane in Lane:
+            streams[lane] = await open_lane(address.target, lane)
+            own = replace(self._hello, link=link, lane=lane)
+            hellos.append(await exchange_hello(streams[lane], own, address))
         if len({hello.peer for hello in hellos}) > 1:  # it restarted between the two lanes
             raise StreamBroken(f"two peers answer at {address.target}")
         return hellos[0]
@@ -230,7 +232,7 @@ class Links:
 
     # Accepting
 
-    async def _accept(self, lane: Lane, stream: Stream) -> None:
+    async def _accept(self, lane: Lane, stream: MessageStream) -> None:
         """Serve an accepted lane until it ends."""
         pair = await self._acceptor.accept_lane(self._hello, lane, stream)
         try:
@@ -243,15 +245,11 @@ class Links:
 
     # Links that are up
 
-    async def _run_link(self, link: _Link, streams: Mapping[Lane, Stream]) -> None:
+    async def _run_link(self, link: _Link, streams: Mapping[Lane, MessageStream]) -> None:
         for lane, stream in streams.items():
             receive = partial(self._received, link)
             link.lanes[lane] = LaneWorker(stream, self._limits, link.hello.peer, receive)
-        tasks = [
-            asyncio.create_task(run())
-            for worker in link.lanes.values()
-            for run in (worker.run_reader, worker.run_writer)
-        ]
+        tasks = [asyncio.create_task(worker.run()) for worker in link.lanes.values()]
         reason = "the connection is lost"
         try:
             self._on_link_up(link)

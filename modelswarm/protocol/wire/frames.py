@@ -13,6 +13,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator
 
+from typing_extensions import Buffer
+
 from modelswarm.protocol.identity import MAX_NUMBER, Epoch
 from modelswarm.protocol.messages import (
     MAX_FORCED_TOKENS,
@@ -86,18 +88,18 @@ def pack(
         yield b"".join(parts)
 
 
-def unpack(frame: bytes) -> list[Item]:
+def unpack(frame: Buffer) -> list[Item]:
     """Return the items of a frame. Payloads of rows are views, which keep the frame in memory."""
-    size = len(frame)
+    view = memoryview(frame)
+    size = view.nbytes
     if not 0 < size <= MAX_FRAME:
         raise FrameError(f"a frame of {size} bytes; 1 to {MAX_FRAME} are allowed")
-    view = memoryview(frame)
     items: list[Item] = []
     at = 0
     while at < size:
         if size - at < _ITEM.size:
             raise FrameError("a frame ends inside an item header")
-        kind, length = _ITEM.unpack_from(frame, at)
+        kind, length = _ITEM.unpack_from(view, at)
         start = at + _ITEM.size
         end = start + length
         at = end + (-length % 8)

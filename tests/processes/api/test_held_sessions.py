@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+import socket
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from support.chaos.proxy import Network
 from support.eventually import eventually
 from support.processes.http_requests import (
     FOREVER,
@@ -88,24 +89,57 @@ def test_held_call_outlives_the_pings_of_its_client(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_a_held_call_is_pinged_by_its_gateway(tmp_path: Path) -> None:
     """A held call sends no data, so only pings show proxies that the connection is in use."""
-    network = Network(seed=1)
-    try:
-        with two_spans(tmp_path, context=ENDLESS) as swarm:
-            endpoints = swarm.gateway(*OFTEN)
-            target = network.proxy("gateway", int(endpoints.grpc.rpartition(":")[2]))
-            with grpc.insecure_channel(target) as channel:
-                call: Any = api_pb2_grpc.InferenceStub(channel).GenerateStream(ASK, timeout=60)
-                next(call)
-                swarm.kill("s1")
-                eventually("it is held", lambda: held(endpoints))
-                before = network.pings["gateway"]
-                time.sleep(3.0)
-                pings = network.pings["gateway"] - before
-                assert held(endpoints)
-                call.cancel()
-    finally:
-        network.close()
+    with two_spans(tmp_path, context=ENDLESS) as swarm:
+        endpoints = swarm.gateway(*OFTEN)
+        with (
+            PingCounter(endpoints.grpc) as counter,
+            grpc.insecure_channel(counter.target) as channel,
+        ):
+            call: Any = api_pb2_grpc.InferenceStub(channel).GenerateStream(ASK, timeout=60)
+            next(call)
+            swarm.kill("s1")
+            eventually("it is held", lambda: held(endpoints))
+            before = counter.pings
+            time.sleep(3.0)
+            pings = counter.pings - before
+            assert held(endpoints)
+            call.cancel()
     assert pings >= 5
+
+
+class PingCounter:
+    """A TCP proxy for one connection that counts the HTTP/2 pings of its server."""
+
+    def __init__(self, server: str) -> None:
+        host, _, port = server.rpartition(":")
+        self._server = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.target = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.pings = 0
+
+    def __enter__(self) -> PingCounter:
+        threading.Thread(target=self._serve, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        with self._listener.accept()[0] as client, socket.create_connection(self._server) as server:
+            back = threading.Thread(target=self._count, args=(server, client), daemon=True)
+            back.start()
+            while data := client.recv(1 << 16):
+                server.sendall(data)
+            server.shutdown(socket.SHUT_RDWR)
+            back.join()
+
+    def _count(self, server: socket.socket, client: socket.socket) -> None:
+        """Pass frames `length u24 | type | flags | stream u32` to the client."""
+        with server.makefile("rb") as frames:
+            while head := frames.read(9):
+                is_ack = head[4] & 1
+                self.pings += head[3] == 6 and not is_ack
+                client.sendall(head + frames.read(int.from_bytes(head[:3], "big")))
 
 
 def held(endpoints: Endpoints) -> bool:

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.chaos.http2_frames import FrameCutter, hello_of, is_ping, message_of
+from support.chaos.link_frames import FrameCutter, hello_of, message_of
 
 from modelswarm.protocol.identity import name_of
 
@@ -56,7 +56,6 @@ class Network:
         self._servers: list[asyncio.Server] = []
         self.doubled = self.truncated = 0  # frames
         self.felt: Counter[str] = Counter()  # affected frames, by the cause of the fault
-        self.pings: Counter[str] = Counter()  # by sender
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
 
@@ -221,7 +220,7 @@ class _Pipe:
     source: str
     to: str
     truncate: bool = False
-    begun: bool = False  # its first message, Hello, has arrived
+    begun: bool = False  # its Hello has passed
     frames: FrameCutter = field(default_factory=FrameCutter)
     queue: asyncio.Queue[tuple[float, bytes]] = field(
         default_factory=lambda: asyncio.Queue(QUEUED_FRAMES)
@@ -247,8 +246,6 @@ class _Pipe:
     def _look(self, frame: bytes) -> None:
         if self.source == UNKNOWN and (hello := hello_of(frame)):
             self.connection.name_dialler(name_of(hello.peer))
-        if is_ping(frame):
-            self.connection.network.pings[self.source] += 1
 
     async def write(self) -> None:
         network, writer = self.connection.network, self.output.writer
@@ -275,11 +272,10 @@ class _Pipe:
             writer.write_eof()
 
     def _may_double(self, frame: bytes) -> bool:
-        """Return True for whole messages other than Hello, which the protocol allows once."""
-        if message_of(frame) is None:
-            return False
-        begun, self.begun = self.begun, True
-        return begun
+        """Return True for messages behind Hello, which the protocol allows once."""
+        begun = self.begun
+        self.begun = begun or hello_of(frame) is not None
+        return begun and message_of(frame) is not None
 
     async def _end_within(self, frame: bytes) -> Any:
         self.connection.network.truncated += 1

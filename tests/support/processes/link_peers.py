@@ -12,9 +12,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from modelswarm.protocol.identity import Address, PeerId
-from modelswarm.protocol.link.grpc_stream import DialledStream
 from modelswarm.protocol.link.lane import LinkLimits
 from modelswarm.protocol.link.links import Links
+from modelswarm.protocol.link.listener import open_lane
+from modelswarm.protocol.link.stream import MessageStream
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Item, Lane, Role, Send
 from modelswarm.protocol.wire.frames import pack, unpack
 
@@ -107,9 +108,13 @@ async def joined(dialler: Node, acceptor: Node) -> None:
 class RawPeer:
     """Two lanes to a listening node, for arbitrary bytes."""
 
-    def __init__(self, target: str, own: Hello) -> None:
+    def __init__(self, own: Hello) -> None:
         self._own = replace(own, link="raw")
-        self.lanes = {lane: DialledStream(target, lane) for lane in Lane}
+        self.lanes: dict[Lane, MessageStream] = {}
+
+    async def open(self, target: str) -> None:
+        for lane in Lane:
+            self.lanes[lane] = await open_lane(target, lane)
 
     async def greet(self, lane: Lane) -> Hello:
         stream = self.lanes[lane]
@@ -119,19 +124,21 @@ class RawPeer:
         assert isinstance(answer, Hello)
         return answer
 
-    async def close(self) -> None:
-        await asyncio.gather(*(stream.close() for stream in self.lanes.values()))
+    def close(self) -> None:
+        for stream in self.lanes.values():
+            stream.close()
 
 
 @contextlib.asynccontextmanager
 async def raw_peer(to: Node, own: Hello, greeted: Sequence[Lane] = ()) -> AsyncIterator[RawPeer]:
-    raw = RawPeer(to.target, own)
+    raw = RawPeer(own)
     try:
+        await raw.open(to.target)
         for lane in greeted:
             await raw.greet(lane)
         yield raw
     finally:
-        await raw.close()
+        raw.close()
 
 
 @contextlib.asynccontextmanager

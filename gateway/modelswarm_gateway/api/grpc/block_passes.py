@@ -10,17 +10,17 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-import grpc
-from grpc import aio
+from google.protobuf.message import DecodeError
 
 from modelswarm.protocol.block_passes import MAX_SEQUENCES, MESSAGE_BYTES, PASS_METHOD
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.link.grpc_stream import open_channel
+from modelswarm.protocol.link.listener import open_call
+from modelswarm.protocol.link.stream import CallStatus, MessageStream, StreamBroken
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.forwarding import PeerGone, await_while_alive
 from modelswarm_gateway.backend.model_card import ModelCard
@@ -40,8 +40,7 @@ MAX_PASSES = 256
 # Seconds for the next message of the client.
 PATIENCE_SECONDS = 60.0
 
-_aio: Any = aio  # its stubs lack a name, and an optional argument
-_EOF = _aio.EOF
+T = TypeVar("T")
 
 Requests = AsyncIterator[api_pb2.BlockPassRequest]
 Responses = AsyncGenerator[api_pb2.BlockPassResponse, None]
@@ -52,7 +51,7 @@ class _Server:
     """The call of a server that has accepted a pass."""
 
     view: ServerView
-    call: Any
+    call: MessageStream
     last: int
 
 
@@ -79,12 +78,12 @@ class BlockPasses:
                 if not 0 < len(part.data) <= MESSAGE_BYTES or left < 0:
                     detail = f"allowed: 1 to {MESSAGE_BYTES}, and no more than the input needs"
                     raise invalid_field("data", f"{len(part.data)} bytes; {detail}")
-                await self._await_server(server, server.call.write(part))
+                await self._await_server(server, server.call.write(part.SerializeToString()))
             left = (rows + head.backward * prompts) * row_bytes
             while left > 0:
-                answer = await self._await_server(server, server.call.read())
-                if answer is _EOF or not answer.data:
-                    await self._await_server(server, _raise_end(server.call))
+                answer = await self._await_server(server, _read_response(server.call))
+                if not answer.data:
+                    raise _lost("it sent an empty part")
                 left -= len(answer.data)
                 yield answer
 
@@ -136,18 +135,13 @@ class BlockPasses:
         """Find a server that accepts the pass. Raise ApiError if there is none."""
         refusals: list[ApiError] = []
         for view in self._candidates(head):
-            async with open_channel(view.target) as channel:
-                method: Any = channel.stream_stream(
-                    PASS_METHOD,
-                    request_serializer=api_pb2.BlockPassRequest.SerializeToString,
-                    response_deserializer=api_pb2.BlockPassResponse.FromString,
-                )
-                call = method()
-                self._running[view.peer] += 1
-                try:
-                    server = _Server(view, call, 0)
+            self._running[view.peer] += 1
+            try:
+                async with AsyncExitStack() as stack:
                     try:
-                        last = await self._await_server(server, _begin(call, head, view.peer))
+                        opening = stack.enter_async_context(open_call(view.target, PASS_METHOD))
+                        call = await self._await_peer(view, opening)
+                        last = await self._await_peer(view, _begin(call, head, view.peer))
                     except ApiError as error:
                         if error.code is Code.TOO_LARGE:
                             raise
@@ -155,9 +149,8 @@ class BlockPasses:
                         continue
                     yield _Server(view, call, last)
                     return
-                finally:
-                    call.cancel()
-                    self._running[view.peer] -= 1
+            finally:
+                self._running[view.peer] -= 1
         raise _worst(refusals, head)
 
     def _candidates(self, head: api_pb2.PassHead) -> list[ServerView]:
@@ -178,9 +171,12 @@ class BlockPasses:
 
         return sorted(found, key=order)
 
-    async def _await_server(self, server: _Server, waiting: Any) -> Any:
-        """Await something of the server's call. Raise ApiError if the call fails, or the server is lost."""
-        peer, model = server.view.peer, server.view.model
+    async def _await_server(self, server: _Server, waiting: Awaitable[T]) -> T:
+        return await self._await_peer(server.view, waiting)
+
+    async def _await_peer(self, view: ServerView, waiting: Awaitable[T]) -> T:
+        """Await something of a server's call. Raise ApiError if the call fails, or the server is lost."""
+        peer, model = view.peer, view.model
 
         async def is_alive() -> bool:
             views = self._service.backend.servers_of(model)
@@ -190,47 +186,42 @@ class BlockPasses:
             return await await_while_alive(waiting, is_alive)
         except PeerGone as error:
             raise _lost("it is silent") from error
-        except aio.AioRpcError as error:
+        except StreamBroken as error:
             raise _translate(error) from error
-        except (asyncio.InvalidStateError, aio.UsageError) as error:
-            raise _lost("its call has ended") from error
+        except ValueError as error:
+            raise _lost("its address is not valid") from error
 
 
-async def _begin(call: Any, head: api_pb2.PassHead, peer: PeerId) -> int:
+async def _begin(call: MessageStream, head: api_pb2.PassHead, peer: PeerId) -> int:
     """Send the head to a server, and return the end of the blocks that it runs."""
     own = api_pb2.PassHead()
     own.CopyFrom(head)
     own.server = peer
-    await call.write(api_pb2.BlockPassRequest(head=own))
-    answer = await call.read()
-    if answer is _EOF:
-        await _raise_end(call)
+    await call.write(api_pb2.BlockPassRequest(head=own).SerializeToString())
+    answer = await _read_response(call)
     last: int = answer.accepted.last
     return last
 
 
-async def _raise_end(call: Any) -> None:
-    """Raise the error with which the call ended."""
-    raise _aio.AioRpcError(
-        await call.code(),
-        await call.initial_metadata(),
-        await call.trailing_metadata(),
-        details=await call.details(),
-    )
+async def _read_response(call: MessageStream) -> api_pb2.BlockPassResponse:
+    try:
+        return api_pb2.BlockPassResponse.FromString(bytes(await call.read()))
+    except DecodeError as error:
+        raise StreamBroken("it sent no BlockPassResponse") from error
 
 
-def _translate(error: aio.AioRpcError) -> ApiError:
-    sentence = hide_identities(error.details() or "no reason was given")
-    match error.code():
-        case grpc.StatusCode.INVALID_ARGUMENT:
+def _translate(error: StreamBroken) -> ApiError:
+    sentence = hide_identities(str(error) or "no reason was given")
+    match error.status:
+        case CallStatus.INVALID_ARGUMENT:
             return ApiError(Code.TOO_LARGE, f"head.lengths: {sentence}", param="head.lengths")
-        case grpc.StatusCode.RESOURCE_EXHAUSTED:
+        case CallStatus.RESOURCE_EXHAUSTED:
             return ApiError(Code.NO_CAPACITY, f"{sentence}; retry in 1 s", retry_after=1.0)
-        case grpc.StatusCode.FAILED_PRECONDITION:
+        case CallStatus.FAILED_PRECONDITION:
             return ApiError(Code.BLOCKS_UNCOVERED, sentence, param="head.blocks")
-        case grpc.StatusCode.UNIMPLEMENTED:
+        case CallStatus.UNIMPLEMENTED:
             return ApiError(Code.UNSUPPORTED, f"head.model: {sentence}", param="head.model")
-        case grpc.StatusCode.INTERNAL:
+        case CallStatus.INTERNAL:
             return ApiError(Code.STREAM_BROKEN, sentence)
     return _lost(sentence)
 

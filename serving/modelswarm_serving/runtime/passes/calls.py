@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import grpc
 from google.protobuf.message import DecodeError
+from typing_extensions import Buffer
 
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.protocol.block_passes import MAX_SEQUENCES, MESSAGE_BYTES
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.link.grpc_stream import CallRefused, Stream
+from modelswarm.protocol.link.stream import CallRefused, CallStatus, Stream
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_serving.model.base import ModelShape
 from modelswarm_serving.model.passes.contract import PassRunner, PassTask
@@ -32,8 +32,6 @@ WAIT_SECONDS = 60.0
 
 # Field of a document and flag of a server that set the memory for passes.
 _FIELDS = "spec.training.memory, --training-memory"
-
-_Code = grpc.StatusCode
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +78,20 @@ class PassCalls:
             await self._run(stream, task, reserved)
         except TimeoutError as error:
             detail = f"the caller sent or took nothing for {PATIENCE_SECONDS:.0f} s"
-            raise CallRefused(_Code.DEADLINE_EXCEEDED, detail) from error
+            raise CallRefused(CallStatus.DEADLINE_EXCEEDED, detail) from error
         finally:
             self._running -= 1
 
     async def _reserve(self, task: PassTask) -> Reservation:
         if self._memory.is_crowded:
             detail = f"{MAX_WAITING} passes wait for memory already"
-            raise CallRefused(_Code.RESOURCE_EXHAUSTED, detail)
+            raise CallRefused(CallStatus.RESOURCE_EXHAUSTED, detail)
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 return await self._memory.reserve(task.memory(self._server.shape))
         except TimeoutError as error:
             detail = f"other passes took the memory for {WAIT_SECONDS:.0f} s"
-            raise CallRefused(_Code.RESOURCE_EXHAUSTED, detail) from error
+            raise CallRefused(CallStatus.RESOURCE_EXHAUSTED, detail) from error
 
     async def _run(self, stream: Stream, task: PassTask, reserved: Reservation) -> None:
         scheduled: ScheduledPass | None = None
@@ -108,7 +106,7 @@ class PassCalls:
             self._wake()
             result = await ended
             if not isinstance(result, bytes):
-                raise CallRefused(_Code.INTERNAL, f"the pass failed: {result}")
+                raise CallRefused(CallStatus.INTERNAL, f"the pass failed: {result}")
             reserved.shrink(len(result))
             for at in range(0, len(result), MESSAGE_BYTES):
                 part = result[at : at + MESSAGE_BYTES]
@@ -143,7 +141,7 @@ class PassCalls:
                 part = _parse(await stream.read()).data
             if not part or len(data) + len(part) > wanted:
                 detail = f"{wanted} bytes of input are needed, and the next part has {len(part)}"
-                raise CallRefused(_Code.INVALID_ARGUMENT, detail)
+                raise CallRefused(CallStatus.INVALID_ARGUMENT, detail)
             data += part
         return data
 
@@ -151,20 +149,20 @@ class PassCalls:
         """Return the pass that is run here: of a forward pass as many blocks as fit. Raise CallRefused."""
         server, shape = self._server, self._server.shape
         if head.server != server.peer:
-            raise CallRefused(_Code.UNAVAILABLE, f"this is {server.peer}, not {head.server}")
+            raise CallRefused(CallStatus.UNAVAILABLE, f"this is {server.peer}, not {head.server}")
         if self._runner is None:
-            raise CallRefused(_Code.UNIMPLEMENTED, "the model of this server has no gradients")
+            raise CallRefused(CallStatus.UNIMPLEMENTED, "the model of this server has no gradients")
         if not self._memory.limit:
             detail = f"this server has no memory for passes; give it some ({_FIELDS})"
-            raise CallRefused(_Code.UNIMPLEMENTED, detail)
+            raise CallRefused(CallStatus.UNIMPLEMENTED, detail)
         if self.is_draining:
-            raise CallRefused(_Code.UNAVAILABLE, "this server is stopping")
+            raise CallRefused(CallStatus.UNAVAILABLE, "this server is stopping")
         first, last = head.blocks.first, head.blocks.last
         if not shape.first <= first < min(last, shape.last) or (
             head.backward and last > shape.last
         ):
             detail = f"this server has blocks {shape.first}:{shape.last}, not {first}:{last}"
-            raise CallRefused(_Code.UNAVAILABLE, detail)
+            raise CallRefused(CallStatus.UNAVAILABLE, detail)
         task = PassTask(
             (first, min(last, shape.last)),
             tuple(head.lengths),
@@ -189,7 +187,7 @@ class PassCalls:
             f"{task.rows} rows of {blocks} block{'s' * (blocks > 1)} need {needed} for a pass, and the server has "
             f"{limit} ({_FIELDS}); send fewer rows at a time"
         )
-        code = _Code.FAILED_PRECONDITION if blocks > 1 else _Code.INVALID_ARGUMENT
+        code = CallStatus.FAILED_PRECONDITION if blocks > 1 else CallStatus.INVALID_ARGUMENT
         raise CallRefused(code, detail)
 
 
@@ -208,14 +206,14 @@ def _check_rows(head: api_pb2.PassHead, task: PassTask, server: PassServer) -> N
     elif not head.hidden_size or shape.row_bytes % head.hidden_size:
         fault = f"rows of {head.hidden_size} numbers do not have {shape.row_bytes} bytes"
     if fault:
-        raise CallRefused(_Code.INVALID_ARGUMENT, fault)
+        raise CallRefused(CallStatus.INVALID_ARGUMENT, fault)
 
 
-def _parse(raw: bytes) -> api_pb2.BlockPassRequest:
+def _parse(raw: Buffer) -> api_pb2.BlockPassRequest:
     try:
-        return api_pb2.BlockPassRequest.FromString(raw)
+        return api_pb2.BlockPassRequest.FromString(bytes(raw))
     except DecodeError as error:
-        raise CallRefused(_Code.INVALID_ARGUMENT, "no BlockPassRequest") from error
+        raise CallRefused(CallStatus.INVALID_ARGUMENT, "no BlockPassRequest") from error
 
 
 async def _write(stream: Stream, response: api_pb2.BlockPassResponse) -> None:

@@ -1,60 +1,75 @@
-"""Limits of a link's listener for unknown clients: sizes, streams, handshakes, and the texts of a Hello."""
+"""Limits of a link's listener for unknown clients: sizes, connections, handshakes, and the texts of a Hello."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
-import grpc.aio
 import pytest
 from support.processes.link_peers import DEADLINE, hello, nodes, raw_peer
 
-from modelswarm.protocol.link import grpc_stream
+from modelswarm.protocol.link import listener
 from modelswarm.protocol.link.handshake import MAX_HANDSHAKES, LinkAcceptor
-from modelswarm.protocol.link.lane import LinkLimits
-from modelswarm.protocol.messages import Close, Lane
-from modelswarm.protocol.wire.frames import MAX_FRAME, pack
+from modelswarm.protocol.link.stream import CallStatus, MessageStream, StreamBroken
+from modelswarm.protocol.messages import Lane
+from modelswarm.protocol.wire.frames import MAX_FRAME
 
 NEVER = 3600.0  # seconds; longer than any test
-LIVE_LANE = "/modelswarm.link.v1.Link/Live"
 
 
 async def test_large_message_is_refused_before_it_is_taken() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("large/1/x"), tuple(Lane)) as large:
         await a.received.until(lambda: len(a.received.up) == 1)
-        await large.lanes[Lane.BULK].write(bytes(2 * MAX_FRAME))
-        with pytest.raises(ConnectionError, match="larger than max"):
+        with pytest.raises(ConnectionError):
             async with asyncio.timeout(DEADLINE):
+                await large.lanes[Lane.BULK].write(bytes(2 * MAX_FRAME))
                 await large.lanes[Lane.BULK].read()
+        await a.received.until(lambda: bool(a.received.down))
+        assert f"a message of {2 * MAX_FRAME} bytes; at most" in a.received.down[0][1]
 
 
-async def test_lanes_of_one_connection_are_bounded() -> None:
-    async with (
-        nodes("a", limits=LinkLimits(handshake_seconds=NEVER)) as (a,),
-        grpc.aio.insecure_channel(a.target) as channel,
-    ):
-        open_lane: Any = channel.stream_stream  # its type requires serializers; bytes need none
-        opened = [open_lane(LIVE_LANE)() for _ in range(grpc_stream.MAX_STREAMS)]
-        for call in opened:
-            await call.wait_for_connection()
-        refused = open_lane(LIVE_LANE)()
-        answer = asyncio.ensure_future(ending_of(refused))
-        done, _ = await asyncio.wait({answer}, timeout=0.2)
-        assert not done, "it waits at its own end"
-        opened[0].cancel()
+async def test_connections_that_say_nothing_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MAX_OPENING", 4)
+    monkeypatch.setattr(listener, "OPENING_SECONDS", NEVER)
+    async with nodes("a") as (a,), contextlib.AsyncExitStack() as opened:
+
+        async def connect() -> MessageStream:
+            loop, port = asyncio.get_running_loop(), int(a.target.rpartition(":")[2])
+            _, made = await loop.create_connection(MessageStream, "127.0.0.1", port)
+            opened.callback(made.close)
+            return made
+
+        silent = [await connect() for _ in range(4)]
+        await asyncio.sleep(0.1)
+        with pytest.raises(ConnectionError, match="4 connections are being opened"):
+            async with asyncio.timeout(DEADLINE):
+                await (await connect()).read()
+        silent[0].close()
         async with asyncio.timeout(DEADLINE):
-            assert "not a Hello" in await answer
+            while not a.received.up:  # the listener may not have noticed yet
+                with contextlib.suppress(ConnectionError):
+                    async with raw_peer(a, hello("b/1/x"), tuple(Lane)):
+                        await a.received.until(lambda: bool(a.received.up), 1.0)
 
 
-async def ending_of(call: Any) -> str:
-    """Send an item other than a Hello; return the reason of the end."""
-    try:
-        await call.write(next(iter(pack([Close(1)]))))
-        await call.read()
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        assert call.done()
-    return str(await call.details())
+async def test_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "OPENING_SECONDS", 0.2)
+    async with nodes("a") as (a,):
+        loop, port = asyncio.get_running_loop(), int(a.target.rpartition(":")[2])
+        _, silent = await loop.create_connection(MessageStream, "127.0.0.1", port)
+        with pytest.raises(ConnectionError, match="did not say what it is for"):
+            async with asyncio.timeout(DEADLINE):
+                await silent.read()
+
+
+async def test_unknown_method_is_refused() -> None:
+    async with nodes("a") as (a,), listener.open_call(a.target, "/no/Such") as call:
+        with pytest.raises(StreamBroken, match="no such method") as refused:
+            async with asyncio.timeout(DEADLINE):
+                await call.read()
+        assert refused.value.status == CallStatus.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize(
@@ -93,28 +108,17 @@ async def test_handshakes_at_a_time_are_bounded() -> None:
     acceptor = LinkAcceptor(NEVER)
     own = hello("a/1/x")
     waiting = [
-        asyncio.ensure_future(acceptor.accept_lane(own, Lane.LIVE, SilentStream()))
+        asyncio.ensure_future(acceptor.accept_lane(own, Lane.LIVE, MessageStream()))
         for _ in range(MAX_HANDSHAKES)
     ]
     await asyncio.sleep(0)
-    with pytest.raises(grpc_stream.StreamBroken, match="handshakes are going on"):
-        await acceptor.accept_lane(own, Lane.LIVE, SilentStream())
+    with pytest.raises(StreamBroken, match="handshakes are going on"):
+        await acceptor.accept_lane(own, Lane.LIVE, MessageStream())
     waiting[0].cancel()
     await asyncio.wait({waiting[0]})
-    again = asyncio.ensure_future(acceptor.accept_lane(own, Lane.LIVE, SilentStream()))
+    again = asyncio.ensure_future(acceptor.accept_lane(own, Lane.LIVE, MessageStream()))
     await asyncio.sleep(0)
     assert not again.done(), "there is a place again"
     for task in (*waiting, again):
         task.cancel()
     await asyncio.gather(*waiting, again, return_exceptions=True)
-
-
-class SilentStream:
-    """The lane of a client that sends nothing."""
-
-    async def read(self) -> bytes:
-        await asyncio.sleep(NEVER)
-        return b""
-
-    async def write(self, data: bytes) -> None:
-        raise AssertionError("nothing is answered")
