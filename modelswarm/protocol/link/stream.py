@@ -152,6 +152,7 @@ class MessageStream(asyncio.BufferedProtocol):
         try:
             while self._messages and self._failure is None:
                 self._deliver(self._messages.popleft())
+            self._unread = 0
             if not self._transport.is_closing():
                 self._transport.resume_reading()
             await asyncio.shield(self._ended)
@@ -175,7 +176,9 @@ class MessageStream(asyncio.BufferedProtocol):
         if self._failure is None:
             self._transport.write_eof()
 
-    async def end_gracefully(self, seconds: float, refusal: CallRefused | StreamBroken | None = None) -> None:
+    async def end_gracefully(
+        self, seconds: float, refusal: CallRefused | StreamBroken | None = None
+    ) -> None:
         """Send a refusal, if any, and that nothing follows. Then wait until the peer has left, so long at most.
 
         A connection that is closed with unread input would be reset, and the peer might never see its end.

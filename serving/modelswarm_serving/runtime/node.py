@@ -2,8 +2,8 @@
 
 Started by `app.py` with a loaded model. Everything runs on one event loop: messages of links go into the core, its
 effects go to links and to the engine thread. A step is planned last, once per pass of the loop, so that rows that
-arrive together run together. One that lacks no row starts at once, and the messages leave while the engine runs: on two
-servers with two groups of four sessions this gives a tenth more tokens. Knows no rules of the protocol.
+arrive together run together. One that lacks no row starts at once, and the messages leave while the engine runs. With
+two groups of four sessions on two servers this gives a tenth more tokens. Knows no rules of the protocol.
 """
 
 from __future__ import annotations

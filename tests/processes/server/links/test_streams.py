@@ -219,7 +219,9 @@ async def test_end_has_a_status_and_a_reason() -> None:
     async with pair() as (one, other):
         one.send_message(b"a result")
         ending = asyncio.ensure_future(
-            one.end_gracefully(NEVER, CallRefused(CallStatus.RESOURCE_EXHAUSTED, "too much\nis asked for"))
+            one.end_gracefully(
+                NEVER, CallRefused(CallStatus.RESOURCE_EXHAUSTED, "too much\nis asked for")
+            )
         )
         assert bytes(await other.read()) == b"a result"
         with pytest.raises(StreamBroken, match=r"^too much$") as refused:
