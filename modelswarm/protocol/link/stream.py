@@ -1,4 +1,4 @@
-"""A TCP connection as a stream of messages: framing, flow control, keepalive, and an end with a reason.
+"""A TCP connection as a stream of messages: framing, backpressure, keepalive, and an end with a reason.
 
 Each message has a header `kind u8 | 0 0 0 | length u32`, little endian. Kinds beside messages are pings, their answers,
 and the end of a refused stream. Used by `listener.py`, which opens and accepts connections. Knows no links.
