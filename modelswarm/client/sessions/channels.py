@@ -39,7 +39,11 @@ class Channels:
             if self._streams[place] >= STREAMS_PER_CHANNEL:
                 place = self._add()
             self._streams[place] += 1
-        stream = call(self._stubs[place])
+        try:
+            stream = call(self._stubs[place])
+        except BaseException:  # no stream: the channel has room for another one
+            self._release(place)
+            raise
         if not stream.add_callback(lambda: self._release(place)):
             self._release(place)
         return stream
