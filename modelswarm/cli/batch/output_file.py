@@ -153,13 +153,11 @@ def check_output(path: Path, source: Path) -> None:
         )
 
 
-def open_output(path: Path, known: Collection[bytes], retry_failed: bool) -> OutputFile:
+def open_output(path: Path, known: Collection[bytes]) -> OutputFile:
     """Open an output whose path is checked, made if needed; `known` as in `OutputFile.read_lines`."""
     output = OutputFile(path, _open_locked(path))
     try:
         output.read_lines(known)
-        if retry_failed:
-            output.drop_failed()
     except BaseException:
         output.file.close()
         raise

@@ -48,10 +48,12 @@ def run_batch(
     began = time.monotonic()
     # A new output is made when its gateway has answered: a wrong address or model leaves no empty file.
     model = None if target.exists() else _choose_model(base, source, facts, options.model)
-    with open_output(target, facts.ids, retry_failed) as output:
-        before = len(output.finished)
+    with open_output(target, facts.ids) as output:
+        before = len(output.finished) - (output.n_failed if retry_failed else 0)
         if before < facts.n_lines:
             model = model or _choose_model(base, source, facts, options.model)
+            if retry_failed:  # not before it is known that their requests can be run again
+                output.drop_failed()
             try:
                 asyncio.run(_send_missing(base, model, source, facts, output, options))
             except (KeyboardInterrupt, ModelSwarmError, OSError) as error:

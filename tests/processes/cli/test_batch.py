@@ -130,6 +130,9 @@ def test_refused_lines_are_answers_and_exit_code_1(gateway: Endpoints, tmp_path:
     before = target.read_bytes()
     assert finish(*command(gateway, source, target))[0] == 1
     assert target.read_bytes() == before, "a line that failed is an answer too"
+    code, _, err = finish(*command(gateway, source, target, "--retry-failed", "--model", "nope"))
+    assert (code, "nope" in err) == (2, True), err
+    assert target.read_bytes() == before, "no request was run again"
 
 
 def test_model_that_is_not_served_is_refused_by_its_line(

@@ -142,7 +142,7 @@ def test_torn_last_line_is_cut_and_whole_lines_are_kept(source: Path, tmp_path: 
     for length in (1, 20, len(torn) - 1):
         target.write_bytes(whole + torn[:length])
 
-        with open_output(target, known("a", "b", "c"), False) as output:
+        with open_output(target, known("a", "b", "c")) as output:
             assert output.finished == known("a", "b")
             assert output.n_failed == 1
             output.append_answer("c", FINE)
@@ -169,7 +169,7 @@ def test_file_of_something_else_is_refused_and_unchanged(
     target.write_bytes(content)
 
     with pytest.raises(UserError, match=sentence):
-        open_output(target, known("a", "b", "c"), False)
+        open_output(target, known("a", "b", "c"))
 
     assert target.read_bytes() == content
 
@@ -179,13 +179,24 @@ def test_failed_lines_are_dropped_when_asked(source: Path, tmp_path: Path) -> No
     lost = BatchAnswer(error={"code": "timeout", "message": "no answer"})
     target.write_bytes(REFUSED.to_line("a") + FINE.to_line("b") + lost.to_line("c"))
 
-    with open_output(target, known("a", "b", "c"), True) as output:
+    with open_output(target, known("a", "b", "c")) as output:
+        output.drop_failed()
         assert (output.finished, output.n_failed) == (known("b"), 0)
         output.append_answer("a", FINE)
 
     lines = [json.loads(line) for line in target.read_bytes().splitlines()]
     assert [line["custom_id"] for line in lines] == ["b", "a"]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == ["out"]
+
+
+def test_failed_lines_stay_if_none_can_be_run_again(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    content = REFUSED.to_line("a") + FINE.to_line("b") + FINE.to_line("c")
+    target.write_bytes(content)
+
+    assert run(["batch", str(source), "-o", str(target), "--retry-failed", *NO_GATEWAY]) == 1
+
+    assert target.read_bytes() == content
 
 
 def test_lines_have_the_fields_of_openai() -> None:
@@ -203,7 +214,7 @@ def test_lines_have_the_fields_of_openai() -> None:
 
 def test_second_process_cannot_write_the_same_output(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
-    with open_output(target, known("a"), False):
+    with open_output(target, known("a")):
         done = subprocess.run(
             (sys.executable, "-m", "modelswarm.cli", "batch", source, "-o", target, *NO_GATEWAY),
             capture_output=True,
@@ -214,7 +225,7 @@ def test_second_process_cannot_write_the_same_output(source: Path, tmp_path: Pat
         assert done.returncode == 1
         assert done.stderr == f"Error: {target}: another process writes it; wait for its end\n"
         with pytest.raises(ModelSwarmError, match="another process"):
-            open_output(target, known("a"), False)
+            open_output(target, known("a"))
 
 
 @pytest.mark.parametrize(
@@ -246,10 +257,10 @@ def test_files_leave_a_few_bytes_of_a_line_in_memory(tmp_path: Path) -> None:
     tracemalloc.start()
     try:
         facts = check_input(source)
-        with open_output(tmp_path / "out.jsonl", facts.ids, False) as output:
+        with open_output(tmp_path / "out.jsonl", facts.ids) as output:
             for _, each in read_requests(source):
                 output.append_answer(each.custom_id, answer)
-        with open_output(tmp_path / "out.jsonl", facts.ids, False) as output:
+        with open_output(tmp_path / "out.jsonl", facts.ids) as output:
             gc.collect()
             kept, largest = tracemalloc.get_traced_memory()
     finally:
