@@ -130,6 +130,29 @@ def test_grpc_gives_the_same_answers(running: Running, toy_model: Any) -> None:
             next(stub.GenerateStream(request, timeout=120))
 
 
+def test_rows_in_place_of_tokens_give_the_same_beams(running: Running, toy_model: Any) -> None:
+    """The rows are of no token, and so many that beams fork."""
+    with torch.no_grad():
+        rows = toy_model.get_input_embeddings()(torch.tensor(LONG)) * 1.1
+    expected = toy_model.generate(
+        inputs_embeds=rows[None],
+        do_sample=False,
+        num_beams=3,
+        num_return_sequences=2,
+        max_new_tokens=12,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    given = api_pb2.Tensor(dtype="float32", shape=rows.shape, data=rows.numpy().tobytes())
+    request = api_pb2.GenerateRequest(
+        model=TOY_MODEL, hidden_states=given, max_tokens=12, num_beams=3, n=2, ignore_eos=True
+    )
+    with grpc.insecure_channel(running.local.grpc) as channel:
+        answer = api_pb2_grpc.InferenceStub(channel).Generate(request, timeout=120)
+    assert [list(each.token_ids) for each in answer.choices] == expected.tolist()
+    running.wait_empty()
+
+
 def test_prompt_of_beams_is_computed_once(running: Running, toy_model: Any) -> None:
     """The other beams fork from the first one; each of them computes a few rows of its own."""
     before = sum(running.rows().values())

@@ -81,7 +81,9 @@ class BeamSearch(TurnBackend):
         self._prompt_length = len(request.tokens)
         ends = request.sampling.eos
         count = max(tokens_per_beam(self._options, ends), request.sampling.logprobs)
-        turn = TurnRequest(request.tokens, 1, request.sampling, request.credit_ahead)
+        turn = TurnRequest(
+            request.tokens, 1, request.sampling, request.credit_ahead, opaque=request.opaque
+        )
         self._sessions = BeamSessions(self._backend, self._model, turn, count, self._longest)
         self._scorer = BeamScorer(self._options, ends, self._longest - len(request.tokens))
         self._ends, self._top = ends, request.sampling.logprobs
