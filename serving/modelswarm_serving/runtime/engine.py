@@ -56,13 +56,9 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def submit(self, batch: Sequence[Task]) -> None:
-        """Start a step; only after `done` was called for the previous one."""
-        self._work.put(batch)
-
-    def submit_part(self, running: RunningPass) -> None:
-        """Start the next part of a pass; only after the previous work is done, too."""
-        self._work.put(running)
+    def submit(self, work: Sequence[Task] | RunningPass) -> None:
+        """Start a step or the next part of a pass; only after the end of the work before was reported."""
+        self._work.put(work)
 
     def _run(self) -> None:
         self._model.prepare_thread()

@@ -16,6 +16,7 @@ import secrets
 import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from modelswarm.errors import UserError
 from modelswarm.placement.replay_memory import replay_bytes
@@ -270,20 +271,16 @@ class Node:
         self._plan_scheduled = False
         if self._step_running or self._stop.is_set():
             return
-        if self._schedule.is_due(self._clock()):
-            self._run_part()
-            return
+        now = self._clock()
         try:
-            batch = self._core.plan_step(self._clock())
+            work = self._schedule.next_turn(now, partial(self._core.plan_step, now))
         except Exception as fault:
             self._fail(fault)
             return
-        if batch:
+        if work is not None:
             self._step_running = True
             self._liveness.on_step_started()
-            self._engine.submit(batch)
-        elif self._schedule.has_waiting:
-            self._run_part()
+            self._engine.submit(work)
         elif self._core.has_ready_transfers and not self._transfer_pause:
             self._transfer_pause = True
             asyncio.get_running_loop().call_later(_TRANSFER_PAUSE_SECONDS, self._resume_transfers)
@@ -292,11 +289,6 @@ class Node:
         self._transfer_pause = False
         if not self._plan_scheduled:
             self._plan_step()
-
-    def _run_part(self) -> None:
-        self._step_running = True
-        self._liveness.on_step_started()
-        self._engine.submit_part(self._schedule.begin_part(self._clock()))
 
     def _on_part_done(self, done: PartDone) -> None:
         self._step_running = False

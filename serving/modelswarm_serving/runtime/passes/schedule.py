@@ -1,15 +1,17 @@
 """The turns of passes at the engine: a class of its own, below the rows of sessions.
 
 A part of a pass runs while no row waits. While rows wait, steps get four times the time of the last part before the
-next one. So a row waits for one part at most, and passes take a fifth of a busy engine. Pure: the time is a parameter.
+next one. However late the loop is, a step runs between two parts. So a row waits for one part at most, and passes take
+a fifth of a busy engine. Pure: the time is a parameter.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from modelswarm_serving.model.base import Task
 from modelswarm_serving.model.passes.contract import RunningPass
 
 STEP_SHARE = 4.0
@@ -35,14 +37,21 @@ class PassSchedule:
         self._waiting: deque[ScheduledPass] = deque()
         self._current: ScheduledPass | None = None
         self._began = self._resume_at = 0.0
+        self._has_stepped = True  # since the last part
 
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
+    def next_turn(
+        self, now: float, plan_step: Callable[[], Sequence[Task]]
+    ) -> RunningPass | Sequence[Task] | None:
+        """Return what the engine runs next: the pass of the next part, or a step; None if nothing waits.
 
-    def is_due(self, now: float) -> bool:
-        """True if a part may run before rows that wait."""
-        return bool(self._waiting) and now >= self._resume_at
+        `plan_step` plans the step of the rows that wait.
+        """
+        if self._waiting and self._has_stepped and now >= self._resume_at:
+            return self._begin_part(now)
+        if step := plan_step():
+            self._has_stepped = True
+            return step
+        return self._begin_part(now) if self._waiting else None
 
     def enqueue_pass(self, scheduled: ScheduledPass) -> None:
         self._waiting.append(scheduled)
@@ -54,9 +63,9 @@ class PassSchedule:
             self._waiting.remove(scheduled)
             scheduled.end(None)
 
-    def begin_part(self, now: float) -> RunningPass:
+    def _begin_part(self, now: float) -> RunningPass:
         """Return the pass whose next part shall run; passes take turns."""
-        self._current, self._began = self._waiting.popleft(), now
+        self._current, self._began, self._has_stepped = self._waiting.popleft(), now, False
         return self._current.running
 
     def finish_part(self, result: bytes | str | None, now: float) -> None:
