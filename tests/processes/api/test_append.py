@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -91,6 +92,35 @@ def test_usage_counts_the_tokens_that_servers_still_had(endpoints: Endpoints) ->
     assert (cached(chat), cached(first)) == (0, 0)
     assert len(log_of(first)) - 1 <= cached(more) <= len(log_of(first))
     assert len(prompt_of(chat)) - 1 <= cached(again) <= len(prompt_of(chat))
+
+
+def test_each_event_counts_the_tokens_that_servers_still_had(endpoints: Endpoints) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    usage = {"include_usage": True, "continuous_usage_stats": True}
+    fields = {"messages": messages, "session_id": "events"}
+    first = answer(endpoints, "chat/completions", **fields)
+
+    again = post(endpoints, "chat/completions", **fields, stream=True, stream_options=usage)
+
+    lines = [line[6:] for line in again.text.splitlines() if line.startswith("data: {")]
+    counts = [cached(json.loads(line)) for line in lines]
+    assert len(prompt_of(first)) - 1 <= counts[-1] <= len(prompt_of(first))
+    assert set(counts) == {counts[-1]} and len(counts) > 2
+
+
+def test_grpc_counts_the_tokens_that_servers_still_had(endpoints: Endpoints) -> None:
+    first = answer(endpoints, prompt="once", session_id="called")
+    request = api_pb2.GenerateRequest(
+        model=MODEL, prompt=" more", session_id="called", append=True, max_tokens=NEW
+    )
+    with grpc.insecure_channel(endpoints.grpc) as channel:
+        stub: Any = api_pb2_grpc.InferenceStub(channel)
+        usage = stub.Generate(request, timeout=60).usage
+        request.session_id, request.append = "", False
+        alone = stub.Generate(request, timeout=60).usage
+    assert len(log_of(first)) - 1 <= usage.cached_tokens <= len(log_of(first))
+    assert usage.prompt_tokens == len(log_of(first)) + len(encode_bytes(" more"))
+    assert alone.cached_tokens == 0
 
 
 def test_whole_input_continues_from_the_longest_common_prefix(endpoints: Endpoints) -> None:

@@ -69,7 +69,10 @@ def usage_of(generations: Sequence[Generation]) -> api_pb2.Usage:
     prompt = len(generations[0].prompt)
     completion = sum(each.completion_tokens for each in generations)
     return api_pb2.Usage(
-        prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
+        cached_tokens=generations[0].cached_tokens,
     )
 
 

@@ -206,6 +206,9 @@ class GenerationResponse(Response):
         def completed(index: int) -> int:
             return generations[index].completion_tokens
 
+        def cached(index: int) -> int:
+            return generations[index].cached_tokens
+
         return ResponseHead(
             model=self._request.model,
             created=int(time.time()),
@@ -215,9 +218,7 @@ class GenerationResponse(Response):
             token_ids=self._format.token_ids,
             names=None if self._request.options.logprobs is None else names,
             reasoning_tokens=lambda: _reasoning_tokens(generations),
-            cached_tokens=lambda: sum(
-                each.cached_tokens for each in generations[:: self._format.n]
-            ),
+            cached_tokens=cached,
             prompt_logprobs=None if top is None else scores,
             tokens_so_far=completed if self._format.usage_in_events else None,
         )
@@ -300,12 +301,14 @@ class GenerationResponse(Response):
         # A refusal is raised here, before anything is sent.
         chunk = await generation.next_chunk(self._keepalive)
         await writer.start_stream()
-        opening = builder.opening() if self._resumed_request().resume_after is None else b""
+        begins, opening = self._resumed_request().resume_after is None, b""
         pending = PendingOutput()
         clock, last_sent_at = self._service.clock, self._service.clock()
         while True:
             event = b""
             if chunk is not None:
+                if begins:  # not before the servers have told what they still had
+                    opening, begins = builder.opening(), False
                 event = pending.format_chunk(builder, chunk)
             if event:
                 await writer.write(opening + event)

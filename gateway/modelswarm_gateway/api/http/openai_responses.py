@@ -41,28 +41,35 @@ class ResponseHead:
     token_ids: bool = False  # requested by the client
     names: TokenNames | None = None  # of tokens; None: no log probabilities
     reasoning_tokens: Callable[[], int | None] = lambda: None  # so far; None: not counted
-    cached_tokens: Callable[[], int] = lambda: 0  # of all prompts, whose KV the servers still had
+    # Tokens of the prompt of the answer of an index whose KV the servers still had, known once the answer has begun.
+    cached_tokens: Callable[[int], int] = lambda index: 0
     # Log probabilities of the prompt of the answer of an index; None: not requested.
     prompt_logprobs: Callable[[int], PromptEntries] | None = None
     # Tokens of the answer of an index so far, for the usage in each event; None: not requested.
     tokens_so_far: Callable[[int], int] | None = None
 
     def usage_of(self, index: int, completion: int) -> dict[str, Any]:
-        """Return the usage of one answer, without reasoning tokens and cached ones."""
-        return _counts(len(self.prompts[index]), completion)
+        """Return the usage of one answer, without reasoning tokens."""
+        first = index - index % self.answers_per_prompt  # which computed the prompt
+        return _counts(len(self.prompts[index]), self.cached_tokens(first), completion)
 
     def usage(self, completion: int) -> dict[str, Any]:
-        prompt = sum(map(len, self.prompts[:: self.answers_per_prompt]))
-        counts, reasoning = _counts(prompt, completion), self.reasoning_tokens()
-        counts["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens()}
+        firsts = range(0, len(self.prompts), self.answers_per_prompt)
+        cached = sum(map(self.cached_tokens, firsts))
+        counts = _counts(sum(len(self.prompts[at]) for at in firsts), cached, completion)
+        reasoning = self.reasoning_tokens()
         if reasoning is not None:
             counts["completion_tokens_details"] = {"reasoning_tokens": reasoning}
         return counts
 
 
-def _counts(prompt: int, completion: int) -> dict[str, Any]:
-    total = prompt + completion
-    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": total}
+def _counts(prompt: int, cached: int, completion: int) -> dict[str, Any]:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def keepalive_comment(reason: str) -> bytes:
