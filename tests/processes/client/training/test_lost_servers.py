@@ -75,24 +75,49 @@ def peer_of(running: Running, name: str) -> str:
     return next(member.peer for member in running.members() if member.name == name)
 
 
+def kill_in_pass(running: Running, before: dict[str, int], span: str) -> None:
+    """Send SIGKILL to a server of the span once it runs a pass. In `before` its next process has run nothing."""
+    name = wait_for_part(running, before, span)
+    running.kill(peer_of(running, name))
+    del before[name]
+
+
+def parts_by_span(running: Running, before: dict[str, int]) -> list[int]:
+    """Return the parts that the servers of each span have run since then."""
+    new = {name: count - before.get(name, 0) for name, count in parts(running).items()}
+    return [sum(new[name] for name in new if span in name) for span in ("-s0-", "-s1-")]
+
+
 @pytest.mark.full
-def test_kills_change_no_gradient(toy_swarm: Running, model: Any, toy_model: Any) -> None:
-    """A server is killed in the forward pass, and another one in the backward pass."""
+def test_kill_costs_its_piece_of_the_pass_again(
+    toy_swarm: Running, model: Any, toy_model: Any
+) -> None:
+    """A server is killed in the forward pass, and another one in the backward pass. No gradient changes."""
+    toy_swarm.wait_whole()
     ours, theirs = states(4, LENGTH), states(4, LENGTH)
-    toy_swarm.wait_whole()
     before = parts(toy_swarm)
-    forward = InThread(lambda: model.model.layers(ours))
-    toy_swarm.kill(peer_of(toy_swarm, wait_for_part(toy_swarm, before, "-s0-")))
-    output = forward.result()
-    toy_swarm.wait_whole()
+    output = model.model.layers(ours)
+    forward = parts_by_span(toy_swarm, before)
     before = parts(toy_swarm)
-    backward = InThread(lambda: gradients(output, [ours]))
-    toy_swarm.kill(peer_of(toy_swarm, wait_for_part(toy_swarm, before, "-s1-")))
-    (found,) = backward.result()
+    gradients(output, [ours])
+    backward = parts_by_span(toy_swarm, before)
+
+    before = parts(toy_swarm)
+    running = InThread(lambda: model.model.layers(ours))
+    kill_in_pass(toy_swarm, before, "-s0-")
+    output = running.result()
+    toy_swarm.wait_whole()
+    assert parts_by_span(toy_swarm, before) == forward
+    before = parts(toy_swarm)
+    running = InThread(lambda: gradients(output, [ours]))
+    kill_in_pass(toy_swarm, before, "-s1-")
+    (found,) = running.result()
+    toy_swarm.wait_whole()
+    assert parts_by_span(toy_swarm, before) == backward
+
     right = local(toy_model, theirs, 0, 8)
     assert close(output, right)
     assert close(found, gradients(right, [theirs])[0])
-    toy_swarm.wait_whole()
 
 
 @pytest.mark.full
