@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from modelswarm.process.command_line import join_target, split_target
 
 if TYPE_CHECKING:
-    from modelswarm.cli.screens.browser.server import PageServer
+    from modelswarm.client.browser.server import PageServer
 
 log = logging.getLogger(__name__)
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # -> the address by which they are reached here
@@ -45,12 +45,11 @@ def open_page(target: str | None, http: str, admin: str) -> list[GatewayPage]:
     """
     if target is None:
         return []
-    from modelswarm.cli.options.target import AdminTarget, HttpTarget
-    from modelswarm.cli.screens.browser.server import PageServer
-    from modelswarm.cli.screens.browser.source import Source
+    from modelswarm.client.browser.server import PageServer
+    from modelswarm.client.browser.source import Source
 
     host, port = split_target("--ui", target)
-    source = Source(AdminTarget(_reachable(admin)), HttpTarget(f"http://{_reachable(http)}"))
+    source = Source(_reachable(admin), f"http://{_reachable(http)}")
     return [GatewayPage(PageServer(host, port, source, flag="--ui"))]
 
 

@@ -83,8 +83,8 @@ def _full_name(client: SwarmClient, server: str) -> str:
 
 
 def _print_facts(state: api_pb2.DrainProgress) -> None:
-    from modelswarm.cli.facts.messages import message_facts
     from modelswarm.cli.facts.printing import print_json
+    from modelswarm.client.message_facts import message_facts
 
     print_json(message_facts(state))
 

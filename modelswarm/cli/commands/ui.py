@@ -1,4 +1,4 @@
-"""Options of `modelswarm ui`. The page and its server are in `cli.screens.browser`."""
+"""Options of `modelswarm ui`. The page and its server are in `client.browser`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ def ui(
     The address that is printed has a token. Anyone who knows it may use the page. Servers can be killed there only if
     `modelswarm up` runs them on this machine.
     """
-    from modelswarm.cli.screens.browser.server import PageServer
-    from modelswarm.cli.screens.browser.source import Source
     from modelswarm.cli.terminal.signals import run_until_signal
+    from modelswarm.client.browser.server import PageServer
+    from modelswarm.client.browser.source import Source
     from modelswarm.process.command_line import split_target
 
     host, port = split_target("--listen", listen)
-    chat = http_target(name, url) if admin is None or url is not None else None
-    server = PageServer(host, port, Source(admin_target(name, url, admin), chat))
+    chat = http_target(name, url).base if admin is None or url is not None else None
+    shown = admin_target(name, url, admin)
+    server = PageServer(host, port, Source(shown.address, chat, shown.run))
     with run_until_signal(server.stop, lambda: None):
         if as_json:
             from modelswarm.cli.facts.printing import print_json

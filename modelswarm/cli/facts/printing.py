@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any
+
+from modelswarm.process.json_text import to_json
 
 
 def print_json(facts: Mapping[str, Any]) -> None:
     """Print an object as one line at once."""
     sys.stdout.write(f"{to_json(facts)}\n")
     sys.stdout.flush()
-
-
-def to_json(facts: Mapping[str, Any]) -> str:
-    """Return an object as one line. Numbers that JSON does not know (nan, inf) become null."""
-    return json.dumps(_without_non_finite(facts), allow_nan=False)
-
-
-def _without_non_finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _without_non_finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_without_non_finite(part) for part in value]
-    return value

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
+from modelswarm.client.message_facts import message_facts
 from modelswarm.client.swarm import SwarmClient
 
 

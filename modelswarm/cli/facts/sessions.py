@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.options.target import AdminTarget
+from modelswarm.client.message_facts import message_facts
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.wire import api_pb2
 

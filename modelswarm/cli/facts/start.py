@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
+from modelswarm.client.message_facts import message_facts
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.local.run_folder import StartInfo, find_starting
 from modelswarm.local.start_state import (

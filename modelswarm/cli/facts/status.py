@@ -9,9 +9,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
 from modelswarm.cli.options.target import AdminTarget
+from modelswarm.client.message_facts import message_facts
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.run_folder import (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import RenderableType
 
-from modelswarm.cli.facts.messages import session_name
 from modelswarm.cli.terminal.names import common_beginning
 from modelswarm.cli.terminal.states import session_state, state_cell
 from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, make_console
+from modelswarm.client.message_facts import session_name
 from modelswarm.client.swarm import format_route
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2

@@ -18,7 +18,6 @@ from modelswarm.cli.chat.printing import Answer, JsonPrinter
 from modelswarm.cli.commands import commands
 from modelswarm.cli.facts.completion import completion_facts
 from modelswarm.cli.facts.conversion import conversion_facts
-from modelswarm.cli.facts.messages import message_facts
 from modelswarm.cli.facts.printing import print_json
 from modelswarm.cli.facts.sessions import list_facts, session_facts
 from modelswarm.cli.facts.start import process_facts, start_facts
@@ -34,6 +33,7 @@ from modelswarm.client.api.answers import (
     TokenLogprob,
     Usage,
 )
+from modelswarm.client.message_facts import message_facts
 from modelswarm.local.run_folder import GatewayAddresses, RunFolder, RunInfo, StartInfo
 from modelswarm.local.start_state import IMPORTING, ProcessStart
 from modelswarm.local.supervisor import JobChange, JobState, JobStatus

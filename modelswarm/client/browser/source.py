@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from modelswarm.cli.facts.status import status_facts
-from modelswarm.cli.options.target import AdminTarget, HttpTarget
 from modelswarm.client.api.sync_client import Client
+from modelswarm.client.message_facts import message_facts
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import ModelSwarmError, UserError
-from modelswarm.local.run_folder import LocalProcess, list_runs, server_processes
+from modelswarm.local.run_folder import LocalProcess, RunInfo, list_runs, server_processes
 from modelswarm.protocol.identity import name_of, session_wire_name
 
 SNAPSHOT_SECONDS = 0.5
@@ -33,19 +32,19 @@ CHAT_FIELDS = ("model", "messages", "session_id")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    admin: AdminTarget
-    http: HttpTarget | None  # None: only an admin address is known, so there is no chat
+    admin: str  # `host:port` of a gateway's admin API
+    http: str | None  # URL of a gateway; None: only an admin address is known, so there is no chat
+    run: RunInfo | None = None  # the swarm, if `modelswarm up` runs it on this machine
 
     @property
     def can_kill(self) -> bool:
-        """True only for a swarm that `modelswarm up` runs on this machine."""
-        return self.admin.run is not None
+        return self.run is not None
 
     def snapshots(self, is_stopped: Callable[[], bool]) -> Events:
         """Yield each new snapshot; the same one again after a while, and `error` while the gateway is away."""
         shown: dict[str, Any] = {}
         at = 0.0
-        with SwarmClient(self.admin.address) as client:
+        with SwarmClient(self.admin) as client:
             while not is_stopped():
                 found = self._fetch(client)
                 if found != shown or time.monotonic() - at > KEEPALIVE_SECONDS:
@@ -56,21 +55,17 @@ class Source:
     def _fetch(self, client: SwarmClient) -> dict[str, Any]:
         can = {"can_kill": self.can_kill, "can_chat": self.http is not None}
         try:
-            facts = status_facts(client.fetch_snapshot(), self.admin)
+            facts = message_facts(client.fetch_snapshot())
         except ModelSwarmError as error:
             return {**can, "error": str(error)}
-        for each in (*facts["servers"], *facts["gateways"]):
-            each.pop("ready_seconds", None)  # it changes with every look
-        return {**can, "error": None, **facts}
+        return {**can, "error": None, "swarm": self.run.name if self.run else None, **facts}
 
     def chat(self, body: Mapping[str, Any]) -> tuple[str, Events]:
         """Return the session as snapshots name it, and the events of one turn. Raise UserError for a wrong body."""
         if self.http is None:
             raise UserError("--url", "needed for a chat; allowed: the gateway's HTTP address")
         model, messages, session = _check_chat(body)
-        return session_wire_name(model, session), self._answer(
-            self.http.base, model, messages, session
-        )
+        return session_wire_name(model, session), self._answer(self.http, model, messages, session)
 
     def _answer(
         self, base: str, model: str, messages: list[dict[str, str]], session: str
@@ -96,7 +91,7 @@ class Source:
 
     def kill(self, server: str) -> int:
         """Kill the process of a server at once; return its process id. Raise UserError if it is not of this machine."""
-        run = self.admin.run
+        run = self.run
         if run is None:
             raise UserError("server", "the swarm runs elsewhere; only local ones are killed here")
         if all((each.name, each.pid) != (run.name, run.pid) for each in list_runs()):

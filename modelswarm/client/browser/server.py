@@ -17,16 +17,16 @@ from importlib.resources import files
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from modelswarm.cli.facts.printing import to_json
-from modelswarm.cli.screens.browser.access import (
+from modelswarm.client.browser.access import (
     Refused,
     check_call,
     check_loopback,
     check_page,
     make_token,
 )
-from modelswarm.cli.screens.browser.source import Events, Source
+from modelswarm.client.browser.source import Events, Source
 from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.process.json_text import to_json
 
 MAX_BODY_BYTES = 1 << 20
 MAX_REQUESTS = 32

@@ -1,6 +1,7 @@
 """Messages of api.proto as plain objects.
 
-proto3's own JSON leaves zeros out and writes 64-bit numbers as strings. Used by `status`, `routes` and `drain`.
+proto3's own JSON leaves zeros out and writes 64-bit numbers as strings. Used by `status`, `routes`, `drain`
+and the page for a browser.
 """
 
 from __future__ import annotations
