@@ -1,7 +1,7 @@
 """Chooses the layout of a span's weights on a CPU: measured at start, for the batch sizes that the server may run.
 
 The best layout depends on machine, dtype and rows of a step, so no table is right for all. Called by
-`served_blocks.py` before the self-check. Re-lays one matrix at a time, so that no more than one exists twice.
+`served_blocks.py` before the self-check. A measurement re-lays one matrix at a time, and leaves some in any layout.
 """
 
 from __future__ import annotations
@@ -65,19 +65,15 @@ def is_large(elements: int, dtype: torch.dtype) -> bool:
 def choose_layout(
     weights: Sequence[Weight], dtype: torch.dtype, sessions: int, wanted: str = AUTO
 ) -> LayoutChoice:
-    """Lay out all weights in the wanted layout, or in the fastest for up to `sessions` sessions; return the choice.
+    """Return the wanted layout, or the fastest for up to `sessions` sessions; the caller lays out the weights.
 
     `wanted` must be `auto` or one of `usable_layouts`.
     """
     if wanted != AUTO:
-        choice = LayoutChoice(WeightLayout(wanted))
-    elif not is_large(sum(weight.size for weight in weights), dtype):
+        return LayoutChoice(WeightLayout(wanted))
+    if not is_large(sum(weight.size for weight in weights), dtype):
         return UNMEASURED
-    else:
-        choice = _measure(_sample(weights, dtype), dtype, batch_sizes(sessions))
-    for weight in weights:
-        weight.lay_out(choice.layout)
-    return choice
+    return _measure(_sample(weights, dtype), dtype, batch_sizes(sessions))
 
 
 def best_layout(seconds: Mapping[WeightLayout, Mapping[int, float]]) -> WeightLayout:

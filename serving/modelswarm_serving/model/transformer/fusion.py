@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from modelswarm_serving.model.adapters.lora import Place
 from modelswarm_serving.model.attention.step_layout import RowLayout
-from modelswarm_serving.model.linear.layouts import WeightLayout
 from modelswarm_serving.model.linear.weight import Weight
 from modelswarm_serving.model.transformer.fused_block import Attention, FusedBlock, Linear, Norm
 from modelswarm_serving.model.transformer.rotary import Rotary
@@ -25,7 +24,7 @@ class FusedBlocks:
     """The span's blocks, ready to run any part of them."""
 
     def __init__(self, body: Any, dtype: torch.dtype) -> None:
-        """Take the weights out of `body`, which cannot be used afterwards."""
+        """Take the weights out of `body`, which cannot be used afterwards; they keep the layout of the checkpoint."""
         kinds = _layer_types(body.config)
         self._rotary = Rotary(body.rotary_emb, kinds, dtype)
         self._blocks: list[FusedBlock] = []
@@ -97,7 +96,6 @@ def _window(module: Any) -> int | None:
 def _join_linears(place: Place, *linears: nn.Linear) -> Linear:
     """Return several projections of the same rows as one."""
     weight = Weight(torch.cat([linear.weight for linear in linears]))
-    weight.lay_out(WeightLayout.TRANSPOSED)
     biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
     return Linear(weight, torch.cat(biases) if biases else None, place)
 

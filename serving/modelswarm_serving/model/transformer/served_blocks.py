@@ -69,8 +69,10 @@ def choose_blocks(
     if weights and is_cpu:
         layout = choose_layout(weights, cache.dtype, sessions, wanted)
         log.info("%s", layout)
-    if loaded.head is not None:
-        loaded.head.lay_out(layout.layout if layout else WeightLayout.TRANSPOSED)
+    chosen = WeightLayout.TRANSPOSED if layout is None else layout.layout
+    heads = [] if loaded.head is None else [loaded.head]
+    for weight in (*weights, *heads):  # one at a time, so that no more than one exists twice
+        weight.lay_out(chosen)
     if weights or backend is not SDPA:
         check_blocks(blocks, check, cache, folder, backend)
     return ServedBlocks(blocks, check, layout)

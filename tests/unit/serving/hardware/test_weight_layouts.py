@@ -15,6 +15,7 @@ from support.models.chain import Stream, load_chain
 from support.models.device_library import DeviceLibrary
 from support.models.tiny_models import GENERIC, make_model
 
+from modelswarm.checkpoint.tensor_names import ModelPart
 from modelswarm.errors import UserError
 from modelswarm_serving.model.linear.layout_choice import (
     LayoutChoice,
@@ -25,6 +26,8 @@ from modelswarm_serving.model.linear.layout_choice import (
 from modelswarm_serving.model.linear.layouts import WeightLayout
 from modelswarm_serving.model.linear.replacement import MeasuredLinear
 from modelswarm_serving.model.linear.weight import Weight, has_onednn, usable_layouts
+from modelswarm_serving.model.transformer.fusion import FusedBlocks
+from modelswarm_serving.model.transformer.loading import load_modules
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span, plan_shape
 
 PLAIN, PACKED, TRANSPOSED = WeightLayout.PLAIN, WeightLayout.PACKED, WeightLayout.TRANSPOSED
@@ -98,7 +101,8 @@ def test_gradient_reaches_rows(layout: WeightLayout) -> None:
     """Weights are laid out at start as a server does it."""
     matrix, bias = make_matrix(77, 100), make_matrix(1, 77)[0]
     weight = Weight(matrix)
-    choose_layout([weight], torch.float32, 1, layout)
+    with torch.no_grad():
+        weight.lay_out(choose_layout([weight], torch.float32, 1, layout).layout)
     assert weight.layout is layout
     rows = make_matrix(5, 100).requires_grad_()
     base = make_matrix(5, 77).requires_grad_()
@@ -144,14 +148,13 @@ def test_small_weights_are_not_measured() -> None:
     assert choose_layout([weight], torch.float32, 8) == LayoutChoice(TRANSPOSED, {})
 
 
-def test_large_weights_get_the_layout_that_was_measured() -> None:
+def test_large_weights_are_measured_in_every_layout() -> None:
     weights = [laid_out(make_matrix(2048, 1536 + n), TRANSPOSED) for n in (0, 0, 512)]
     choice = choose_layout(weights, torch.float32, 4)
     assert choice.layout is best_layout(choice.seconds)
     assert {layout: tuple(found) for layout, found in choice.seconds.items()} == dict.fromkeys(
         usable_layouts(torch.float32), (1, 2, 4)
     )
-    assert {weight.layout for weight in weights} == {choice.layout}
     for weight, inputs in zip(weights, (1536, 1536, 2048), strict=True):
         assert torch.equal(weight.matrix(), make_matrix(2048, inputs))
     assert str(choice).startswith(f"weights {choice.layout} by measured products: transposed 1 row")
@@ -173,6 +176,18 @@ def test_spans_compute_the_same_in_every_layout(
     assert [span.compute.layout for span in chain.spans] == [layout, layout]
     other = [] if layout is TRANSPOSED else [layout]
     assert all(span.compute.numerics.split("/")[3:] == other for span in chain.spans)
+
+
+def test_fused_weights_wait_for_the_choice_as_they_are_stored(tmp_path: Path) -> None:
+    """A layout that is not wanted is never made."""
+    folder, part = make_model(tmp_path), ModelPart(0, 2, 4)
+    loaded = load_modules(folder, part, torch.float32, torch.device("cpu"))
+    assert {each.layout for each in FusedBlocks(loaded.body, torch.float32).weights} == {PLAIN}
+    for wanted, layout in (("auto", TRANSPOSED), (PLAIN, PLAIN)):
+        options = SpanOptions(threads=1, pages=8, weight_layout=wanted)
+        blocks = load_span(folder, 0, 2, options)._blocks
+        assert isinstance(blocks, FusedBlocks)
+        assert {weight.layout for weight in blocks.weights} == {layout}
 
 
 def test_small_blocks_of_transformers_keep_their_modules(tmp_path: Path) -> None:
