@@ -7,7 +7,7 @@ the packed layout. Knows no sessions: a batch item names pages, positions and ro
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,6 +51,34 @@ from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.loading import LoadedSpan
 
 
+@dataclass(frozen=True, slots=True)
+class PagedKv:
+    """The pages of a span, and the ways to attend over them."""
+
+    cache: KvCache
+    backend: AttentionBackend = SDPA
+    graphs: DecodeGraphs | None = None  # None: no decode step is captured
+
+
+@dataclass(frozen=True, slots=True)
+class SpanHardware:
+    """The hardware on which a span computes."""
+
+    device: Device = HOST
+    threads: int = 1  # of the CPU
+    layout: LayoutChoice | None = None  # of the weights; None: transformers' own modules have them
+
+    def compute(self, dtype: str) -> Compute:
+        """Return what metrics and logs tell of it."""
+        choice = self.layout
+        layout = choice.layout if choice is not None else ""
+        usual = layout == WeightLayout.TRANSPOSED or not self.device.is_cpu
+        numerics = numerics_class(self.device, dtype, layout="" if usual else layout or OWN_MODULES)
+        measured = {} if choice is None else choice.seconds
+        seconds = {str(name): found for name, found in measured.items()}
+        return Compute(self.threads, self.device.name, dtype, numerics, layout, seconds)
+
+
 class TransformerSpan:
     """Blocks [first, last) of one model. Not thread-safe: one step at a time."""
 
@@ -58,29 +86,21 @@ class TransformerSpan:
         self,
         loaded: LoadedSpan,
         blocks: Blocks,
-        cache: KvCache,
         shape: ModelShape,
-        backend: AttentionBackend = SDPA,
-        graphs: DecodeGraphs | None = None,
-        device: Device = HOST,
-        threads: int = 1,
+        kv: PagedKv,
+        hardware: SpanHardware,
         grammars: GrammarMatchers | None = None,
         adapters: AdapterTable = NO_ADAPTERS,
-        layout: LayoutChoice | None = None,
     ) -> None:
         self._loaded = loaded
         self._blocks = blocks
-        self._cache = cache
         self._shape = shape
-        self._backend = backend
-        self._graphs = graphs
-        self._threads = threads
+        self._cache, self._backend, self._graphs = kv.cache, kv.backend, kv.graphs
+        self._hardware = hardware
         self._grammars = grammars
         self._adapters = adapters
-        self._layout = layout
-        self._accelerator = device
-        self._dtype = cache.dtype
-        self._device = cache.device
+        self._dtype = kv.cache.dtype
+        self._device = kv.cache.device
 
     @property
     def shape(self) -> ModelShape:
@@ -92,16 +112,7 @@ class TransformerSpan:
 
     @property
     def compute(self) -> Compute:
-        dtype = str(self._dtype).removeprefix("torch.")
-        choice = self._layout
-        layout = choice.layout if choice is not None else ""
-        usual = layout == WeightLayout.TRANSPOSED or not self._accelerator.is_cpu
-        other = "" if usual else layout or OWN_MODULES
-        numerics = numerics_class(self._accelerator, dtype, layout=other)
-        seconds = (
-            {} if choice is None else {str(name): found for name, found in choice.seconds.items()}
-        )
-        return Compute(self._threads, self._accelerator.name, dtype, numerics, layout, seconds)
+        return self._hardware.compute(str(self._dtype).removeprefix("torch."))
 
     @property
     def grammars(self) -> GrammarMatchers | None:
@@ -116,7 +127,7 @@ class TransformerSpan:
 
     def prepare_thread(self) -> None:
         """Set the number of threads, which torch keeps per thread: without, matrix products here take all CPUs."""
-        torch.set_num_threads(self._threads)
+        torch.set_num_threads(self._hardware.threads)
 
     @torch.inference_mode()
     def step(self, batch: Sequence[Task]) -> list[Result]:
@@ -125,7 +136,7 @@ class TransformerSpan:
             return self._run_tasks(batch)
         except torch.OutOfMemoryError as error:
             fault = str(error).splitlines()[0]
-        self._accelerator.free_caches()  # not before the exception is gone, whose frames hold the step's tensors
+        self._hardware.device.free_caches()  # not before the exception is gone, whose frames hold the step's tensors
         raise OutOfDeviceMemory(fault)
 
     def _run_tasks(self, batch: Sequence[Task]) -> list[Result]:

@@ -69,7 +69,7 @@ from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan, load_modules
 from modelswarm_serving.model.transformer.self_check import SelfCheck, check_decode
 from modelswarm_serving.model.transformer.served_blocks import check_layout, choose_blocks
-from modelswarm_serving.model.transformer.span import TransformerSpan
+from modelswarm_serving.model.transformer.span import PagedKv, SpanHardware, TransformerSpan
 
 _DEFAULT_SESSIONS = 8
 """Default KV room: pages for this many sessions of full length ..."""
@@ -155,14 +155,15 @@ def _load_checked(
     rows, output = check.rows, check.output
     if not device.is_cpu:
         probe = with_pages(shape, pages)
-        span = TransformerSpan(loaded, blocks, cache, probe, backend, None, device, threads)
+        kv, hardware = PagedKv(cache, backend), SpanHardware(device, threads)
+        span = TransformerSpan(loaded, blocks, probe, kv, hardware)
         budget, fraction = options.token_budget, options.memory_fraction
         room = measure_room(span, device, budget, fraction, options.training_memory)
         container = container_memory(facts, shape.first, shape.last, options)
         limit = options.host_limit
         most = None if limit is None else container.most_pages(limit)
         pages = choose_pages(room, device, shape, options.pages, most)
-        del span, cache, served, check, backend  # their memory is needed for the pages
+        del span, kv, cache, served, check, backend  # their memory is needed for the pages
         cache = make_cache(pages)
         backend = choose_backend(options.attention, cache)
     with current_device(device.torch):
@@ -172,9 +173,8 @@ def _load_checked(
     shape = with_pages(shape, pages)
     tokenizer = (options.tokenizer or folder) / TOKENIZER_FILE
     grammars = GrammarMatchers(tokenizer, shape.vocab_size) if shape.is_tail else None
-    return TransformerSpan(
-        loaded, blocks, cache, shape, backend, graphs, device, threads, grammars, adapters, layout
-    )
+    kv, hardware = PagedKv(cache, backend, graphs), SpanHardware(device, threads, layout)
+    return TransformerSpan(loaded, blocks, shape, kv, hardware, grammars, adapters)
 
 
 def _load_adapters(
