@@ -1,7 +1,8 @@
 """The sampler on an accelerator: the rules of `sampler.py`, `filters.py` and `noise.py` in torch's operations.
 
-The host waits once per step, for tokens and log probabilities of all rows together. Rows that their best scores do not
-decide are drawn again from the whole vocabulary. A test compares both samplers. Used by `span.py`.
+The host waits once per step, for tokens and log probabilities of all rows together: what it tells the device goes
+through pinned memory. Any other copy would wait for the blocks, and so would an index that is a list. Rows that their
+best scores do not decide are drawn again from the whole vocabulary. A test compares both samplers. Used by `span.py`.
 """
 
 from __future__ import annotations

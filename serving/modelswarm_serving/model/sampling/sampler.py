@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from modelswarm.protocol.messages import FaultKind, Sampling, TopLogprob
+from modelswarm_serving.model.attention.staging import to_device
 from modelswarm_serving.model.base import SampledToken, SampleRequest
 from modelswarm_serving.model.grammar.masking import apply_masks
 from modelswarm_serving.model.sampling.filters import (
@@ -110,7 +111,7 @@ def make_result(
 def apply_temperature(scores: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Divide by the temperatures, in float64: the noise decides among scores that float32 would round together."""
     temperatures = [sampling.temperature for sampling in samplings]
-    return scores.double() / torch.tensor(temperatures, device=scores.device).double()[:, None]
+    return scores.double() / to_device(torch.tensor(temperatures), scores.device).double()[:, None]
 
 
 def noise_keys(picks: Sequence[SampleRequest]) -> Words:

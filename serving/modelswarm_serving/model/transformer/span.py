@@ -307,7 +307,7 @@ class TransformerSpan:
         refused = [(asking[place][1], fault) for place, fault in faults.items()]
         asking = [each for place, each in enumerate(asking) if place not in faults]
         everyone = len(asking) == len(rows)  # plain decode
-        wanted = rows if everyone else rows[[row for row, _ in asking]]
+        wanted = rows if everyone else self._pick_rows(rows, [row for row, _ in asking])
         scores = {
             id(work): self._score_rows(rows[row : row + len(work.score.targets)], work.score)
             for row, work in zip(layout.starts, layout.items, strict=True)
@@ -330,6 +330,10 @@ class TransformerSpan:
                 returned = self._return_rows(part, work.returned)
                 results[id(work)] = replace(results[id(work)], returned=returned)
         return results
+
+    def _pick_rows(self, rows: Tensor, places: Sequence[int]) -> Tensor:
+        index = torch.tensor(places, dtype=torch.int64)
+        return rows.index_select(0, to_device(index, self._device))
 
     def _return_rows(self, rows: Tensor, wanted: ReturnRequest) -> bytes:
         """Return logits and normed hidden states of rows [n, hidden] of the last block as bytes, row by row."""
