@@ -70,6 +70,10 @@ class Drivers(Protocol):
         """Return unused memory of torch's allocator to the device."""
         ...
 
+    def wait(self, device: torch.device) -> None:
+        """Wait for all work of the device; RuntimeError if it can do no more."""
+        ...
+
 
 class TorchDrivers:
     """The drivers of this machine, through torch."""
@@ -112,6 +116,9 @@ class TorchDrivers:
     def free_caches(self) -> None:
         torch.accelerator.empty_cache()
 
+    def wait(self, device: torch.device) -> None:
+        torch.accelerator.synchronize(device)
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -134,6 +141,18 @@ class Device:
     def free_caches(self) -> None:
         if not self.is_cpu:
             self.drivers.free_caches()
+
+    def check_alive(self) -> None:
+        """Raise DeviceError if the device can do no more, as after most of its faults until the process ends."""
+        if self.is_cpu:
+            return
+        try:
+            self.drivers.wait(self.torch)
+        except RuntimeError as error:
+            reason = _first_sentence(str(error).partition("\n")[0])
+            raise DeviceError(
+                f"--device: {self.name} can do no more: {reason}; needed: a new process, or another device"
+            ) from error
 
 
 HOST = Device(CPU, torch.device(CPU), TorchDrivers())

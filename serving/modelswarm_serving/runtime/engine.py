@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from modelswarm.errors import DeviceError
 from modelswarm_serving.model.base import BatchItem, Model, OutOfDeviceMemory, Result, Task
 from modelswarm_serving.model.passes.contract import RunningPass
 
@@ -30,6 +31,7 @@ class StepDone:
     seconds: float
     error: str | None = None  # the whole step failed; no results
     out_of_memory: bool = False  # because its device was full
+    lost: DeviceError | None = None  # the device can do no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Engine:
                 time.perf_counter() - began,
                 f"{type(error).__name__}: {error}",
                 isinstance(error, OutOfDeviceMemory),
+                error if isinstance(error, DeviceError) else None,
             )
         return StepDone(results, rows, time.perf_counter() - began)
 

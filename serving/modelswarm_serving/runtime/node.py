@@ -119,7 +119,7 @@ class Node:
         self._file_requests: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_MAX_FILE_REQUESTS)
         self._draining = asyncio.Event()
         self._stop = asyncio.Event()
-        self._failure: Exception | None = None  # an internal error; it ends the process
+        self._failure: Exception | None = None  # it ends the process
 
     async def run(self) -> None:
         """Serve until a signal, and then until the sessions have migrated; UserError if the server cannot start."""
@@ -300,6 +300,9 @@ class Node:
     def _on_step_done(self, done: StepDone) -> None:
         self._step_running = False
         self._liveness.on_step_finished()
+        if done.lost is not None:
+            self._fail(done.lost)
+            return
         now = self._clock()
         try:
             if done.error is None:
@@ -316,7 +319,7 @@ class Node:
         self._metrics.observe_step(done.rows, done.seconds, done.error is not None)
 
     def _fail(self, fault: Exception) -> None:
-        """End the process by an internal error. The loop would only log it, and the step's sessions would hang."""
+        """End the process by an error between two steps. The loop would only log it, and the sessions would hang."""
         self._failure = fault
         self._stop.set()
 

@@ -6,30 +6,41 @@ The device library is a stand-in, and tensors are on the CPU. Everything else is
 from __future__ import annotations
 
 import asyncio
+import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from support.models.chain import Chain, Stream, load_chain
 from support.models.device_library import DeviceLibrary
 from support.models.tiny_models import make_model
+from support.processes.fake_gateway import fake_gateway
+from support.processes.server import ServerProcess
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
 
 from modelswarm.checkpoint.facts import read_facts
 from modelswarm.errors import DeviceError, UserError
 from modelswarm.placement.memory import PREFILL_ROWS
+from modelswarm_serving.app import load as load_settings
 from modelswarm_serving.model.base import BatchItem, ModelShape, OutOfDeviceMemory
 from modelswarm_serving.model.transformer.device_pages import largest_step
 from modelswarm_serving.model.transformer.span import TransformerSpan
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 from modelswarm_serving.runtime.engine import Engine, StepDone
+from modelswarm_serving.runtime.liveness import Liveness
+from modelswarm_serving.runtime.node import Node
+from modelswarm_serving.settings import parse
 
 MIB = 1 << 20
 BLOCKS = 4
+FAULT = (
+    "CUDA error: unspecified launch failure\nCUDA kernel errors might be asynchronously reported"
+)
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +170,16 @@ class FullDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+class FaultyDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A device on which products fail."""
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.name() == "aten::matmul":
+            raise RuntimeError(FAULT)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.fixture
 def span_and_library(folder: Path) -> Iterator[tuple[TransformerSpan, DeviceLibrary]]:
     library = DeviceLibrary(total=32 * MIB)
@@ -181,23 +202,71 @@ def test_full_device_ends_the_step_and_frees_caches(
         assert span.step([item(1)])[0].error is None
 
 
+class SpanOnDevice:
+    """A span that steps while its device is in this state; a mode counts in the thread that enters it."""
+
+    grammars = None
+    adapters = ()
+
+    def __init__(self, span: TransformerSpan, state: type[TorchDispatchMode]) -> None:
+        self._span, self._state = span, state
+        self.shape, self.compute = span.shape, span.compute
+
+    def prepare_thread(self) -> None:
+        self._span.prepare_thread()
+
+    def step(self, batch: Any) -> Any:
+        with self._state():
+            return self._span.step(batch)
+
+
+def test_device_that_can_do_no_more_is_told_from_a_failed_step(
+    span_and_library: tuple[TransformerSpan, DeviceLibrary],
+) -> None:
+    span, library = span_and_library
+    with FaultyDevice():  # type: ignore[no-untyped-call]
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            span.step([item(5)])
+        library.broken = FAULT
+        with pytest.raises(DeviceError) as lost:
+            span.step([item(5)])
+    assert str(lost.value) == (
+        "--device: cuda:0 can do no more: CUDA error: unspecified launch failure; "
+        "needed: a new process, or another device"
+    )
+
+
+async def test_lost_device_ends_the_server(
+    tmp_path: Path, span_and_library: tuple[TransformerSpan, DeviceLibrary]
+) -> None:
+    """Else it would answer heartbeats for ever, and fail each step of the sessions that it holds."""
+    span, library = span_and_library
+    library.broken = FAULT
+    flags = ["--discovery-dir", str(tmp_path), "--name", "s0", "--blocks", "0:4", "--hash-model"]
+    settings = parse([*flags, "--hash-blocks", "4"])
+    broken = cast("Any", SpanOnDevice(span, FaultyDevice))
+    loaded = replace(load_settings(settings), model=broken)
+    node = Node(settings, loaded, Liveness(time.monotonic))
+    running = asyncio.create_task(node.run())
+    file = tmp_path / "s0.json"
+    async with asyncio.timeout(60):
+        while not file.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server = ServerProcess(json.loads(file.read_text()), cast("Any", None), file)
+        async with fake_gateway([server]) as gateway:
+            route = await gateway.open("one", 20)
+            asking = asyncio.create_task(gateway.generate(route, [1, 2, 3]))
+            with pytest.raises(DeviceError, match="can do no more"):
+                await running
+            asking.cancel()
+    assert not file.exists()
+
+
 async def test_engine_reports_a_full_device(
     span_and_library: tuple[TransformerSpan, DeviceLibrary],
 ) -> None:
-    class FullSpan:
-        shape, compute = span_and_library[0].shape, span_and_library[0].compute
-        grammars = None
-        adapters = ()
-
-        def prepare_thread(self) -> None:
-            span_and_library[0].prepare_thread()
-
-        def step(self, batch: Any) -> Any:
-            with FullDevice():  # type: ignore[no-untyped-call]
-                return span_and_library[0].step(batch)
-
     done: asyncio.Queue[StepDone] = asyncio.Queue()
-    engine = Engine(FullSpan(), done.put_nowait)
+    engine = Engine(SpanOnDevice(span_and_library[0], FullDevice), done.put_nowait)
     engine.submit([item(5)])
     failed = await asyncio.wait_for(done.get(), 60)
     engine.submit([item(1)])

@@ -30,6 +30,7 @@ class DeviceLibrary:
     compute_capability: tuple[int, int] | None = (9, 0)
     reason: str = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
     freed: int = 0  # calls of free_caches
+    broken: str = ""  # the driver's refusal of all work; empty: it works
     _before: int = 0  # bytes of tensors that were there before the device was opened
 
     def kind(self) -> str | None:
@@ -62,6 +63,10 @@ class DeviceLibrary:
 
     def free_caches(self) -> None:
         self.freed += 1
+
+    def wait(self, device: torch.device) -> None:
+        if self.broken:
+            raise RuntimeError(self.broken)
 
     def open(self, name: str = "cuda") -> Device:
         self._before = tensor_bytes()

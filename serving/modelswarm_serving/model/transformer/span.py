@@ -131,11 +131,17 @@ class TransformerSpan:
 
     @torch.inference_mode()
     def step(self, batch: Sequence[Task]) -> list[Result]:
-        """Run the tasks; OutOfDeviceMemory if the device has too little memory for all of them at once."""
+        """Run the tasks; OutOfDeviceMemory if the device has too little memory for all of them at once.
+
+        DeviceError if the device can do no more.
+        """
         try:
             return self._run_tasks(batch)
         except torch.OutOfMemoryError as error:
             fault = str(error).splitlines()[0]
+        except RuntimeError:
+            self._hardware.device.check_alive()
+            raise
         self._hardware.device.free_caches()  # not before the exception is gone, whose frames hold the step's tensors
         raise OutOfDeviceMemory(fault)
 
