@@ -49,7 +49,7 @@ class TileBatch:
 
     tiles: Tensor  # [n, 3], int32: sequence, first row, number of rows
     table: Tensor  # [sequences, pages], int32: pages of each sequence
-    is_decode: bool  # each tile is one row, and tile i is row i
+    is_decode: bool  # each tile is one row, and tile i is row i of the step
 
 
 class RowLayout(Protocol):
@@ -110,11 +110,11 @@ class StepLayout:
     def slots(self) -> Tensor:
         return self._tensor(self.slot_list)
 
-    def page_table(self, sequences: int, fill: int = 0) -> Tensor:
-        """Return the pages of all sequences on the host, [sequences, pages in use], int32; `fill` elsewhere."""
+    def page_table(self) -> Tensor:
+        """Return the pages of all sequences on the host, [sequences, pages in use], int32."""
         size = self._cache.shape.page_size
         used = [-(-(work.first + work.count) // size) for work in self.items]
-        table = np.full((sequences, max(used)), fill, dtype=np.int32)
+        table = np.zeros((len(self.items), max(used)), dtype=np.int32)
         for row, (work, count) in enumerate(zip(self.items, used, strict=True)):
             table[row, :count] = work.pages[:count]
         return torch.from_numpy(table)
@@ -122,7 +122,7 @@ class StepLayout:
     def tile_batches(self, rows_each: int) -> list[TileBatch]:
         """Return decode rows and prefill rows as tiles, where there are any."""
         if rows_each not in self._tiles:
-            table = to_device(self.page_table(len(self.items)), self._device)
+            table = to_device(self.page_table(), self._device)
             decode = [(row, row, 1) for row in range(self.singles)]
             prefill = [
                 (index, start + done, min(rows_each, work.count - done))
