@@ -14,7 +14,8 @@ import triton.language as tl
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
+# The width of the page table differs from step to step: it must not be one more reason to compile.
+@triton.jit(do_not_specialize=("table_row",))
 def attend_tiles(
     query,
     keys,

@@ -26,6 +26,8 @@ from modelswarm_serving.model.transformer.span import TransformerSpan
 
 _SAMPLING = Sampling(temperature=1.0, top_p=0.9)
 """Parameters with the most work of the sampler: noise, and scores in order."""
+_MOST_WARM_UP_ROWS = 256
+"""Rows that fill a GPU of up to 255 processors, two programs on each, so that no row is cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +82,16 @@ def measure_room(
 ) -> DeviceRoom:
     """Run the largest step of a span whose cache has `probe_pages`, and return the room beside that cache.
 
-    `training`: bytes that passes get.
+    Also run decode steps of all kinds, for which kernels are compiled now and not under a session. `training`: bytes
+    that passes get.
     """
     drivers = device.drivers
     shape = span.shape
     cache = shape.total_pages * shape.page_size * (shape.last - shape.first) * shape.kv_bytes
-    before = drivers.start_peak(device.torch)
     try:
+        for rows in warm_up_rows(token_budget):
+            span.step([_item(shape, 1, samples=False) for _ in range(rows)])
+        before = drivers.start_peak(device.torch)
         results = span.step(largest_step(shape, token_budget))
     except OutOfDeviceMemory as error:
         raise DeviceError(
@@ -100,6 +105,16 @@ def measure_room(
     drivers.free_caches()
     free, total = drivers.memory(device.torch)
     return DeviceRoom(total, total - free - cache, step, fraction or MEMORY_FRACTION, training)
+
+
+def warm_up_rows(token_budget: int) -> list[int]:
+    """Return the sequences of decode steps for which an attention kernel may be another one.
+
+    The keys of a row are cut into parts, as many as fill the device, and each number of parts is a kernel. At the end
+    of the longest context these steps have all numbers.
+    """
+    most = min(token_budget, _MOST_WARM_UP_ROWS)
+    return [1 << power for power in range(most.bit_length())]
 
 
 def largest_step(shape: ModelShape, token_budget: int) -> list[Task]:

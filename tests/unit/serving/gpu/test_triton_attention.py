@@ -12,6 +12,9 @@ import torch
 from support.models.interpreted import run_interpreted
 from support.models.tiny_models import GENERIC, TINY
 
+from modelswarm.placement.memory import TOKEN_BUDGET
+from modelswarm_serving.model.transformer.device_pages import warm_up_rows
+
 pytest.importorskip("triton", reason="torch has no Triton on this platform")
 
 FAST_SEEDS = range(24)
@@ -72,6 +75,28 @@ def test_padded_decode_of_every_family_is_plain() -> None:
     # Blocks by transformers' own forward are not captured; their steps attend by the kernels all the same.
     assert all(case["were_padded"] == (case["family"] not in GENERIC) for case in cases)
     assert [case["padded"] for case in cases] == [case["plain"] for case in cases]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 8])
+@pytest.mark.parametrize("processors", [40, 114, 132])
+@pytest.mark.parametrize(("context", "window"), [(512, None), (8192, None), (8192, 1024)])
+def test_start_compiles_every_number_of_parts(
+    processors: int, kv_heads: int, context: int, window: int | None
+) -> None:
+    """Else a step of some session waits for the compiler."""
+    from modelswarm_serving.model.attention.backend import Scoring
+    from modelswarm_serving.model.attention.triton_attention import DeviceLimits, Launch
+
+    keys, query = torch.zeros(16, kv_heads, 64), torch.zeros(1, kv_heads, 64)
+    limits = DeviceLimits.of_gpu(processors, SHARED_BYTES[90])
+    launch = Launch(limits, 16, keys, keys, query, Scoring(1.0, window=window))
+    needed = {
+        launch._part_count(rows, position)
+        for rows in range(1, 513)
+        for position in range(0, context, 64)
+    }
+    rows_at_start = warm_up_rows(TOKEN_BUDGET)
+    assert needed == {launch._part_count(rows, context - 1) for rows in rows_at_start}
 
 
 @pytest.mark.full
