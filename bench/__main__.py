@@ -18,6 +18,7 @@ FOLDERS = {
     ),
     "speed": (
         "hop",
+        "step_breakdown",
         "failure_free_cost",
         "metrics_cost",
         "sampler_cost",
