@@ -21,7 +21,10 @@ def render_plan(swarm: SwarmPlan) -> RenderableType:
     """Draw the plan: its warnings, then a table of spans between running text."""
     warnings = [Text(f"warning: {warning}") for warning in swarm.warnings]
     head = f"{swarm.name}: {swarm.source}, {swarm.n_blocks} blocks as {swarm.dtype}, served as {swarm.served_name!r}"
-    dtype = f"Weights, KV and rows are {swarm.dtype}, {swarm.dtype_reason}."
+    dtype = (
+        f"Weights, KV and rows are {swarm.dtype}, {swarm.dtype_reason}. Servers compute on {swarm.hardware}. On a CPU "
+        "each measures the fastest layout of its weights at its start, which its metrics show."
+    )
     servers = (
         f"{count_of(swarm.replicas, 'server')} per span, {swarm.replicas * len(swarm.servers)} in all, "
         f"{human_bytes(swarm.total_bytes)} together. A page holds {PAGE_SIZE} tokens; "

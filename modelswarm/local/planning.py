@@ -16,7 +16,7 @@ from modelswarm.placement.dtype import ACCELERATORS, FAST_CPU, SLOW_CPU, Hardwar
 from modelswarm.placement.plan import SwarmPlan, plan_swarm
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.process.control_groups import ROOT
-from modelswarm.process.cpu_features import has_fast_bfloat16
+from modelswarm.process.cpu_features import cpu_kernels, has_fast_bfloat16
 from modelswarm.resources.loading import load_document
 from modelswarm.resources.spec import Model, ModelSwarm
 
@@ -48,7 +48,8 @@ def machine_hardware(device: str, root: Path = ROOT) -> Hardware:
     """
     if device not in ("auto", "cpu"):
         return ACCELERATORS
-    return FAST_CPU if has_fast_bfloat16(root) else SLOW_CPU
+    cpu, kernels = FAST_CPU if has_fast_bfloat16(root) else SLOW_CPU, cpu_kernels(root)
+    return dataclasses.replace(cpu, name=f"{cpu.name} ({kernels})") if kernels else cpu
 
 
 def source_address(model: Model) -> str:

@@ -22,7 +22,6 @@ from modelswarm.placement.budgets import (
 from modelswarm.placement.dtype import (
     ACCELERATORS,
     UNKNOWN_CPUS,
-    DtypeChoice,
     Hardware,
     choose_dtype,
 )
@@ -75,6 +74,7 @@ class SwarmPlan:
     n_blocks: int
     dtype: str
     dtype_reason: str
+    hardware: str  # on which servers compute, as far as the plan knows it
     max_length: int
     replicas: int
     hold_seconds: float  # a session without a route is held for this time
@@ -120,7 +120,8 @@ def plan_swarm(
     spec = swarm.spec
     _check_supported(spec)
     _check_adapters(swarm)
-    chosen = plan_dtype(spec, facts.dtype, hardware)
+    hardware = hardware or pool_hardware(spec)
+    chosen = choose_dtype(spec.model.dtype, facts.dtype, hardware)
     dtype = chosen.name
     max_length = _max_length(spec, facts)
     count, rank = len(spec.model.adapters), spec.model.max_lora_rank
@@ -144,6 +145,7 @@ def plan_swarm(
         n_blocks=facts.config.n_blocks,
         dtype=dtype,
         dtype_reason=chosen.reason,
+        hardware=hardware.name,
         max_length=max_length,
         replicas=spec.replicas,
         hold_seconds=parse_duration(spec.sessions.hold_limit),
@@ -171,12 +173,10 @@ def _check_adapters(swarm: ModelSwarm) -> None:
         raise UserError("spec.model.adapters", detail)
 
 
-def plan_dtype(spec: Spec, stored: str, hardware: Hardware | None = None) -> DtypeChoice:
-    """Return the dtype of all servers. Without `hardware` only the pools decide, never the nodes of the moment."""
-    if hardware is None:
-        on_accelerators = bool(spec.pools) and all(map(has_accelerator, spec.pools))
-        hardware = ACCELERATORS if on_accelerators else UNKNOWN_CPUS
-    return choose_dtype(spec.model.dtype, stored, hardware)
+def pool_hardware(spec: Spec) -> Hardware:
+    """Return the hardware of all servers as the pools tell it; the nodes of the moment do not count."""
+    on_accelerators = bool(spec.pools) and all(map(has_accelerator, spec.pools))
+    return ACCELERATORS if on_accelerators else UNKNOWN_CPUS
 
 
 def _max_length(spec: Spec, facts: ModelFacts) -> int:

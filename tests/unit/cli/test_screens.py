@@ -194,6 +194,7 @@ def test_plan_keeps_spans_totals_and_free_tokens(width: int) -> None:
     words = " ".join(text.split())
     assert "A page holds 16 tokens; a tenth of the pages is reserved for recovery." in words
     assert f"warning: {words_of_warning}" in words
+    assert f"Servers compute on {plan.hardware}." in words
 
 
 def test_up_counts_ready_servers_with_the_right_plural() -> None:

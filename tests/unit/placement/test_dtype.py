@@ -34,7 +34,12 @@ CLAIM = {"name": "claim", "podTemplate": {"spec": {"resourceClaims": [{"name": "
 NETWORK = {"name": "net", "resources": {"limits": {"rdma/hca": 1}}}
 
 
-def plan(*pools: dict[str, Any], stored: str = "bfloat16", dtype: str = "auto") -> SwarmPlan:
+def plan(
+    *pools: dict[str, Any],
+    stored: str = "bfloat16",
+    dtype: str = "auto",
+    hardware: Hardware | None = None,
+) -> SwarmPlan:
     document = {
         "apiVersion": "modelswarm.io/v1alpha1",
         "kind": "ModelSwarm",
@@ -46,7 +51,8 @@ def plan(*pools: dict[str, Any], stored: str = "bfloat16", dtype: str = "auto") 
             "pools": list(pools),
         },
     }
-    return plan_swarm(ModelSwarm.parse(document), replace(FACTS, dtype=stored), "file:///tiny")
+    facts = replace(FACTS, dtype=stored)
+    return plan_swarm(ModelSwarm.parse(document), facts, "file:///tiny", hardware=hardware)
 
 
 @pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
@@ -119,6 +125,18 @@ def test_bfloat16_needs_the_feature_on_every_cpu(
     (tmp_path / "proc/cpuinfo").write_text("\n".join(["processor\t: 0", *lines, ""]))
     assert machine_hardware("cpu", tmp_path) is hardware
     assert machine_hardware("auto", tmp_path) is hardware
+
+
+def test_plan_names_the_kernels_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    lines = ("vendor_id\t: AuthenticAMD", "flags\t\t: fpu avx2 avx512bw avx512_bf16", "")
+    (tmp_path / "proc/cpuinfo").write_text("\n".join(lines))
+    found = machine_hardware("cpu", tmp_path)
+    assert found == replace(FAST_CPU, name="this CPU (amd-avx512_bf16)")
+    planned = plan(hardware=found)
+    assert (planned.dtype, planned.hardware) == ("bfloat16", "this CPU (amd-avx512_bf16)")
+    assert plan(GPU).hardware == "an accelerator"
+    assert plan(CPU, GPU).hardware == "a CPU that the plan does not know"
 
 
 def test_machine_without_cpuinfo_is_a_slow_cpu(tmp_path: Path) -> None:
