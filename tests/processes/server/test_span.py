@@ -101,6 +101,20 @@ def test_chunked_prefill_and_scattered_pages_change_no_token(family_folder: Path
         assert [stream.log for stream in streams] == expected, chunk
 
 
+def test_replayed_span_continues_with_equal_tokens(family_folder: Path) -> None:
+    """Another span object takes the place of one in the middle of all streams: head, middle and tail in turn."""
+    model, cuts = load_whole(family_folder), (0, 1, 3, 4)
+    expected = [reference(model, prompt) for prompt in prompts()]
+    for lost in range(3):
+        chain = load_chain(family_folder, cuts)
+        streams = [Stream(prompt) for prompt in prompts()]
+        chain.generate(streams, 5, eos=EOS)
+        other = load_span(family_folder, cuts[lost], cuts[lost + 1], OPTIONS)
+        chain.replay(lost, other, streams)
+        chain.generate(streams, NEW - 5, eos=EOS)
+        assert [stream.log for stream in streams] == expected, lost
+
+
 def test_rows_attended_singly_equal_gathered_rows(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
