@@ -22,7 +22,12 @@ from modelswarm.placement.memory import (
 )
 from modelswarm.placement.quantity import bytes_of, human_bytes, limit_at_least
 from modelswarm.placement.spans import Span
-from modelswarm.resources.accelerators import describe_device, has_accelerator
+from modelswarm.resources.accelerators import (
+    accelerators_of,
+    describe_device,
+    has_accelerator,
+    memory_label,
+)
 from modelswarm.resources.rules import parse_quantity
 from modelswarm.resources.spec import Pool, Spec
 
@@ -30,8 +35,6 @@ KERNEL_PAGE = 64 << 10
 """Bytes of the largest page of memory that Linux uses: the limit of a control group is rounded down to whole pages."""
 LIMITS = "spec.pools[].resources.limits.memory"
 DEVICE = "spec.pools[].accelerator.memory"
-NODE_LABEL = "nvidia.com/gpu.memory"
-"""Node label with the memory of each GPU in MiB, written by NVIDIA's GPU feature discovery."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,11 +156,17 @@ def _smallest_device(
         elif spec.sessions.concurrent is None or not _has_spans(spec):
             raise UserError(
                 field,
-                f"is needed, because pool {pool.name} has {describe_device(pool)} and no node that matches it has the "
-                f"label {NODE_LABEL}; allowed: the memory of the device, such as 80Gi, or without it both "
-                "spec.sessions.concurrent and spec.spans",
+                f"is needed, because pool {pool.name} has {describe_device(pool)} and {_missing_label(pool)}; allowed: "
+                "the memory of the device, such as 80Gi, or without it both spec.sessions.concurrent and spec.spans",
             )
     return min(known) if len(known) == len(pools) else None
+
+
+def _missing_label(pool: Pool) -> str:
+    resource = next(iter(accelerators_of(pool.resources.limits)), "")
+    if not resource:
+        return "no label of a node tells the memory of a claimed device"
+    return f"no node that matches it has the label {memory_label(resource)}"
 
 
 def _has_spans(spec: Spec) -> bool:

@@ -42,6 +42,14 @@ def describe_device(pool: Pool) -> str:
     return names[0] if names else "a resource claim" if claims_devices(pool.pod_template) else ""
 
 
+def memory_label(resource: str) -> str:
+    """Return the label of nodes with the memory of each such accelerator in MiB, as GPU feature discovery writes it.
+
+    A node with slices has `nvidia.com/mig-1g.10gb.memory` beside `nvidia.com/gpu.memory`.
+    """
+    return f"{resource}.memory"
+
+
 def device_kind(pool: Pool) -> str:
     """Return the device that a server of the pool must find: `cpu`, `cuda`, `xpu`, or an accelerator of any kind."""
     if not has_accelerator(pool):

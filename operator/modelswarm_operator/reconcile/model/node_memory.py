@@ -1,7 +1,7 @@
 """Memory of the accelerators of each pool, from the labels of the nodes that match it.
 
-Used when a plan is made, not later: a stored plan does not change with the nodes. Knows NVIDIA's label only; for other
-devices the document states the memory.
+Used when a plan is made, not later: a stored plan does not change with the nodes. Knows NVIDIA's labels only; for other
+devices, and for claimed ones, the document states the memory.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from modelswarm.placement.budgets import NODE_LABEL
-from modelswarm.resources.accelerators import accelerators_of
+from modelswarm.resources.accelerators import accelerators_of, memory_label
 from modelswarm.resources.spec import Pool
 from modelswarm_operator.reconcile.state.observed import NodeView
 
@@ -29,16 +28,17 @@ def accelerator_memory(
     found: dict[str, int] = {}
     for pool in pools:
         selector = _node_selector(cluster_template) | _node_selector(pool.pod_template or {})
-        names = accelerators_of(pool.resources.limits)
-        sizes = [
-            int(node.labels[NODE_LABEL]) * _MIB
-            for node in (nodes or {}).values()
-            if node.labels.get(NODE_LABEL, "").isdecimal()
-            and selector.items() <= dict(node.labels).items()
-            and all(node.allocatable.get(name, "0") != "0" for name in names)
-        ]
-        if sizes and names:
-            found[pool.name] = min(sizes)
+        for resource in accelerators_of(pool.resources.limits):  # one at most
+            label = memory_label(resource)
+            sizes = [
+                int(node.labels[label]) * _MIB
+                for node in (nodes or {}).values()
+                if node.labels.get(label, "").isdecimal()
+                and selector.items() <= dict(node.labels).items()
+                and node.allocatable.get(resource, "0") != "0"
+            ]
+            if sizes:
+                found[pool.name] = min(sizes)
     return found
 
 

@@ -166,6 +166,26 @@ NODES = {
 }
 
 
+def test_slice_of_a_gpu_has_a_label_of_its_own() -> None:
+    """A node with slices tells the memory of the whole GPU, too."""
+    slice_of = "nvidia.com/mig-1g.10gb"
+    labels = {LABEL: "81920", f"{slice_of}.memory": "9728"}
+    nodes = {"a": NodeView("a", True, labels=labels, allocatable={slice_of: "7"})}
+    pool = Pool.model_validate({"name": "a", "resources": {"limits": {slice_of: 1}}})
+    assert accelerator_memory((pool,), nodes, {}) == {"a": 9728 << 20}
+    del labels[f"{slice_of}.memory"]
+    assert accelerator_memory((pool,), nodes, {}) == {}
+
+
+def test_claimed_device_without_memory_asks_for_the_field() -> None:
+    cluster = make_cluster({"podTemplate": CLAIM["podTemplate"]})
+    for node in cluster.nodes.values():
+        node.labels = {LABEL: "1024"}
+    cluster.settle()
+    message = cluster.condition("Degraded")["message"]
+    assert "has a resource claim and no label of a node tells the memory of a claimed" in message
+
+
 @pytest.mark.parametrize(
     ("selector", "expected"),
     [
