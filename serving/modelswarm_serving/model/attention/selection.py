@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import shutil
+import sysconfig
+from pathlib import Path
 
 from modelswarm.errors import UserError
 from modelswarm_serving.model.attention.attention import SDPA
@@ -39,11 +42,13 @@ def choose_backend(name: str, cache: KvCache) -> AttentionBackend:
 
 
 def _triton_fault(cache: KvCache) -> str | None:
-    """Return the reason why the Triton backend cannot run; it compiles a small C module for its launches."""
+    """Return the reason why the Triton backend cannot run. It compiles a small module in C for its launches."""
     if cache.shape.head_dim > _LARGEST_HEAD:
         return f"heads of {cache.shape.head_dim} are larger than {_LARGEST_HEAD}"
     if importlib.util.find_spec("triton") is None:
         return "the package triton is not installed"
-    if not any(map(shutil.which, ("gcc", "clang"))):
+    if not os.environ.get("CC") and not any(map(shutil.which, ("gcc", "clang"))):
         return "there is no C compiler (gcc or clang)"
+    if not Path(sysconfig.get_paths("posix_prefix")["include"], "Python.h").exists():
+        return "there are no headers of Python (python3-dev)"
     return None
