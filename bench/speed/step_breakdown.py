@@ -1,7 +1,7 @@
 """The parts of a token's way through three servers, from frame in to frame out: one stream, a model that is very small.
 
-Each server notes the times of its steps (`timed_server.py`). A gRPC write, the socket and the read by the next server
-are one part: no process sees them apart.
+Each server notes the times of its steps (`timed_server.py`). The write, the socket and the read by the next server are
+one part: no process sees them apart.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TITLES = (
     "rows as bytes; at the tail: norm, head, sampler",
     "hand-over to the event loop",
     "core: results to messages",
-    "wake-up of the writer",
+    "queue the message",
     "encode the frame",
 )
 """Names of the parts between neighbours in MARKS, without the last one."""
-SOCKET = "gRPC write, socket, gRPC read by the next"
-WRITE = "of it, until the call of write returns"
+SOCKET = "write, socket, read by the next"
+WRITE = "of it, until the call of the write returns"
 NEW, WARM_UP = 512, 64
 STOP_SECONDS = 60.0
 

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Buffer
+
 from modelswarm.protocol.link import lane
 from modelswarm.protocol.messages import Input, Rows, Token
 from modelswarm_serving.model.linear.product_caches import limit_product_caches
 
 MARKS = (
-    "frame",  # gRPC gave the frame with the rows or the token
+    "frame",  # the socket gave the frame with the rows or the token
     "decoded",
     "received",  # by the core
     "submitted",  # the batch is planned
@@ -28,10 +30,10 @@ MARKS = (
     "computed",  # by the blocks
     "ended",
     "returned",  # to the event loop
-    "answered",  # by the core, and queued for the writers
-    "woken",  # the writer to the next server
+    "answered",  # by the core
+    "queued",  # for the next server
     "encoded",
-    "written",  # gRPC has taken the frame
+    "written",  # the socket has taken the frame
 )
 _PAYLOADS = (Rows, Token, Input)
 
@@ -52,6 +54,7 @@ class Recorder:
 
     def install(self) -> None:
         """Let the parts of this process note their times."""
+        from modelswarm_serving.core.server import ServerCore
         from modelswarm_serving.model.transformer.span import TransformerSpan
         from modelswarm_serving.runtime.engine import Engine
         from modelswarm_serving.runtime.node import Node
@@ -60,7 +63,8 @@ class Recorder:
         self._watch(Engine, "submit", before="submitted")
         self._watch(TransformerSpan, "step", before="begun", after="ended")
         self._watch(TransformerSpan, "_run_blocks", before="laid_out", after="computed")
-        self._watch(Node, "_on_step_done", before="returned", after="answered")
+        self._watch(Node, "_on_step_done", before="returned")
+        self._watch(ServerCore, "finish_step", after="answered")
         self._watch_frames(lane)
 
     def _watch(self, owner: type, name: str, before: str = "", after: str = "") -> None:
@@ -79,7 +83,7 @@ class Recorder:
     def _watch_frames(self, module: Any) -> None:
         unpack, pack = module.unpack, module.pack
 
-        def timed_unpack(frame: bytes) -> list[Any]:
+        def timed_unpack(frame: Buffer) -> list[Any]:
             began = time.monotonic_ns()
             items: list[Any] = unpack(frame)
             if has_payload(items):
@@ -87,15 +91,15 @@ class Recorder:
             return items
 
         def timed_pack(items: list[Any], report: Any) -> Iterator[bytes]:
-            """`report`: a method of the worker that writes the frames."""
+            """`report`: a method of the lane that sends the frames."""
             if not (has_payload(items) and report.__self__._peer.startswith("s")):
                 yield from pack(items, report)
                 return
-            self.mark("woken")
+            self.mark("queued")
             frames = list(pack(items, report))
             self.mark("encoded")
             yield from frames
-            self.mark("written")  # the writer asks for the next frame
+            self.mark("written")  # the lane asks for the next frame
 
         module.unpack, module.pack = timed_unpack, timed_pack
 
