@@ -32,7 +32,7 @@ SERVERS = {"s0": "0:2", "s1": "2:5", "s2": "5:8"}
 TITLES = (
     "decode the frame",
     "core: take the rows or the token",
-    "turn of the event loop, plan the batch",
+    "plan the batch",
     "hand-over to the engine's thread",
     "batch layout, rows as a tensor",
     "blocks",

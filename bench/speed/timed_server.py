@@ -59,7 +59,7 @@ class Recorder:
         from modelswarm_serving.runtime.engine import Engine
         from modelswarm_serving.runtime.node import Node
 
-        self._watch(Node, "on_items", after="received")
+        self._watch(ServerCore, "receive", after="received")
         self._watch(Engine, "submit", before="submitted")
         self._watch(TransformerSpan, "step", before="begun", after="ended")
         self._watch(TransformerSpan, "_run_blocks", before="laid_out", after="computed")
