@@ -48,7 +48,7 @@ def of_message(fields: Body) -> Body:
 
 
 def of_part(fields: Body) -> Body:
-    part = {"type": "text", "text": "tell me", "refusal": "no"} | fields
+    part = {"type": "text", "text": "tell me"} | fields
     return with_messages({"role": "assistant", "content": [part]})
 
 
@@ -147,9 +147,9 @@ EFFECTS: dict[str, dict[str, tuple[Body, Body]]] = {
         "reasoning_content": ({}, {"reasoning_content": "so"}),
     },
     "part": {
-        "type": ({}, {"type": "refusal"}),
+        "type": ({}, {"type": "refusal", "refusal": "no", "text": None}),
         "text": ({}, {"text": "other"}),
-        "refusal": ({"type": "refusal"}, {"refusal": "never"}),
+        "refusal": ({"type": "refusal", "refusal": "no", "text": None}, {"refusal": "never"}),
     },
     "stream_options": {
         "include_usage": ({}, {"include_usage": True}),

@@ -29,6 +29,8 @@ _PROMPT: Section = {
     "context_management": refused("messages are never removed from a prompt", {}),
     "mcp_servers": refused(ON_ANTHROPICS_SERVERS, []),
     "output_format": refused("use output_config.format"),
+    "billing_policy": refused(ON_ANTHROPICS_SERVERS),
+    "compaction": refused("messages are never removed from a prompt", {}),
 }
 _ANSWER: Section = {
     "max_tokens": OBEYED,
@@ -42,6 +44,9 @@ _ANSWER: Section = {
     "inference_geo": refused("the gateway does not know where its servers stand"),
     "container": refused(ON_ANTHROPICS_SERVERS),
     "diagnostics": refused(ON_ANTHROPICS_SERVERS),
+    "fallbacks": refused("one model answers, the one that is named", []),
+    "fallback_credit_token": refused(ON_ANTHROPICS_SERVERS),
+    "thread": refused(ON_ANTHROPICS_SERVERS),
 }
 _OTHER_NAMES: Section = {
     "stop": refused("use stop_sequences", []),
@@ -157,6 +162,7 @@ THINKING = FieldTable(
             "budget_tokens": refused(
                 'the length of reasoning is not limited; use {"type": "adaptive"}'
             ),
+            "block_binding": refused("reasoning is not signed, so it is bound to nothing"),
         }
     },
 )

@@ -39,7 +39,7 @@ TOOL_CHOICE = FieldTable(
     },
 )
 ALLOWED_TOOLS_CHOICE = FieldTable(
-    "tool_choice",
+    "tool_choice with the type allowed_tools",
     {
         "OpenAI": {
             "type": OBEYED,
@@ -73,3 +73,29 @@ TOOL_CALL = FieldTable(
     },
 )
 CALLED_FUNCTION = FieldTable("a called function", {"OpenAI": {"name": OBEYED, "arguments": OBEYED}})
+
+TOOL_TABLES = (
+    TOOL,
+    FUNCTION,
+    TOOL_CHOICE,
+    CHOSEN_FUNCTION,
+    ALLOWED_TOOLS_CHOICE,
+    ALLOWED_TOOLS,
+    ALLOWED_TOOL,
+    TOOL_CALL,
+    CALLED_FUNCTION,
+)
+WORDS = {
+    "type": '"function"; of a choice also "allowed_tools"',
+    "function": "an object",
+    "name": "1 to 64 letters, digits, '_' and '-'",
+    "description": "a string",
+    "parameters": "the JSON schema of an object",
+    "strict": "true or false",
+    "allowed_tools": "an object",
+    "mode": '"auto" or "required"',
+    "tools": "a list of functions by their names, not empty",
+    "id": "a string, not empty",
+    "arguments": "a string of JSON",
+}
+"""Field -> what it may be; of all tables here."""

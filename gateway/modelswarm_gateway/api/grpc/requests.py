@@ -177,9 +177,6 @@ def _structured_outputs(wanted: api_pb2.StructuredOutputs) -> dict[str, Any]:
     fields = {field.name: value for field, value in wanted.ListFields()}
     if "choice" in fields:
         fields["choice"] = list(wanted.choice)
-    if "structural_tag" in fields:
-        place = "structured_outputs.structural_tag"
-        fields["structural_tag"] = _json(place, wanted.structural_tag)
     return fields
 
 

@@ -19,6 +19,7 @@ from modelswarm.protocol.sampling import (
     MAX_LOGIT_BIAS,
 )
 from modelswarm_gateway.api.fields.beams import BEAM_FIELDS, read_beams
+from modelswarm_gateway.api.fields.formats import take_formats
 from modelswarm_gateway.api.fields.openai import (
     CHAT,
     COMPLETIONS,
@@ -230,7 +231,7 @@ class _Request(RequestModel):
 
     def _grammar_source(self) -> GrammarSource | None:
         names = (*GRAMMAR_FIELDS, "guided_whitespace_pattern", "ignore_eos")
-        return read_grammar({name: getattr(self, name) for name in names})
+        return read_grammar(take_formats({name: getattr(self, name) for name in names}))
 
     def _beams(self) -> BeamOptions | None:
         names = (*BEAM_FIELDS, "n", "stream", "session_id", "stop", "temperature")
@@ -422,6 +423,9 @@ def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": _content_text(f"{path}.content", message),
     }
+    if message.refusal and (message.role != "assistant" or message.content is not None):
+        detail = "only an assistant's message without content has it; leave one of them out"
+        raise invalid_field(f"{path}.refusal", detail)
     for name in ("name", "tool_call_id"):
         value = getattr(message, name)
         if value is not None:
@@ -458,9 +462,14 @@ def _content_text(path: str, message: ChatMessage) -> str:
 
 
 def _part_text(path: str, part: TextPart) -> str:
-    text = part.text if part.type == "text" else part.refusal
+    text, other = part.text, part.refusal
+    if part.type == "refusal":
+        text, other = other, text
     if text is None:
         raise missing_field(f"{path}.{part.type}")
+    if other is not None:
+        name = "text" if part.type == "refusal" else "refusal"
+        raise invalid_field(f"{path}.{name}", f"a part with the type {part.type} does not have it")
     return text
 
 

@@ -42,6 +42,7 @@ from modelswarm_gateway.settings import SESSION_HEADER
 
 PATH = "/v1/sessions/{session_id:path}"
 MAX_TTL = 86_400  # seconds
+MAX_POSITIONS = (1 << 31) - 1  # more than any context has; a link carries no larger numbers
 
 
 class SessionRequest(RequestModel):
@@ -49,7 +50,7 @@ class SessionRequest(RequestModel):
 
     model: str = Field(min_length=1)
     session_id: str | None = Field(None, min_length=1, max_length=MAX_SESSION_ID_LENGTH)
-    max_length: int = Field(ge=2)
+    max_length: int = Field(ge=2, le=MAX_POSITIONS)
     ttl: int | None = Field(None, ge=1, le=MAX_TTL)
 
 

@@ -61,7 +61,7 @@ ALLOWED = {
     "top_logprobs": f"a whole number from 0 to {MAX_LOGPROBS}",
     "logprobs": f"true or false for a chat, a whole number from 0 to {MAX_LOGPROBS} for a text completion",
     "session_id": f"a string of 1 to {MAX_SESSION_ID_LENGTH} characters",
-    "max_length": "a whole number from 2",
+    "max_length": "a whole number from 2 to 2147483647",
     "ttl": "a whole number of seconds, from 1 to 86400",
     "append": _FLAG,
     "session_position": "a whole number from 0",

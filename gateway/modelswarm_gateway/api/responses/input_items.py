@@ -139,7 +139,9 @@ def _part(path: str, value: object) -> str:
         allowed = f"allowed: {', '.join(_PARTS)}"
         raise ApiError(Code.UNSUPPORTED, f"{path}.type: {detail}; {allowed}", param=f"{path}.type")
     fields = read_object(path, value, PART)
-    name = "refusal" if kind == "refusal" else "text"
+    name, other = ("refusal", "text") if kind == "refusal" else ("text", "refusal")
+    if other in fields:
+        raise invalid_field(f"{path}.{other}", f"a part with the type {kind} does not have it")
     text = fields.get(name)
     if not isinstance(text, str):
         raise invalid_request(f"{path}.{name}", f"{path}.{name}: must be a string")

@@ -36,7 +36,10 @@ _Reader: TypeAlias = Callable[[str, Any], GrammarSource | None]
 
 
 def read_grammar(fields: Mapping[str, Any]) -> GrammarSource | None:
-    """Return the grammar that the fields ask for; None without one. Raise ApiError. Null means unset."""
+    """Return the grammar that the fields ask for; None without one. Raise ApiError. Null means unset.
+
+    Objects have only fields that have an effect: `api/fields/formats.py` has checked their names.
+    """
     found = [
         source
         for name in GRAMMAR_FIELDS
@@ -83,25 +86,16 @@ def _response_format(param: str, value: Any) -> GrammarSource | None:
 
 def _structured_outputs(param: str, value: Any) -> GrammarSource | None:
     """Read vLLM's StructuredOutputsParams."""
-    if not isinstance(value, dict):
-        raise invalid_field(param, "must be an object")
-    given = {name: part for name, part in value.items() if part is not None}
+    given = dict(value)
     options = {name: given.pop(name, None) for name in _OPTIONS}
-    if unknown := given.keys() - _PARTS.keys():
-        allowed = ", ".join((*_PARTS, *_OPTIONS))
-        raise invalid_field(f"{param}.{min(unknown)}", f"is not supported; allowed: {allowed}")
     if len(given) != 1:
         if not given and not any(options.values()):
             return None
         raise invalid_field(param, f"needs exactly one of {', '.join(_PARTS)}")
     ((name, part),) = given.items()
     source = _PARTS[name](f"{param}.{name}", part)
-    for option in ("disable_any_whitespace", "disable_additional_properties"):
-        if not isinstance(options[option], bool | None):
-            raise invalid_field(f"{param}.{option}", "must be true or false")
-    if options["disable_additional_properties"]:
-        detail = "is not supported; put additionalProperties: false into the schema"
-        raise invalid_field(f"{param}.disable_additional_properties", detail)
+    if not isinstance(options["disable_any_whitespace"], bool | None):
+        raise invalid_field(f"{param}.disable_any_whitespace", "must be true or false")
     if options["whitespace_pattern"] is not None:
         if options["disable_any_whitespace"]:
             detail = "disable_any_whitespace allows no whitespace; give one of the two"
@@ -204,7 +198,7 @@ _PARTS: dict[str, _Reader] = {
     "json_object": _any_object,
     "structural_tag": _structural_tag,
 }
-_OPTIONS = ("disable_any_whitespace", "disable_additional_properties", "whitespace_pattern")
+_OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
 _READERS: dict[str, _Reader] = {
     "response_format": _response_format,
     "structured_outputs": _structured_outputs,

@@ -6,10 +6,11 @@ import typing
 from typing import Any
 
 import pytest
-from openai.types import chat, completion_create_params
+from openai.types import chat, completion_create_params, shared_params
 from openai.types.chat import completion_create_params as chat_create_params
 from transformers import GenerationConfig
 
+from modelswarm_gateway.api.fields import formats, tools
 from modelswarm_gateway.api.fields.openai import (
     CHAT,
     COMPLETIONS,
@@ -28,11 +29,14 @@ from modelswarm_gateway.api.http.openai_requests import (
     parse_chat,
     parse_completion,
 )
+from modelswarm_gateway.api.http.sessions import ForkRequest, SessionRequest
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import ApiError, Code
 from tools.ci.make_fields_page import PAGE, render_page
 
 MODELS = (
+    SessionRequest,
+    ForkRequest,
     TokenizeRequest,
     DetokenizeRequest,
     ChatRequest,
@@ -73,7 +77,9 @@ def test_obeyed_fields_are_those_of_the_request_model(model: Any) -> None:
     assert model.table.obeyed == model.model_fields.keys()
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.of)
+@pytest.mark.parametrize(
+    "table", (*TABLES, *tools.TOOL_TABLES, *formats.FORMAT_TABLES), ids=lambda table: table.of
+)
 def test_field_has_one_state_in_a_table(table: FieldTable) -> None:
     names = [name for section in table.sections.values() for name in section]
     assert len(names) == len(set(names)), sorted(n for n in names if names.count(n) > 1)
@@ -88,6 +94,30 @@ def test_field_has_one_state_in_a_table(table: FieldTable) -> None:
         (MESSAGE, MESSAGE_TYPES),
         (CONTENT_PART, PART_TYPES),
         (STREAM_OPTIONS, [chat.ChatCompletionStreamOptionsParam]),
+        (tools.TOOL, [chat.ChatCompletionFunctionToolParam, chat.ChatCompletionCustomToolParam]),
+        (tools.FUNCTION, [shared_params.FunctionDefinition]),
+        (
+            tools.TOOL_CHOICE,
+            [
+                chat.ChatCompletionNamedToolChoiceParam,
+                chat.ChatCompletionNamedToolChoiceCustomParam,
+                chat.ChatCompletionAllowedToolChoiceParam,
+            ],
+        ),
+        (tools.ALLOWED_TOOLS, [chat.ChatCompletionAllowedToolsParam]),
+        (
+            tools.TOOL_CALL,
+            [
+                chat.ChatCompletionMessageFunctionToolCallParam,
+                chat.ChatCompletionMessageCustomToolCallParam,
+            ],
+        ),
+        (
+            formats.TEXT_FORMAT,
+            [shared_params.ResponseFormatText, shared_params.ResponseFormatJSONObject],
+        ),
+        (formats.SCHEMA_FORMAT, [shared_params.ResponseFormatJSONSchema]),
+        (formats.JSON_SCHEMA, [shared_params.response_format_json_schema.JSONSchema]),
     ],
 )
 def test_every_field_of_the_openai_client_is_in_its_table(
@@ -108,7 +138,9 @@ def test_chat_and_completions_know_the_fields_of_each_other() -> None:
     assert CHAT.states.keys() == COMPLETIONS.states.keys()
 
 
-@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.of)
+@pytest.mark.parametrize(
+    "table", (*TABLES, *tools.TOOL_TABLES, *formats.FORMAT_TABLES), ids=lambda table: table.of
+)
 def test_refused_field_is_refused_unless_its_value_is_harmless(table: FieldTable) -> None:
     for name, state in table.states.items():
         if not isinstance(state, Refused):

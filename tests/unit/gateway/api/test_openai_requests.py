@@ -16,6 +16,7 @@ from modelswarm_gateway.api.http.openai_requests import (
     CompletionRequest,
     StreamOptions,
     TextPart,
+    parse_body,
     parse_chat,
     parse_completion,
 )
@@ -211,12 +212,23 @@ def test_every_field_has_a_sentence_of_what_is_allowed() -> None:
     assert fields == ALLOWED.keys()
 
 
+def test_session_longer_than_any_context_is_refused() -> None:
+    with pytest.raises(ApiError, match=r"max_length: must be a whole number from 2 to 2147483647"):
+        parse_body(SessionRequest, {"model": "m", "max_length": 1 << 31})
+
+
 @pytest.mark.parametrize(
     ("message", "path"),
     [
         ({"role": "user"}, "content"),
         ({"role": "user", "content": None}, "content"),
         ({"role": "user", "content": None, "refusal": "no"}, "content"),
+        ({"role": "user", "content": "a", "refusal": "no"}, "refusal"),
+        ({"role": "assistant", "content": "a", "refusal": "no"}, "refusal"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a", "refusal": "no"}]},
+            "content[0].refusal",
+        ),
         ({"role": "system"}, "content"),
         ({"role": "tool", "tool_call_id": "1"}, "content"),
         ({"role": "assistant"}, "content"),

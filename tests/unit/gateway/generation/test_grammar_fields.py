@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from modelswarm_gateway.api.fields.formats import take_formats
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.grammar.request_fields import read_grammar
 from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
@@ -27,7 +28,7 @@ def _deep(levels: int) -> dict[str, Any]:
 
 
 def _source(fields: dict[str, Any]) -> GrammarSource:
-    source = read_grammar(fields)
+    source = read_grammar(take_formats(fields))
     assert source is not None
     return source
 
@@ -79,7 +80,7 @@ def test_field_becomes_source(fields: dict[str, Any], kind: GrammarKind, text: s
     ],
 )
 def test_field_without_effect_constrains_nothing(fields: dict[str, Any]) -> None:
-    assert read_grammar(fields) is None
+    assert read_grammar(take_formats(fields)) is None
 
 
 def test_whitespace_options_reach_the_source() -> None:
@@ -108,7 +109,7 @@ def test_whitespace_options_reach_the_source() -> None:
         ({"guided_json": OBJECT, "ignore_eos": True}, "ignore_eos", "guided_json"),
         ({"guided_regex": "a", "guided_whitespace_pattern": " "}, None, "needs a JSON schema"),
         ({"structured_outputs": {"json": OBJECT, "regex": "a"}}, "structured_outputs", "one of"),
-        ({"structured_outputs": {"xml": 1}}, "structured_outputs.xml", "allowed: json"),
+        ({"structured_outputs": {"jsn": OBJECT}}, "structured_outputs.jsn", "mean json?"),
         (
             {"structured_outputs": {"json": OBJECT, "disable_additional_properties": True}},
             "structured_outputs.disable_additional_properties",
@@ -120,9 +121,82 @@ def test_wrong_field_is_refused_by_name(
     fields: dict[str, Any], param: str | None, words: str
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        read_grammar(fields)
+        read_grammar(take_formats(fields))
     assert words in str(caught.value)
     assert caught.value.param == (param or "guided_whitespace_pattern")
+
+
+TAG = {
+    "triggers": ["<f"],
+    "structures": [{"begin": "<f=a>", "schema": OBJECT, "end": "</f>"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        (
+            {"response_format": {"type": "json_object", "schema": OBJECT}},
+            "response_format.schema",
+            "the type json_schema",
+        ),
+        (
+            {"response_format": {"type": "text", "json_schema": {"name": "a"}}},
+            "response_format.json_schema",
+            "the type json_schema",
+        ),
+        ({"response_format": {"type": "text", "typ": 1}}, "response_format.typ", "mean type?"),
+        (_format(stict=True), "response_format.json_schema.stict", "mean strict?"),
+        (
+            {"response_format": _format()["response_format"] | {"strict": True}},
+            "response_format.strict",
+            "unknown field",
+        ),
+        (
+            {"response_format": {"type": "structural_tag", "format": {"type": "tag"}}},
+            "response_format.format",
+            "not supported",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": TAG | {"trigger": "<f"}}},
+            "structured_outputs.structural_tag.trigger",
+            "mean triggers?",
+        ),
+        (
+            {"response_format": TAG | {"type": "structural_tag", "structures": [{"bgin": "<f"}]}},
+            "response_format.structures[0].bgin",
+            "mean begin?",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": TAG | {"type": "tag"}}},
+            "structured_outputs.structural_tag.type",
+            "structural_tag",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": "{"}},
+            "structured_outputs.structural_tag",
+            "is not JSON",
+        ),
+    ],
+)
+def test_part_without_effect_is_refused_by_name(
+    fields: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(ApiError) as caught:
+        read_grammar(take_formats(fields))
+    assert (caught.value.param, caught.value.mapping.status) == (param, 400)
+    assert words in str(caught.value)
+
+
+def test_part_that_is_null_is_left_out() -> None:
+    named = _format(description="d", strict=None)["response_format"] | {"schema": None}
+    assert _source({"response_format": named}).kind is GrammarKind.JSON_SCHEMA
+
+
+@pytest.mark.parametrize("tag", [TAG, TAG | {"type": "structural_tag"}, json.dumps(TAG)])
+def test_structural_tag_is_an_object_or_its_text(tag: object) -> None:
+    source = _source({"structured_outputs": {"structural_tag": tag}})
+    assert json.loads(source.text) == [["<f", "<f=a>", '{"type": "object"}', "</f>"]]
 
 
 def test_unknown_keyword_without_strict_is_an_annotation() -> None:

@@ -151,6 +151,14 @@ def test_tools_reach_the_generation() -> None:
             "input[0].content[0].text",
         ),
         (
+            {
+                "input": [
+                    {"role": "user", "content": [{"type": "text", "text": "a", "refusal": ""}]}
+                ]
+            },
+            "input[0].content[0].refusal",
+        ),
+        (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "input[0].content[0].type",
         ),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Any
 
 import pytest
+from anthropic import types
+from anthropic.types import beta
 
+from modelswarm_gateway.api.fields import messages as fields
+from modelswarm_gateway.api.fields.states import FieldTable
 from modelswarm_gateway.api.messages.conversation import read_conversation
 from modelswarm_gateway.api.messages.partial_json import read_arguments
 from modelswarm_gateway.api.messages.requests import parse_messages
@@ -177,6 +182,58 @@ def test_wrong_requests_are_refused_by_name(
         parse_messages({**BODY, **changes}).to_generation_request()
     assert refused.value.param == param
     assert words in refused.value.message
+
+
+HEADERS = {"betas", "user_profile_id", "workspace_id"}  # which the client sends as headers
+TYPES: list[tuple[FieldTable, list[Any]]] = [
+    (
+        fields.MESSAGES,
+        [
+            types.message_create_params.MessageCreateParamsStreaming,
+            beta.message_create_params.MessageCreateParamsStreaming,
+        ],
+    ),
+    (
+        fields.COUNT_TOKENS,
+        [types.MessageCountTokensParams, beta.MessageCountTokensParams],
+    ),
+    (fields.INPUT_MESSAGE, [*typing.get_args(types.MessageParam)]),
+    (fields.TEXT_BLOCK, [types.TextBlockParam, beta.BetaTextBlockParam]),
+    (fields.THINKING_BLOCK, [types.ThinkingBlockParam, beta.BetaThinkingBlockParam]),
+    (fields.TOOL_USE_BLOCK, [types.ToolUseBlockParam, beta.BetaToolUseBlockParam]),
+    (fields.TOOL_RESULT_BLOCK, [types.ToolResultBlockParam, beta.BetaToolResultBlockParam]),
+    (fields.ANTHROPIC_TOOL, [types.ToolParam, beta.BetaToolParam]),
+    (
+        fields.ANTHROPIC_TOOL_CHOICE,
+        [
+            types.ToolChoiceAutoParam,
+            types.ToolChoiceAnyParam,
+            types.ToolChoiceToolParam,
+            types.ToolChoiceNoneParam,
+        ],
+    ),
+    (
+        fields.THINKING,
+        [
+            types.ThinkingConfigEnabledParam,
+            types.ThinkingConfigDisabledParam,
+            beta.BetaThinkingConfigAdaptiveParam,
+        ],
+    ),
+    (fields.OUTPUT_CONFIG, [types.OutputConfigParam, beta.BetaOutputConfigParam]),
+    (fields.OUTPUT_FORMAT, [types.JSONOutputFormatParam]),
+]
+
+
+@pytest.mark.parametrize(
+    ("table", "kinds"), TYPES, ids=lambda value: getattr(value, "of", "") or None
+)
+def test_every_field_of_the_anthropic_client_is_in_its_table(
+    table: FieldTable, kinds: list[Any]
+) -> None:
+    names = {name for kind in kinds for name in typing.get_type_hints(kind)}
+    assert names
+    assert names - HEADERS - table.states.keys() == set()
 
 
 @pytest.mark.parametrize(
