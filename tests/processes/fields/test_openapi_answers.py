@@ -152,6 +152,18 @@ def test_every_answer_has_the_documented_form(api: Api) -> None:
     assert every <= api.seen, "send a request to every operation"
 
 
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/models", 200), (f"/v1/models/{MODEL}", 200), ("/v1/models/x", 404)]
+)
+def test_models_have_the_documented_form_of_anthropic(api: Api, path: str, status: int) -> None:
+    answer = api.client.get(path, headers={"anthropic-version": "2023-06-01"})
+    operation = api.operation("GET", path)
+    assert answer.status_code == status
+    response = operation["responses"][str(status)]
+    api.check(response["content"]["application/json"]["schema"], answer.json())
+    assert answer.json().keys() & {"type", "has_more"}
+
+
 @pytest.mark.parametrize("request_", REFUSED)
 def test_every_refusal_has_the_documented_form(api: Api, request_: Request) -> None:
     assert validate(api, request_) >= 400

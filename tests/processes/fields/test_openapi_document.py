@@ -25,6 +25,7 @@ from modelswarm_gateway.api.messages.requests import (
 )
 from modelswarm_gateway.api.openapi.document import build_document
 from modelswarm_gateway.api.openapi.operations import OPERATIONS
+from modelswarm_gateway.api.responses.requests import RESPONSES_ALLOWED, ResponsesBody
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import ApiError
 
@@ -38,17 +39,22 @@ BODIES: list[tuple[type[RequestModel], dict[str, Any]]] = [
     (MessagesRequest, {"model": "m", "max_tokens": 1, "messages": HI}),
     (CountTokensRequest, {"model": "m", "messages": HI}),
     (SessionRequest, {"model": "m", "max_length": 9}),
+    (ResponsesBody, {"model": "m", "input": "hi"}),
 ]
 
 # Functions that read a body with words of their own for errors.
 PARSERS: dict[type[RequestModel], Callable[[object], RequestModel]] = {
     MessagesRequest: parse_messages,
     CountTokensRequest: parse_count_tokens,
+    ResponsesBody: lambda body: parse_body(ResponsesBody, body, RESPONSES_ALLOWED),
 }
 # Objects that are read behind the models.
+_OF_GRAMMARS = ("response_format", "structured_outputs")
 _OF_MESSAGES = ("tools", "tool_choice", "thinking", "output_config")
 CHECKED_LATER: dict[type[RequestModel], tuple[str, ...]] = {
-    ChatRequest: ("tools", "tool_choice"),
+    ChatRequest: ("tools", "tool_choice", *_OF_GRAMMARS),
+    CompletionRequest: _OF_GRAMMARS,
+    ResponsesBody: ("input", "tools", "tool_choice", "text", "reasoning", "stream_options"),
     MessagesRequest: _OF_MESSAGES,
     CountTokensRequest: _OF_MESSAGES,
 }
@@ -146,3 +152,53 @@ def test_objects_of_tools_are_described(document: dict[str, Any]) -> None:
     assert is_valid(document, "MessagesRequest", asked)
     assert not is_valid(document, "MessagesRequest", asked | {"tools": [tool | {"x": 1}]})
     assert not is_valid(document, "MessagesRequest", asked | {"thinking": {"budget_tokens": 9}})
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}, "strict": True}}
+TAG = {"triggers": ["<"], "structures": [{"begin": "<a>", "schema": {}, "end": "</a>"}]}
+NAMED = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+PART = {"type": "input_text", "text": "hi"}
+RESULT = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "r"}]}
+# Name of the schema, a field, values that it takes, and one that it does not.
+OBJECTS: list[tuple[str, str, list[Any], Any]] = [
+    ("ChatRequest", "tool_choice", ["auto", NAMED, ALLOWED], ALLOWED | {"function": {}}),
+    (
+        "ChatRequest",
+        "response_format",
+        [{"type": "text"}, {"type": "json_object"}, SCHEMA, TAG | {"type": "structural_tag"}],
+        {"type": "json_object", "schema": {}},
+    ),
+    (
+        "CompletionRequest",
+        "structured_outputs",
+        [{"json": {}}, {"structural_tag": TAG}, {"structural_tag": "{}"}],
+        {"jsn": {}},
+    ),
+    (
+        "ResponsesBody",
+        "input",
+        ["hi", [*HI, {"role": "user", "content": [PART]}], [CALL]],
+        [{"role": "user", "content": [PART | {"x": 1}]}],
+    ),
+    ("ResponsesBody", "tool_choice", ["none", {"type": "function", "name": "f"}], {"x": 1}),
+    ("ResponsesBody", "reasoning", [{"effort": "low"}], {"summary": "auto"}),
+    (
+        "MessagesRequest",
+        "messages",
+        [HI, [{"role": "user", "content": [RESULT]}]],
+        [{"role": "user", "content": [RESULT | {"x": 1}]}],
+    ),
+    ("MessagesRequest", "system", ["s", [{"type": "text", "text": "s"}]], [{"x": 1}]),
+]
+
+
+@pytest.mark.parametrize(("name", "field", "taken", "other"), OBJECTS)
+def test_objects_inside_a_body_are_described(
+    document: dict[str, Any], name: str, field: str, taken: list[Any], other: object
+) -> None:
+    bodies = {model.__name__: body for model, body in BODIES}
+    for value in taken:
+        assert is_valid(document, name, bodies[name] | {field: value}), value
+    assert not is_valid(document, name, bodies[name] | {field: other})

@@ -63,35 +63,6 @@ ITEM: Schema = {
     "required": ["id", "type"],
 }
 OBJECT: Schema = {"type": "object"}
-_RESPONSE: dict[str, Schema] = {
-    "id": TEXT,
-    "object": {"const": "response"},
-    "created_at": WHOLE,
-    "status": {"enum": ["in_progress", "completed", "incomplete"]},
-    "background": {"const": False},
-    "completed_at": either_null(WHOLE),
-    "error": {"type": "null"},
-    "incomplete_details": either_null(has({"reason": {"const": "max_output_tokens"}})),
-    "instructions": either_null(TEXT),
-    "max_output_tokens": either_null(WHOLE),
-    "max_tool_calls": {"type": "null"},
-    "metadata": OBJECT,
-    "model": TEXT,
-    "output": list_of(ITEM),
-    "parallel_tool_calls": FLAG,
-    "previous_response_id": either_null(TEXT),
-    "reasoning": has({"effort": either_null(TEXT), "summary": {"type": "null"}}),
-    "service_tier": {"const": "default"},
-    "store": FLAG,
-    "temperature": NUMBER,
-    "text": OBJECT,
-    "tool_choice": {"type": ["string", "object"]},
-    "tools": list_of(OBJECT),
-    "top_logprobs": WHOLE,
-    "top_p": NUMBER,
-    "truncation": {"const": "disabled"},
-    "usage": either_null(OBJECT),
-}
 FINISH: Schema = {"enum": ["stop", "length", "tool_calls"]}
 PROMPT_LOGPROBS = list_of(
     either_null({"type": "object", "additionalProperties": refer("PromptLogprob")})
@@ -116,7 +87,8 @@ _DELTA = has(
         "tool_calls": list_of(_CALL_DELTA),
     },
 )
-_CHAT_LOGPROB = {"token": TEXT, "logprob": LOGPROB, "bytes": list_of(WHOLE)}
+_LOGPROB_FIELDS = {"token": TEXT, "logprob": LOGPROB, "bytes": list_of(WHOLE)}
+CHAT_LOGPROB = has({**_LOGPROB_FIELDS, "top_logprobs": list_of(has(_LOGPROB_FIELDS))})
 _HOP = has({"server": TEXT, "first": WHOLE, "last": WHOLE})
 _READINESS = has(
     {
@@ -155,7 +127,7 @@ ANSWERS: dict[str, Schema] = {
     ),
     "ChatLogprobs": has(
         {
-            "content": list_of(has({**_CHAT_LOGPROB, "top_logprobs": list_of(has(_CHAT_LOGPROB))})),
+            "content": list_of(CHAT_LOGPROB),
             "refusal": {"type": "null"},
         }
     ),
@@ -193,12 +165,6 @@ ANSWERS: dict[str, Schema] = {
         }
     ),
     "Text": has({"prompt": TEXT}),
-    "Response": has(_RESPONSE),
-    "ResponseEvent": {
-        "type": "object",
-        "properties": {"type": TEXT, "sequence_number": WHOLE},
-        "required": ["type", "sequence_number"],
-    },
     "DeletedResponse": has(
         {"id": TEXT, "object": {"const": "response"}, "deleted": {"const": True}}
     ),

@@ -18,6 +18,7 @@ from modelswarm_gateway.api.openapi.answer_schemas import ANSWERS, Schema, refer
 from modelswarm_gateway.api.openapi.message_schemas import MESSAGE_ANSWERS
 from modelswarm_gateway.api.openapi.operations import ALWAYS, OPERATIONS, Operation
 from modelswarm_gateway.api.openapi.request_schemas import body_schemas
+from modelswarm_gateway.api.openapi.response_schemas import RESPONSE_ANSWERS
 from modelswarm_gateway.errors import TABLE
 from modelswarm_gateway.settings import SESSION_HEADER
 
@@ -57,7 +58,7 @@ def build_document(app: FastAPI) -> dict[str, Any]:
         if isinstance(route, APIRoute):
             for method in sorted(route.methods or ()):
                 paths.setdefault(route.path_format, {})[method.lower()] = _operation(route, method)
-    schemas = {**ANSWERS, **MESSAGE_ANSWERS}
+    schemas = {**ANSWERS, **MESSAGE_ANSWERS, **RESPONSE_ANSWERS}
     for operation in OPERATIONS.values():
         if operation.body is not None:
             schemas |= body_schemas(operation.body)
@@ -114,7 +115,10 @@ def _parameters(route: APIRoute, operation: Operation) -> list[dict[str, Any]]:
 
 
 def _responses(operation: Operation, *, has_body: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": refer(operation.answer)}}
+    schema = refer(operation.answer)
+    if operation.anthropic_answer:
+        schema = {"anyOf": [schema, refer(operation.anthropic_answer)]}
+    content: dict[str, Any] = {"application/json": {"schema": schema}}
     if operation.event:
         text = "`data:` of each event is JSON of the schema in `x-event-schema`, an error, or `[DONE]`."
         content["text/event-stream"] = {
@@ -133,7 +137,10 @@ def _errors(operation: Operation, *, has_body: bool) -> dict[str, Any]:
     by_status: dict[str, list[str]] = {}
     for code in dict.fromkeys((*ALWAYS, *operation.codes)):
         by_status.setdefault(str(TABLE[code].status), []).append(code.value)
-    content = {"application/json": {"schema": refer(operation.error)}}
+    schema = refer(operation.error)
+    if operation.anthropic_answer:
+        schema = {"anyOf": [schema, refer("MessagesError")]}
+    content = {"application/json": {"schema": schema}}
     return {
         status: {
             "description": f"error.code: {', '.join(names)}",

@@ -80,4 +80,21 @@ MESSAGE_ANSWERS: dict[str, Schema] = {
         ),
     ),
     "TokenCount": has({"input_tokens": WHOLE}),
+    "AnthropicModel": _kind(
+        "model",
+        id=TEXT,
+        display_name=TEXT,
+        created_at=TEXT,
+        lifecycle={"const": "active"},
+        max_input_tokens=either_null(WHOLE),
+        max_tokens=either_null(WHOLE),
+    ),
+    "AnthropicModels": has(
+        {
+            "data": list_of(refer("AnthropicModel")),
+            "has_more": {"const": False},
+            "first_id": either_null(TEXT),
+            "last_id": either_null(TEXT),
+        }
+    ),
 }

@@ -50,6 +50,7 @@ class Operation:
     other_status: int = 0  # that the same answer may have; 0: none
     error: str = "Error"  # name of the schema of its errors
     headers: Mapping[str, str] = field(default_factory=dict)  # of its own
+    anthropic_answer: str = ""  # name of the schema with Anthropic's version header; "": the same
 
 
 _RESPONSE = "/v1/responses/{response_id}"
@@ -57,6 +58,7 @@ _ANTHROPIC_HEADERS = {
     ANTHROPIC_VERSION: f"One of {', '.join(VERSIONS)}.",
     BETA: f"Names of betas, each with any date: {', '.join(HARMLESS_BETAS)}.",
 }
+_ANTHROPIC_SHAPE = {ANTHROPIC_VERSION: "With it the answer has Anthropic's shape."}
 _SESSION = "/v1/sessions/{session_id}"
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
@@ -101,9 +103,18 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/detokenize"): Operation(
         "Return the text of tokens", "Text", DetokenizeRequest, codes=OF_PROMPTS
     ),
-    ("GET", "/v1/models"): Operation("List the models", "Models"),
+    ("GET", "/v1/models"): Operation(
+        "List the models",
+        "Models",
+        headers=_ANTHROPIC_SHAPE,
+        anthropic_answer="AnthropicModels",
+    ),
     ("GET", "/v1/models/{name}"): Operation(
-        "Return a model", "Model", codes=(Code.MODEL_NOT_FOUND,)
+        "Return a model",
+        "Model",
+        codes=(Code.MODEL_NOT_FOUND,),
+        headers=_ANTHROPIC_SHAPE,
+        anthropic_answer="AnthropicModel",
     ),
     ("POST", "/v1/sessions"): Operation(
         "Open a session with its positions reserved",

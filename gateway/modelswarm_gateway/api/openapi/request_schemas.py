@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from modelswarm_gateway.api.fields import messages, responses
+from modelswarm_gateway.api.fields import formats, messages, responses
 from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.fields.states import FieldTable, NoEffect, Refused, Renamed, State
 from modelswarm_gateway.api.fields.tools import (
+    ALLOWED_TOOL,
+    ALLOWED_TOOLS,
+    ALLOWED_TOOLS_CHOICE,
     CALLED_FUNCTION,
     CHOSEN_FUNCTION,
     FUNCTION,
@@ -95,6 +98,24 @@ def _list_of(item: Schema) -> Schema:
     return {"anyOf": [{"type": "array", "items": item}, _NULL]}
 
 
+def _texts(*parts: Schema) -> Schema:
+    """Return the schema of a content: a string, or a list of these parts."""
+    return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"anyOf": list(parts)}}]}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, _NULL]}
+
+
+def _kinds(*names: str) -> Schema:
+    return {"type": {"enum": list(names)}}
+
+
+_ALLOWED = _list_of(_object(ALLOWED_TOOL, {"function": _object(CHOSEN_FUNCTION)}))
+_STRUCTURES = _list_of(_object(formats.STRUCTURE))
+_TAG: Schema = {
+    "anyOf": [{"type": "string"}, _object(formats.TAG_FORMAT, {"structures": _STRUCTURES}), _NULL]
+}
 # Fields whose objects have tables.
 _OBJECTS: dict[str, Schema] = {
     "tools": _list_of(_object(TOOL, {"function": _object(FUNCTION)})),
@@ -102,11 +123,45 @@ _OBJECTS: dict[str, Schema] = {
     "tool_choice": {
         "anyOf": [
             {"enum": ["none", "auto", "required", None]},
-            _object(TOOL_CHOICE, {"function": _object(CHOSEN_FUNCTION)}),
+            _object(TOOL_CHOICE, {"function": _object(CHOSEN_FUNCTION), **_kinds("function")}),
+            _object(
+                ALLOWED_TOOLS_CHOICE,
+                {
+                    "allowed_tools": _object(ALLOWED_TOOLS, {"tools": _ALLOWED}),
+                    **_kinds("allowed_tools"),
+                },
+            ),
         ]
     },
+    "response_format": {
+        "anyOf": [
+            _object(formats.TEXT_FORMAT, _kinds("text", "json_object")),
+            _object(
+                formats.SCHEMA_FORMAT,
+                {"json_schema": _object(formats.JSON_SCHEMA), **_kinds("json_schema")},
+            ),
+            _object(formats.TAG_FORMAT, {"structures": _STRUCTURES, **_kinds("structural_tag")}),
+            _NULL,
+        ]
+    },
+    "structured_outputs": {
+        "anyOf": [_object(formats.STRUCTURED_OUTPUTS, {"structural_tag": _TAG}), _NULL]
+    },
 }
+_PART = _object(responses.PART)
 _OBJECTS_OF_RESPONSES: dict[str, Schema] = {
+    "input": _texts(
+        _object(responses.MESSAGE, {"content": _texts(_PART), **_kinds("message")}),
+        _object(responses.FUNCTION_CALL, _kinds("function_call")),
+        _object(
+            responses.FUNCTION_CALL_OUTPUT,
+            {"output": _texts(_PART), **_kinds("function_call_output")},
+        ),
+        _object(
+            responses.REASONING_ITEM,
+            {"content": _or_null(_texts(_PART)), **_kinds("reasoning")},
+        ),
+    ),
     "tools": _list_of(_object(responses.TOOL)),
     "tool_choice": {
         "anyOf": [
@@ -124,7 +179,23 @@ _OBJECTS_OF_RESPONSES: dict[str, Schema] = {
     "reasoning": {"anyOf": [_object(responses.REASONING), _NULL]},
     "stream_options": {"anyOf": [_object(responses.STREAM_OPTIONS), _NULL]},
 }
+_TEXT_BLOCK = _object(messages.TEXT_BLOCK, _kinds("text"))
+_BLOCKS = _texts(
+    _TEXT_BLOCK,
+    _object(messages.THINKING_BLOCK, _kinds("thinking")),
+    _object(messages.TOOL_USE_BLOCK, _kinds("tool_use")),
+    _object(
+        messages.TOOL_RESULT_BLOCK,
+        {"content": _or_null(_texts(_TEXT_BLOCK)), **_kinds("tool_result")},
+    ),
+)
 _OBJECTS_OF_MESSAGES: dict[str, Schema] = {
+    "messages": {
+        "type": "array",
+        "minItems": 1,
+        "items": _object(messages.INPUT_MESSAGE, {"content": _BLOCKS}),
+    },
+    "system": _or_null(_texts(_TEXT_BLOCK)),
     "tools": _list_of(_object(messages.ANTHROPIC_TOOL)),
     "tool_choice": {"anyOf": [_object(messages.ANTHROPIC_TOOL_CHOICE), _NULL]},
     "thinking": {"anyOf": [_object(messages.THINKING), _NULL]},
