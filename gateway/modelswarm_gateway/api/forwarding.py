@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import httpx
+from starlette.responses import Response
+
+from modelswarm_gateway.settings import SESSION_HEADER
 
 FORWARDED_HEADER = "x-modelswarm-forwarded"
 CONNECT_SECONDS = 2.0
@@ -106,15 +109,21 @@ class Forwarder:
     ) -> httpx.Response:
         """Send a request with `headers` of the client and a JSON `body`, or none; return the whole response.
 
-        Raise PeerUnreachable.
+        One with a body may take time, as a fork that copies KV does: it is awaited while the gateway responds. Raise
+        PeerUnreachable.
         """
-        timeout = httpx.Timeout(CALL_SECONDS, connect=CONNECT_SECONDS)
-        url, forwarded = f"http://{target}{path}", _forwarded_headers(headers)
+        seconds = CALL_SECONDS if body is None else READ_SECONDS
+        sent = self._client.request(
+            method,
+            f"http://{target}{path}",
+            params=dict(params),
+            headers=_forwarded_headers(headers),
+            timeout=httpx.Timeout(seconds, connect=CONNECT_SECONDS),
+            json=body,
+        )
         try:
-            return await self._client.request(
-                method, url, params=dict(params), headers=forwarded, timeout=timeout, json=body
-            )
-        except (httpx.HTTPError, OSError) as error:
+            return await await_while_alive(sent, lambda: self.is_responding(target))
+        except (httpx.HTTPError, OSError, PeerGone) as error:
             raise PeerUnreachable(f"{target}: {error!r}") from error
 
     @contextlib.asynccontextmanager
@@ -153,6 +162,13 @@ class Forwarder:
             yield ForwardedResponse(answer.status_code, back, _read_parts(answer, is_alive))
         finally:
             await asyncio.shield(answer.aclose())
+
+
+def whole_answer(answer: httpx.Response) -> Response:
+    """Return the other gateway's whole answer for the client, with its status and headers."""
+    names = (*RESPONSE_HEADERS, SESSION_HEADER)
+    headers = {name: answer.headers[name] for name in names if name in answer.headers}
+    return Response(answer.content, answer.status_code, headers)
 
 
 def _forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -90,6 +90,8 @@ class JsonErrorProtocol(H11Protocol):
                 (REQUEST_ID.encode(), request_id),
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
+                # The same bytes are as wrong the next time; only a slow client may be faster.
+                (b"x-should-retry", b"true" if status == HTTPStatus.REQUEST_TIMEOUT else b"false"),
                 (b"connection", b"close"),
             ]
             reason = HTTPStatus(status).phrase.encode()

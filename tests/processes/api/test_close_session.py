@@ -75,6 +75,10 @@ def test_closed_session_frees_its_pages_and_is_gone(gateways: Gateways, session:
 
 def test_session_of_another_gateway_is_closed_there(gateways: Gateways) -> None:
     run_turn(gateways.one, "elsewhere")
+    url = f"{gateways.two.url}/v1/sessions/elsewhere"
+    for method in ("GET", "HEAD"):
+        shown = httpx.request(method, url, timeout=30)
+        assert (shown.status_code, shown.headers["x-session-id"]) == (200, "elsewhere")
 
     answer = delete(gateways.two, "elsewhere", model=MODEL)
 
@@ -91,6 +95,7 @@ def test_close_during_a_turn_is_refused_until_its_client_leaves(gateways: Gatewa
         for gateway in (gateways.one, gateways.two):
             refused = delete(gateway, "busy", model=MODEL)
             assert (refused.status_code, refused.json()["error"]["code"]) == (409, "session_busy")
+            assert refused.headers["x-should-retry"] == "true", "also from the other gateway"
         next_tokens(stream)
     eventually(
         "the session is closed",

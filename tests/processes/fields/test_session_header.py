@@ -79,6 +79,13 @@ def test_first_header_of_the_flags_counts(gateways: Gateways) -> None:
     assert "x-session-id" not in post(gateways.one, {"x-correlation-id": "first"}).headers
 
 
+def test_header_is_refused_where_responses_name_conversations(gateways: Gateways) -> None:
+    body, headers = {"model": MODEL, "input": "hi"}, {"x-session-id": "one"}
+    answer = httpx.post(f"{gateways.one.url}/v1/responses", json=body, headers=headers, timeout=60)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-session-id")
+    assert "previous_response_id" in answer.json()["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("header", "fields", "param"),
     [

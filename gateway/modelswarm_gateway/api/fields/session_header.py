@@ -33,12 +33,11 @@ def take_session_id(body: object, headers: Mapping[str, str], names: Sequence[st
     return body | {"session_id": value}
 
 
-def refuse_session_id(headers: Mapping[str, str], names: Sequence[str]) -> None:
-    """Raise ApiError if a request that names its sessions in its path and its body has one of these headers."""
+def refuse_session_id(headers: Mapping[str, str], names: Sequence[str], why: str) -> None:
+    """Raise ApiError if a request that names its session in another way has one of these headers."""
     for name in names:
         if name in headers:
-            detail = "not allowed here: the path names the session, and session_id names the fork"
-            raise invalid_request(name, f"{name}: {detail}; leave it out")
+            raise invalid_request(name, f"{name}: not allowed here: {why}; leave it out")
 
 
 def session_headers(session_id: str | None) -> list[tuple[bytes, bytes]]:

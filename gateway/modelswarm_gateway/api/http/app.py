@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import Depends, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp
 
 from modelswarm import __version__
@@ -88,7 +89,7 @@ def build_http_app(
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None, dependencies=checks)
     forwarder = forwarder or Forwarder()
     _generation_routes(app, service, forwarder, session_header_names)
-    add_response_routes(app, service, forwarder)
+    add_response_routes(app, service, forwarder, session_header_names)
     add_messages_routes(app, service, forwarder, session_header_names)
     add_tokenization_routes(app, service)
     _model_routes(app, service)
@@ -270,7 +271,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     if error.status_code == 405:
-        headers["allow"] = ", ".join(sorted(headers.get("allow", "").split(", ")))
+        headers["allow"] = ", ".join(_methods_of(request))
         code = Code.METHOD_NOT_ALLOWED
         message = f"{shorten(request.method)} is not allowed here; allowed: {headers['allow']}"
         if request.method == "OPTIONS" and "origin" in request.headers:
@@ -281,6 +282,15 @@ async def _http_error(request: Request, error: Exception) -> Response:
     response = await _api_error(request, ApiError(code, message))
     response.headers.update(headers)
     return response
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Return the methods of the request's path; the framework knows those of its first route only."""
+    found: set[str] = set()
+    for route in request.app.routes:
+        if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:

@@ -21,7 +21,12 @@ from modelswarm_gateway.api.fields.session_header import (
     take_session_id,
 )
 from modelswarm_gateway.api.fields.sessions import FORKS, SESSIONS
-from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, PeerUnreachable
+from modelswarm_gateway.api.forwarding import (
+    FORWARDED_HEADER,
+    Forwarder,
+    PeerUnreachable,
+    whole_answer,
+)
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import parse_body
 from modelswarm_gateway.core.interface.turn import Reservation
@@ -43,6 +48,7 @@ from modelswarm_gateway.settings import SESSION_HEADER
 PATH = "/v1/sessions/{session_id:path}"
 MAX_TTL = 86_400  # seconds
 MAX_POSITIONS = (1 << 31) - 1  # more than any context has; a link carries no larger numbers
+FORK_NAMES = "the path names the session, and session_id names the fork"
 
 
 class SessionRequest(RequestModel):
@@ -81,7 +87,7 @@ def add_session_routes(
 
     @app.post(f"{PATH}/fork")
     async def fork(session_id: str, request: Request, model: str = "") -> Response:
-        refuse_session_id(request.headers, header_names)
+        refuse_session_id(request.headers, header_names, FORK_NAMES)
         body = await read_json(request, budget)
         wanted, key = parse_body(ForkRequest, body), _key(service, session_id, model)
         new = key[0], wanted.session_id or f"sess_{secrets.token_hex(12)}"
@@ -93,7 +99,7 @@ def add_session_routes(
             raise session_not_found(key)
         return await _state(new)
 
-    @app.get(PATH)
+    @app.api_route(PATH, methods=["GET", "HEAD"])
     async def show(session_id: str, request: Request, model: str = "") -> Response:
         key = _key(service, session_id, model)
         try:
@@ -148,4 +154,4 @@ async def _forward(
         answer = await forwarder.call(method, elsewhere.http, path, query, request.headers, body)
     except PeerUnreachable as error:
         raise owner_not_reached() from error
-    return Response(answer.content, answer.status_code, media_type="application/json")
+    return whole_answer(answer)

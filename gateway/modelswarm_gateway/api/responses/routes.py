@@ -6,14 +6,18 @@ the app by `http/app.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
 
+from modelswarm_gateway.api.fields.session_header import refuse_session_id
 from modelswarm_gateway.api.forwarding import (
     FORWARDED_HEADER,
     Forwarder,
     OriginalRequest,
     PeerUnreachable,
+    whole_answer,
 )
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.relay import ForwardContext
@@ -35,15 +39,21 @@ from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
 PATH = "/v1/responses/{response_id}"
+CONVERSATIONS = "previous_response_id names the conversation"
+_READ_METHODS = ["GET", "HEAD"]
 
 
-def add_response_routes(app: FastAPI, service: GenerationService, forwarder: Forwarder) -> None:
+def add_response_routes(
+    app: FastAPI, service: GenerationService, forwarder: Forwarder, session_headers: Sequence[str]
+) -> None:
+    """Add the routes. `session_headers`: names of headers with a session's id, which is refused."""
     budget, stored = BodyBudget(), StoredResponses(service.clock)
     shown = _StoredRoutes(service, forwarder, stored)
 
     @app.post("/v1/responses")
     async def respond(request: Request) -> Response:
         try:
+            refuse_session_id(request.headers, session_headers, CONVERSATIONS)
             body = await read_json(request, budget)
             return ResponsesResponse(
                 service,
@@ -59,7 +69,7 @@ def add_response_routes(app: FastAPI, service: GenerationService, forwarder: For
             service.metrics.count_request(OTHER_MODEL, error.code)
             raise
 
-    @app.get(PATH)
+    @app.api_route(PATH, methods=_READ_METHODS)
     async def show(response_id: str, request: Request) -> Response:
         found = await shown.find(response_id, request)
         return found if isinstance(found, Response) else JSONResponse(dict(found.body))
@@ -69,7 +79,7 @@ def add_response_routes(app: FastAPI, service: GenerationService, forwarder: For
         found = await shown.find(response_id, request)
         return found if isinstance(found, Response) else await shown.delete(found)
 
-    @app.get(f"{PATH}/input_items")
+    @app.api_route(f"{PATH}/input_items", methods=_READ_METHODS)
     async def input_items(
         response_id: str,
         request: Request,
@@ -137,4 +147,4 @@ class _StoredRoutes:
             raise ApiError(
                 Code.SESSION_ELSEWHERE, detail, param="response_id", retry_after=1.0
             ) from error
-        return Response(answer.content, answer.status_code, media_type="application/json")
+        return whole_answer(answer)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from modelswarm_gateway.api import forwarding
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
 from modelswarm_gateway.api.failover import StreamFailover
-from modelswarm_gateway.api.forwarding import Forwarder, OriginalRequest, PeerGone
+from modelswarm_gateway.api.forwarding import (
+    Forwarder,
+    OriginalRequest,
+    PeerGone,
+    PeerUnreachable,
+    whole_answer,
+)
 from modelswarm_gateway.api.http.openai_responses import (
     ChatResponseBuilder,
     ResponseHead,
@@ -95,6 +103,35 @@ async def test_forwarded_request_keeps_its_request_id() -> None:
     assert "cookie" not in got
     await forwarder.close()
     await server.stop()
+
+
+async def answer_late(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer `/health` at once, and all else after half a second."""
+    if scope["path"] != "/health":
+        await asyncio.sleep(0.5)
+    headers = [(b"x-should-retry", b"true"), (b"x-session-id", b"s"), (b"server", b"x")]
+    await send({"type": "http.response.start", "status": 409, "headers": headers})
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def test_call_with_a_body_is_awaited_while_its_gateway_responds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forwarding, "CALL_SECONDS", 0.1)
+    monkeypatch.setattr(forwarding, "ALIVE_CHECK_SECONDS", 0.1)
+    server = AsgiServer(answer_late, bind_socket("--http", "127.0.0.1:0"))
+    await server.start()
+    forwarder = Forwarder()
+    path = "/v1/sessions/s/fork"
+    answer = whole_answer(await forwarder.call("POST", server.target, path, {}, {}, {}))
+    assert (answer.status_code, answer.headers["x-should-retry"]) == (409, "true")
+    assert answer.headers["x-session-id"] == "s" and "server" not in answer.headers
+    with pytest.raises(PeerUnreachable):
+        await forwarder.call("DELETE", server.target, "/v1/sessions/s", {}, {})
+    await server.stop()
+    with pytest.raises(PeerUnreachable):
+        await forwarder.call("POST", server.target, path, {}, {}, {})
+    await forwarder.close()
 
 
 async def is_alive() -> bool:

@@ -64,6 +64,16 @@ async def test_head_is_allowed_where_get_is(path: str, status: int) -> None:
     assert "allowed: GET, HEAD" in error_of(refused)["message"]
 
 
+async def test_refused_method_is_told_all_of_its_path() -> None:
+    client = make_client()
+    for path in ("/v1/responses/none", "/v1/sessions/none"):
+        refused = await client.put(path)
+        assert (refused.status_code, refused.headers["allow"]) == (405, "DELETE, GET, HEAD")
+    assert (await client.get("/v1/sessions")).headers["allow"] == "POST"
+    assert (await client.head("/v1/responses/none")).status_code == 404
+    assert (await client.head("/v1/responses/none/input_items")).status_code == 404
+
+
 async def test_version_names_protocol_and_grpc_ports() -> None:
     answer = await make_client(ports={"grpc": 8123, "admin": 8125}).get("/version")
     assert answer.json() == {

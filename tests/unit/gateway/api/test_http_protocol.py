@@ -73,6 +73,7 @@ async def test_framing_fault_gets_the_error_envelope(
     assert head.startswith(f"HTTP/1.1 {status} ".encode())
     assert b"content-type: application/json" in head.lower()
     assert b"connection: close" in head.lower()
+    assert b"x-should-retry: false" in head.lower()
     assert f"content-length: {len(body)}".encode() in head.lower()
     assert re.search(rb"^x-request-id: req_[0-9a-f]{24}\r?$", head, re.MULTILINE)
     error = json.loads(body)["error"]
@@ -106,6 +107,7 @@ async def test_half_a_head_is_ended_with_408() -> None:
         writer.write(HEAD)
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b"x-should-retry: true" in answer
     assert b"did not arrive within 0.2 seconds" in answer
 
 
