@@ -215,3 +215,17 @@ def test_examples_of_the_page_answer_as_it_says(swarm: Running) -> None:
     assert choice in ("yes", "no")
     assert re.fullmatch(r"[0-9]{4}-[01][0-9]", date)
     assert re.fullmatch(r"[0-9]{1,3}(\+[0-9]{1,3})?", total)
+
+
+def test_examples_of_the_http_section_are_answered(swarm: Running) -> None:
+    """The page's other requests: the example of beams runs in structured/test_beams.py."""
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text("utf-8")
+    section = page.split("\n## HTTP (port 8000)\n")[1].split("\n## ")[0]
+    examples = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", section, re.DOTALL)]
+    posted = [body for body in examples if "num_beams" not in body]
+    assert len(posted) == len(examples) - 1 == 2
+    for body in posted:
+        path = "chat/completions" if "messages" in body else "completions"
+        answer = httpx.post(f"http://{swarm.local.http}/v1/{path}", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["choices"]) == (1 if "messages" in body else len(body["prompt"]))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, VOCAB
-from support.processes.kill_scenarios import SAMPLED, prompt_of
+from support.processes.kill_scenarios import SAMPLED, check_four_answers, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
 from support.processes.streams import Answer, Request
 from support.processes.swarm import (
@@ -117,6 +117,20 @@ def test_draining_every_server_in_turn_disturbs_no_stream(swarm: Running) -> Non
             found = moves(swarm, "drain") - before
             assert found[MigrationOutcome.MIGRATED.value] >= len(left), (found, left)
             list(swarm.view.drain_server(slot.name, undo=True))
+
+
+@pytest.mark.full
+def test_four_answers_with_rules_do_not_notice_a_drain(swarm: Running) -> None:
+    swarm.wait_whole()
+    drained = list[str]()
+
+    def drain_tail() -> None:
+        drained.append(name_of(swarm.sessions()[0].route[1].peer))
+        drain(swarm, drained[0])
+
+    check_four_answers(swarm, drain_tail)
+    list(swarm.view.drain_server(drained[0], undo=True))
+    swarm.wait_empty()
 
 
 @pytest.mark.full

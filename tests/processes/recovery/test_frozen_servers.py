@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, VOCAB
-from support.processes.kill_scenarios import SAMPLED, prompt_of
+from support.processes.kill_scenarios import SAMPLED, check_four_answers, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
 from support.processes.streams import Answer, Request, Stream
 from support.processes.swarm import ENDLESS, Running, local_settings, metrics, running_swarm, total
@@ -55,6 +55,25 @@ def test_frozen_server_is_left_and_used_again_when_it_thaws(swarm: Running, plac
     finally:
         swarm.local.kill(name_of(frozen), signal.SIGCONT)
     takes_part_again(swarm, frozen)
+    swarm.wait_empty()
+
+
+@pytest.mark.full
+def test_four_answers_with_rules_outlast_a_frozen_tail(swarm: Running) -> None:
+    swarm.wait_empty()
+    swarm.wait_whole()
+    before, frozen = swarm.faults(), list[str]()
+
+    def freeze() -> None:
+        frozen.append(swarm.sessions()[0].route[TAIL].peer)
+        swarm.local.kill(name_of(frozen[0]), signal.SIGSTOP)
+
+    try:
+        check_four_answers(swarm, freeze)
+    finally:
+        for peer in frozen:
+            swarm.local.kill(name_of(peer), signal.SIGCONT)
+    assert swarm.faults().resumed > before.resumed
     swarm.wait_empty()
 
 

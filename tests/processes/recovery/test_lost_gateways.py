@@ -157,6 +157,22 @@ def test_four_answers_are_made_again_and_the_old_ones_freed(swarm: HashSwarm) ->
     swarm.kill("two")
 
 
+def test_beams_are_made_again_and_the_old_ones_freed(swarm: HashSwarm) -> None:
+    one, two = gateways(swarm)
+    fields: dict[str, Any] = {"max_tokens": 300, "num_beams": 4, "n": 4, "temperature": 0}
+    with Client(two.url) as client:
+        calm = client.complete("go", logprobs=1, **fields)
+    with Client([one.url, two.url]) as client, ThreadPoolExecutor() as pool:
+        answer = pool.submit(client.complete, "go", logprobs=1, **fields)
+        eventually("the beams are at the servers", lambda: count_sessions(swarm) >= 4)
+        swarm.kill("one")
+        made = answer.result(120)
+    assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
+    assert made.choices == calm.choices
+    eventually("no server has a session", lambda: count_sessions(swarm) == 0)
+    swarm.kill("two")
+
+
 def generated(endpoints: Endpoints) -> float:
     return endpoints.metric("modelswarm_gateway_tokens_total", kind="generated")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,15 @@ import httpx
 import pytest
 import torch
 from support.processes.streams import TOY_MODEL
-from support.processes.swarm import Running, running_swarm
+from support.processes.swarm import Running, local_settings, running_swarm
 
+from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 PROMPT = [65, 12, 200, 7, 9, 31, 8, 100]
 LONG = PROMPT * 30  # longer than what a fork must save
 SOME_ENDS = list(range(0, 320, 20))
+NOTICED = ("--suspect-after", "2", "--fence-timeout", "3")  # a frozen server is
 # Fields of the request, with transformers' names.
 CASES: list[dict[str, Any]] = [
     {"num_beams": 3},
@@ -34,7 +38,10 @@ CASES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def running(toy_folder: Path) -> Iterator[Running]:
-    with running_swarm(toy_folder, "beams", spans=2, replicas=2, sessions=12) as made:
+    settings = local_settings("beams", gateway_flags=NOTICED, detects_silence=True)
+    with running_swarm(
+        toy_folder, "beams", spans=2, replicas=2, sessions=12, settings=settings
+    ) as made:
         yield made
 
 
@@ -169,18 +176,42 @@ def has_grown(length: int, session: api_pb2.Session) -> bool:
     return session.length >= length
 
 
-def test_killed_servers_change_no_beam(running: Running, toy_model: Any) -> None:
-    """Beams of a long prompt fork from one session. A server is killed in the middle, and another one later."""
+def kill(running: Running, peer: str) -> Callable[[], object]:
+    running.kill(peer)
+    return running.wait_whole
+
+
+def freeze(running: Running, peer: str) -> Callable[[], object]:
+    running.local.kill(name_of(peer), signal.SIGSTOP)
+    return lambda: running.local.kill(name_of(peer), signal.SIGCONT)
+
+
+def drain(running: Running, peer: str) -> Callable[[], object]:
+    states = list(running.view.drain_server(name_of(peer), timeout=60))
+    assert states[-1].done
+    return lambda: list(running.view.drain_server(name_of(peer), undo=True))
+
+
+@pytest.mark.parametrize(
+    "disturb", [kill, *(pytest.param(each, marks=pytest.mark.full) for each in (freeze, drain))]
+)
+def test_disturbed_servers_change_no_beam(
+    running: Running, toy_model: Any, disturb: Callable[[Running, str], Callable[[], object]]
+) -> None:
+    """Beams of a long prompt fork from one session. A server is disturbed in the middle, and another one later."""
     wanted = {"num_beams": 4, "num_return_sequences": 4}
     expected = answers_of_transformers(toy_model, LONG, 40, wanted)
     body = body_of(LONG, 40, wanted)
-    with ThreadPoolExecutor(1) as pool:
+    running.wait_whole()
+    before = running.faults().resumed
+    with ExitStack() as ends, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(lambda: post(running, **body, return_token_ids=True))
         for grown, hop in ((8, 1), (24, 0)):
             found = running.wait_session(partial(has_grown, len(LONG) + grown))
-            running.kill(found.route[hop].peer)
+            ends.callback(disturb(running, found.route[hop].peer))
         choices = asked.result().json()["choices"]
     assert [choice["token_ids"] for choice in choices] == [tokens for tokens, _ in expected]
+    assert disturb is drain or running.faults().resumed > before
     running.wait_empty()
     running.wait_whole()
 

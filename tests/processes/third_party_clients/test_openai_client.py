@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Literal
 
 import openai
 import pytest
 import pytest_asyncio
 from pydantic import BaseModel
+from support.processes.programs.page_examples import python_examples, run_example
 from support.processes.streams import TOY_MODEL
 from support.processes.swarm import Running
 
+PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
 BODY: Any = {"model": TOY_MODEL, "messages": [{"role": "user", "content": "hi"}], "temperature": 0}
 
 
@@ -86,3 +89,11 @@ async def test_raw_response_has_the_request_id(client: openai.AsyncOpenAI) -> No
     with pytest.raises(openai.NotFoundError):
         await client.models.retrieve("none")
     assert [model.id async for model in client.models.list()] == [TOY_MODEL]
+
+
+@pytest.mark.full
+def test_example_of_tools_runs(running: Running) -> None:
+    section = PAGE.split("\n## Tool calls and reasoning\n")[1].split("\n## ")[0]
+    (example,) = python_examples(section)
+    running.wait_whole()
+    run_example(example, "127.0.0.1:8000", running.local.http)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
@@ -78,6 +79,39 @@ def read_until(
                 break
     assert end, f"the stream ended after {len(got)} tokens"
     return got, comments
+
+
+@dataclass
+class AnswerTokens:
+    """The tokens of one of several answers, with their log probabilities if they were asked for."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+def read_answers(
+    url: str, body: dict[str, Any], at: int = 0, act: Callable[[], object] = lambda: None
+) -> list[AnswerTokens]:
+    """Read a stream of several answers to its end; call `act` when there are `at` tokens of all."""
+    got = [AnswerTokens() for _ in range(body["n"])]
+    acted, sent = False, body | {"stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=sent, timeout=120) as answer:
+        assert answer.status_code == 200, answer.read()
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line.removeprefix("data: "))
+                assert "error" not in event, event
+                for choice in event["choices"]:
+                    found = got[choice["index"]]
+                    found.ids += choice.get("token_ids") or []
+                    found.logprobs += (choice["logprobs"] or {"token_logprobs": []})[
+                        "token_logprobs"
+                    ]
+            if not acted and sum(len(each.ids) for each in got) > at:
+                act()
+                acted = True
+    assert acted, "the answers ended too early"
+    return got
 
 
 def expected_tokens(count: int, prompt: str = "go", sampling: Sampling | None = None) -> list[int]:

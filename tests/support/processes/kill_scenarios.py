@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from support.eventually import eventually
-from support.processes.streams import Answer, Request, Stream
-from support.processes.swarm import Faults, Running
+from support.models.tiny_models import TOY_BLOCKS, VOCAB
+from support.processes.http_requests import read_answers
+from support.processes.streams import TOY_MODEL, Answer, Request, Stream
+from support.processes.swarm import ENDLESS, Faults, Running
 
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.hash_model import reference_tokens
 
 HEAD, MIDDLE, TAIL = 0, 1, 3  # places in a route over four spans
 PLACES = {"head": HEAD, "middle": MIDDLE, "tail": TAIL}
@@ -27,6 +30,16 @@ RULED = replace(
     SAMPLED, typical_p=0.95, presence_penalty=0.6, frequency_penalty=0.3, no_repeat_ngram_size=4,
     min_tokens=20, logit_bias=((5, 1.5), (7, -3.0)),
 )  # fmt: skip
+# Fields of a request for four answers with RULED's penalties and bias, over HTTP.
+FOUR = {
+    "n": 4, "temperature": 1, "seed": 7, "repetition_penalty": 1.2, "presence_penalty": 0.6,
+    "frequency_penalty": 0.3, "logit_bias": {"5": 1.5, "7": -3.0}, "logprobs": 2, "ignore_eos": True,
+    "return_token_ids": True,
+}  # fmt: skip
+FOUR_SAMPLED = Sampling(
+    temperature=1, seed=7, repetition_penalty=1.2, presence_penalty=0.6, frequency_penalty=0.3,
+    logit_bias=((5, 1.5), (7, -3.0)),
+)  # fmt: skip
 KEPT_SECONDS = 6.0  # seconds that an idle named session is kept in these swarms
 _SWEPT_SECONDS = 30.0  # seconds until its pages are free, on a busy machine
 READ_ON = 50  # tokens after a recovery, before an endless answer is cancelled
@@ -35,6 +48,22 @@ READ_ON = 50  # tokens after a recovery, before an endless answer is cancelled
 def prompt_of(length: int, seed: int, vocab: int) -> tuple[int, ...]:
     rng = random.Random(seed)
     return tuple(rng.randrange(1, vocab) for _ in range(length))
+
+
+def check_four_answers(running: Running, disturb: Callable[[], object]) -> None:
+    """Check four answers of the hash model with penalties, a bias and log probabilities, disturbed on their way."""
+    prompt, count = prompt_of(80, 11, VOCAB), 1500
+    body = FOUR | {"model": TOY_MODEL, "prompt": list(prompt), "max_tokens": count}
+    url = f"http://{running.local.http}"
+    calm = read_answers(url, body)
+    got = read_answers(url, body, 120, disturb)
+    assert got == calm
+    for choice, each in enumerate(got):
+        assert len(each.logprobs) == count
+        sampling = replace(FOUR_SAMPLED, choice=choice)
+        assert each.ids == reference_tokens(
+            prompt, sampling, count, ENDLESS, n_blocks=TOY_BLOCKS, vocabulary=VOCAB
+        )
 
 
 def kill_in_prefill(running: Running, request: Request, place: int) -> Answer:
