@@ -116,12 +116,15 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         retry_after: float | None = None,
+        repeats: bool = False,
     ) -> None:
+        """`repeats`: this request would fail again, though others with this code may succeed later."""
         super().__init__(message)
         self.code = code
         self.message = message
         self.param = param
         self.retry_after = retry_after  # seconds
+        self.is_retryable = self.mapping.retryable and not repeats
 
     @property
     def mapping(self) -> ErrorMapping:
@@ -139,7 +142,7 @@ class ApiError(Exception):
 
     def headers(self) -> dict[str, str]:
         """Return `x-should-retry`, which OpenAI's clients obey, and `retry-after` in seconds and in milliseconds."""
-        should_retry = {"x-should-retry": "true" if self.mapping.retryable else "false"}
+        should_retry = {"x-should-retry": "true" if self.is_retryable else "false"}
         if self.retry_after is None:
             return should_retry
         return should_retry | {

@@ -415,13 +415,13 @@ class GatewayCore:
         if report.epoch != session.epoch or not is_on_route:
             return
         if report.kind is FaultKind.NO_TOKEN:  # every server would find none
-            self._recovery.fail(session, report.detail)
+            self._recovery.fail_by_report(session, peer, report)
             return
         if report.kind in (FaultKind.FAILED, FaultKind.NOT_FINITE):
             session.model_failures += 1
             by_rows = session.opaque and report.kind is FaultKind.NOT_FINITE  # the client's
             if session.model_failures > 1 or by_rows:
-                self._recovery.fail(session, f"the model failed at {peer}: {report.detail}")
+                self._recovery.fail_by_report(session, peer, report)
                 return
             self._registry.on_step_failed(peer, now)
             session.excluded.add(peer)  # another server of these blocks may not fail

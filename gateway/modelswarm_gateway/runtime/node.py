@@ -325,9 +325,9 @@ class Node:
                     self._deliver_token(effect)
                 case Refused(session=session):
                     self._fail_stream(session, from_refusal(effect))
-                case SessionLost(session=session, detail=detail):
+                case SessionLost(session=session, detail=detail, repeats=repeats):
                     log.warning("session %s failed: %s", session, detail)
-                    error = ApiError(Code.STREAM_BROKEN, hide_identities(detail))
+                    error = ApiError(Code.STREAM_BROKEN, hide_identities(detail), repeats=repeats)
                     self._fail_stream(session, error)
                 case OwnershipLost(session=session):
                     log.warning("released session %s: another gateway owns it", session)

@@ -13,6 +13,7 @@ from support.models.tiny_models import make_toy
 from support.processes.streams import TOY_MODEL
 from support.processes.swarm import Running, metrics, running_swarm, total
 
+pytestmark = pytest.mark.full  # a swarm of its own
 POISON = 77  # token whose embedding is NaN
 BODY: dict[str, Any] = {"model": TOY_MODEL, "max_tokens": 60, "ignore_eos": True, "seed": 1}
 CALM = BODY | {"prompt": [5, 6, 7] * 20, "logit_bias": {str(POISON): -100}}
@@ -55,7 +56,16 @@ def test_session_with_invalid_logits_ends_and_others_go_on(running: Running) -> 
     error = refused.json()["error"]
     assert (refused.status_code, error["code"]) == (500, "stream_broken"), error
     assert "logits are not finite" in error["message"]
+    assert refused.headers["x-should-retry"] == "false", "they would be so again"
     assert count(running, "reroutes_total", 'cause="not_finite"') == 1
     assert count(running, "streams_total", 'outcome="failed"') == 1
     running.wait_empty()
     assert post(running, CALM).json()["choices"] == calm, "its pages were used by the other session"
+
+
+def test_request_that_leaves_no_token_is_not_repeated(running: Running) -> None:
+    masks = {"allowed_token_ids": [5], "no_repeat_ngram_size": 1}
+    refused = post(running, BODY | masks | {"prompt": [5, 6]})
+    assert refused.status_code == 500, refused.text
+    assert "leave no token to sample" in refused.json()["error"]["message"]
+    assert refused.headers["x-should-retry"] == "false"

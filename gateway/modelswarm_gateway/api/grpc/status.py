@@ -52,7 +52,7 @@ def build_status(error: ApiError) -> status_pb2.Status:
             field=error.param, description=sentence
         )
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
-    if error.mapping.retryable:
+    if error.is_retryable:
         delay = Duration()
         delay.FromMilliseconds(round(1000 * (error.retry_after or DEFAULT_RETRY_SECONDS)))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))

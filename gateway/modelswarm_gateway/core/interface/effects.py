@@ -72,6 +72,7 @@ class SessionLost:
 
     session: str
     detail: str
+    repeats: bool = False  # the same request would fail again, at any server
 
 
 @dataclass(frozen=True, slots=True)

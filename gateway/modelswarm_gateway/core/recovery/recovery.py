@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, PeerId
-from modelswarm.protocol.messages import FenceAck, Refusal
+from modelswarm.protocol.messages import FaultKind, FaultReport, FenceAck, Refusal
 from modelswarm.protocol.opaque import is_opaque
 from modelswarm_gateway.core.interface.effects import (
     Effect,
@@ -382,6 +382,13 @@ class Recovery:
     def fail(self, session: Session, detail: str) -> None:
         """Close a session that cannot be recovered."""
         self._drop(session, SessionLost(session.name, detail))
+
+    def fail_by_report(self, session: Session, peer: PeerId, report: FaultReport) -> None:
+        """Close a session whose model gives nothing to sample, or has failed again."""
+        has_tokens = report.kind is not FaultKind.NO_TOKEN
+        detail = f"the model failed at {peer}: {report.detail}" if has_tokens else report.detail
+        repeats = report.kind in (FaultKind.NO_TOKEN, FaultKind.NOT_FINITE)
+        self._drop(session, SessionLost(session.name, detail, repeats))
 
     def relinquish(self, session: Session, *, keeps_log: bool = False) -> None:
         """Close a session that another gateway owns (R20, ownership). A Close only affects hops that are still ours.
