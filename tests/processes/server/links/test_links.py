@@ -417,13 +417,13 @@ async def test_link_that_takes_nothing_for_long_is_closed() -> None:
 
 
 @pytest.fixture
-def without_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turn pings off, so that no unanswered ping reveals a lost peer."""
-    monkeypatch.setattr(stream, "IDLE_SECONDS", NEVER)
+def without_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn beats off, so that no missing beat reveals a lost peer."""
+    monkeypatch.setattr(stream, "BEAT_SECONDS", NEVER)
 
 
-@pytest.mark.usefixtures("without_pings")
-async def test_dialler_notices_a_killed_peer_without_a_ping() -> None:
+@pytest.mark.usefixtures("without_beats")
+async def test_dialler_notices_a_killed_peer_without_a_beat() -> None:
     async with nodes("a") as (a,), echo_process() as (echo, pid):
         a.links.dial(echo)
         await a.received.until(lambda: bool(a.received.up))
@@ -433,8 +433,8 @@ async def test_dialler_notices_a_killed_peer_without_a_ping() -> None:
         await a.received.until(lambda: bool(a.received.down))
 
 
-@pytest.mark.usefixtures("without_pings")
-async def test_acceptor_notices_a_killed_peer_without_a_ping() -> None:
+@pytest.mark.usefixtures("without_beats")
+async def test_acceptor_notices_a_killed_peer_without_a_beat() -> None:
     async with nodes("a") as (a,), echo_process(dials=a) as (echo, pid):
         await a.received.until(lambda: bool(a.received.up))
         a.send(echo, [Input(1, EPOCH, 0, (1, 2, 3))])
