@@ -143,7 +143,12 @@ class Links:
         return peer in self._links or any(is_dialled_peer(other, peer) for other in self._links)
 
     def send(self, sends: Sequence[Send]) -> None:
-        """Queue items in order. Without a link and a target they are lost, after `on_link_down` reported it."""
+        """Queue items in order. Without a link and a target they are lost, after `on_link_down` reported it.
+
+        While the links are closed all are lost: an item behind the end of a lane would break the lane.
+        """
+        if self._closing:
+            return
         lanes: dict[LaneWorker, None] = {}
         for send in sends:
             links = self._links.get(send.to.peer)
@@ -151,8 +156,7 @@ class Links:
                 lanes[links[0].put(send.lane, send.item)] = None
             elif send.to.target:
                 self.dial(send.to)
-                if not self._closing:
-                    self._dials[send.to.peer].put(send.lane, send.item)
+                self._dials[send.to.peer].put(send.lane, send.item)
         for lane in lanes:
             lane.send_queued()
 

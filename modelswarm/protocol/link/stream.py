@@ -107,6 +107,7 @@ class MessageStream(asyncio.BufferedProtocol):
         self._readable = asyncio.Event()
         self._ended: asyncio.Future[Never] = self._loop.create_future()
         self._failure: Exception | None = None
+        self._is_finished = False  # nothing more is written
         self._timer: asyncio.TimerHandle | None = None
         self._heard, self._missed = (
             True,
@@ -138,9 +139,11 @@ class MessageStream(asyncio.BufferedProtocol):
             raise self._failure
 
     def send_message(self, data: Buffer) -> None:
-        """Send a message without a wait. Raise StreamBroken if the stream has ended."""
+        """Send a message without a wait. Raise StreamBroken if the stream has ended, or its writing has."""
         if self._failure is not None:
             raise self._failure
+        if self._is_finished:
+            raise StreamBroken("this end has said that nothing follows")
         self._put(_Kind.MESSAGE, data)
 
     async def deliver_to(
@@ -176,8 +179,10 @@ class MessageStream(asyncio.BufferedProtocol):
 
     def finish_writing(self) -> None:
         """Tell the peer that nothing follows what was sent. It ends the stream when it has read all."""
-        if self._failure is None:
-            self._transport.write_eof()
+        if self._failure is None and not self._is_finished:
+            self._is_finished = True
+            with contextlib.suppress(OSError):  # the peer has reset it, which is noticed soon
+                self._transport.write_eof()
 
     async def end_gracefully(
         self, seconds: float, refusal: CallRefused | StreamBroken | None = None
@@ -321,7 +326,8 @@ class MessageStream(asyncio.BufferedProtocol):
             seconds = MISSED_BEATS * BEAT_SECONDS
             self.close(StreamBroken(f"nothing came from the peer for {seconds:g} s"))
             return
-        if self.paused_since is None:  # else the peer reads data, or nothing
+        # A peer for which data wait hears those, or reads nothing.
+        if self.paused_since is None and not self._is_finished:
             self._put(_Kind.BEAT)
         self._timer = self._loop.call_later(BEAT_SECONDS, self._beat)
 

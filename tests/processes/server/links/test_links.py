@@ -466,6 +466,22 @@ async def test_items_sent_before_close_still_arrive() -> None:
         assert len(b.received.items) == 22
 
 
+async def test_items_sent_while_links_close_break_no_lane(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with nodes("a", "b") as (a, b):
+        await joined(a, b)
+        a.send(b.address, [Close(1), *(rows(i, 1 << 18) for i in range(20)), Close(2)])
+        closing = asyncio.ensure_future(a.links.close())
+        while not closing.done():  # a step may end, and a heartbeat be due
+            await asyncio.sleep(0)
+            a.send(b.address, [Close(3)])
+        await closing
+        await b.received.until(lambda: bool(b.received.down))
+        assert b.received.items[-1] == Close(2)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_peer_that_does_not_read_does_not_delay_close() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH):
         await a.received.until(lambda: bool(a.received.up))

@@ -262,6 +262,38 @@ async def test_everything_sent_before_the_end_is_read() -> None:
             await other.read()
 
 
+async def test_beats_do_not_break_a_stream_that_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(stream, "BEAT_SECONDS", 0.02)
+    async with raw_pair() as (near, far):
+        near.send_message(b"a result")
+        ending = asyncio.ensure_future(near.end_gracefully(NEVER))
+        for _ in range(10):
+            far.send(header(BEAT, 0))
+            await asyncio.sleep(0.02)
+        assert not ending.done(), "the peer may take its time"
+        assert far.recv(100).replace(header(BEAT, 0), b"") == message(b"a result")
+        assert far.recv(100) == b"", "nothing follows the end"
+        far.close()
+        await ending
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
+async def test_stream_that_was_reset_ends_in_silence() -> None:
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        near, _ = server.accept()
+    _, made = await loop.create_connection(MessageStream, sock=near)
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    far.close()  # a reset, which the loop has not seen
+    made.finish_writing()
+    async with asyncio.timeout(DEADLINE):
+        with pytest.raises(StreamBroken):
+            await made.read()
+
+
 async def test_lost_connection_wakes_readers_and_writers() -> None:
     async with raw_pair() as (near, far):
         while near.paused_since is None:
