@@ -38,6 +38,8 @@ _WRITE_HIGH, _WRITE_LOW = (
     128 << 10,
 )  # bytes that wait for the socket: writers pause, go on
 _READ_HIGH = 256 << 10  # bytes of messages that wait for `read`: the socket is not read
+_MESSAGE_BYTES = 64  # of each of those beside its body, which may be empty
+_LARGE_BYTES = 64 << 10  # taken for a long message at first; then four times as much as came
 
 _HEADER = struct.Struct("<BxxxI")  # kind, length
 
@@ -97,8 +99,10 @@ class MessageStream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._buffer = memoryview(bytearray(_BUFFER))
         self._filled = 0
-        self._large: bytearray | None = None  # a message that is longer than the buffer
-        self._large_filled = 0
+        self._large: bytearray | None = (
+            None  # what came of a message that is longer than the buffer, and some room
+        )
+        self._large_filled = self._large_length = 0
         self._messages: deque[Buffer] = deque()  # for `read`
         self._unread = 0  # bytes of those
         self._receive: Callable[[Buffer], object] | None = None
@@ -126,7 +130,7 @@ class MessageStream(asyncio.BufferedProtocol):
             self._readable.clear()
             await self._readable.wait()
         message = self._messages.popleft()
-        self._unread -= len(memoryview(message))
+        self._unread -= _MESSAGE_BYTES + len(memoryview(message))
         if self._unread < _READ_HIGH and not self._transport.is_closing():
             self._transport.resume_reading()
         return message
@@ -241,16 +245,19 @@ class MessageStream(asyncio.BufferedProtocol):
 
     @override
     def get_buffer(self, sizehint: int) -> memoryview:
-        if self._large is not None:
-            return memoryview(self._large)[self._large_filled :]
-        return self._buffer[self._filled :]
+        if self._large is None:
+            return self._buffer[self._filled :]
+        has = len(self._large)
+        if self._large_filled == has:
+            self._large += bytes(min(3 * has, self._large_length - has))
+        return memoryview(self._large)[self._large_filled :]
 
     @override
     def buffer_updated(self, nbytes: int) -> None:
         self._heard = True
         if self._large is not None:
             self._large_filled += nbytes
-            if self._large_filled == len(self._large):
+            if self._large_filled == self._large_length:
                 message, self._large = self._large, None
                 self._deliver(message)
             return
@@ -266,8 +273,8 @@ class MessageStream(asyncio.BufferedProtocol):
                 at = start + length
                 self._take(kind, bytes(self._buffer[start:at]))
             elif _HEADER.size + length > _BUFFER and kind == _Kind.MESSAGE:
-                self._large = bytearray(length)
-                self._large_filled = self._filled - start
+                self._large = bytearray(min(length, _LARGE_BYTES))
+                self._large_filled, self._large_length = self._filled - start, length
                 self._large[: self._large_filled] = self._buffer[start : self._filled]
                 at = self._filled
             elif length > _BUFFER - _HEADER.size:
@@ -292,7 +299,7 @@ class MessageStream(asyncio.BufferedProtocol):
     def _deliver(self, message: Buffer) -> None:
         if self._receive is None:
             self._messages.append(message)
-            self._unread += len(memoryview(message))
+            self._unread += _MESSAGE_BYTES + len(memoryview(message))
             self._readable.set()
             if self._unread >= _READ_HIGH:
                 self._transport.pause_reading()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ from support.processes.link_peers import DEADLINE
 
 from modelswarm.protocol.link import stream
 from modelswarm.protocol.link.stream import CallRefused, CallStatus, MessageStream, StreamBroken
+from modelswarm.protocol.wire.frames import MAX_FRAME
 
 MESSAGE, BEAT, END = 0, 1, 2
 NEVER = 3600.0  # seconds; longer than any test
@@ -70,6 +72,51 @@ async def test_messages_arrive_whole_however_the_bytes_are_cut(step: int) -> Non
         writing = asyncio.ensure_future(write())
         assert [bytes(await near.read()) for _ in bodies] == bodies
         await writing
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        65_535,
+        65_536,
+        65_537,
+        262_144,
+        262_145,
+        1 << 20,
+        (1 << 20) + 1,
+        MAX_FRAME,
+        stream.MAX_MESSAGE,
+    ],
+)
+async def test_long_messages_arrive_whole_and_one_by_one(size: int) -> None:
+    bodies = [os.urandom(size), b"between", os.urandom(size)]
+    async with raw_pair() as (near, far):
+        sending = asyncio.ensure_future(
+            asyncio.get_running_loop().sock_sendall(far, b"".join(map(message, bodies)))
+        )
+        for body in bodies:
+            assert bytes(await near.read()) == body
+        await sending
+
+
+async def test_message_takes_little_memory_before_it_comes() -> None:
+    """A stranger may say a length and send nothing, on a thousand connections."""
+    async with raw_pair() as (near, far):
+        far.send(message(b"good") + header(MESSAGE, stream.MAX_MESSAGE))
+        assert bytes(await near.read()) == b"good"
+        with near.get_buffer(-1) as room:
+            assert len(room) <= 64 << 10
+
+
+async def test_messages_without_a_body_fill_no_memory() -> None:
+    async with raw_pair() as (near, far):
+        sent = header(MESSAGE, 0) * (1 << 18)
+        sending = asyncio.ensure_future(asyncio.get_running_loop().sock_sendall(far, sent))
+        await asyncio.wait({sending}, timeout=2.0)
+        assert not sending.done(), "the socket is not read: enough wait for the reader"
+        for _ in range(1 << 18):
+            assert bytes(await near.read()) == b""
+        await sending
 
 
 async def test_messages_go_both_ways_in_order() -> None:
