@@ -204,7 +204,7 @@ class Links:
             self._on_dial_failed(address, f"{address.target} did not answer in time")
         except StreamBroken as error:
             self._on_dial_failed(address, str(error))
-        except (ValueError, OverflowError) as error:  # no host name, no port
+        except ValueError as error:  # no host name, no port
             self._on_dial_failed(address, f"{address.target!r} cannot be dialled: {error}")
         else:
             await self._run_link(_Link(hello, streams[Lane.LIVE], address.peer), streams)

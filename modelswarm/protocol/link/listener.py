@@ -138,7 +138,7 @@ async def open_lane(target: str, lane: Lane) -> MessageStream:
 
 @contextlib.asynccontextmanager
 async def open_call(target: str, method: str) -> AsyncIterator[MessageStream]:
-    """Open the call of a method, which ends with the context. Raise StreamBroken."""
+    """Open the call of a method, which ends with the context. Raise StreamBroken, or ValueError as above."""
     stream = await _connect(target, method)
     try:
         yield stream
@@ -147,10 +147,13 @@ async def open_call(target: str, method: str) -> AsyncIterator[MessageStream]:
 
 
 async def _connect(target: str, name: str) -> MessageStream:
-    host, _, port = target.rpartition(":")
+    host, _, digits = target.rpartition(":")
+    port = int(digits)
+    if not 0 < port < 1 << 16:  # a resolver would take the last 16 bits of it
+        raise ValueError(f"port {port}; allowed: 1 to 65535")
     loop = asyncio.get_running_loop()
     try:
-        _, stream = await loop.create_connection(MessageStream, host.strip("[]"), int(port))
+        _, stream = await loop.create_connection(MessageStream, host.strip("[]"), port)
     except OSError as error:
         raise StreamBroken(error.strerror or str(error)) from error
     stream.send_message(name.encode())

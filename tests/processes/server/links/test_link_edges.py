@@ -8,15 +8,22 @@ import pytest
 from support.processes.link_peers import DEADLINE, joined, nodes
 
 from modelswarm.protocol.identity import Address, PeerId
+from modelswarm.protocol.link.listener import open_call
 from modelswarm.protocol.messages import Close, Heartbeat, Hello, Item
 
+PORTS = ["127.0.0.1:70000", "localhost:70000", "127.0.0.1:-1", "127.0.0.1:0"]
 
-@pytest.mark.parametrize("target", ["a\0b:1", "\ud800:1", "nowhere"])
+
+@pytest.mark.parametrize("target", ["a\0b:1", "\ud800:1", "nowhere", *PORTS])
 async def test_invalid_address_is_a_failed_dial(target: str) -> None:
     async with nodes("a") as [a]:
         a.links.dial(Address("b/1/x", target))
         await a.received.until(lambda: bool(a.received.down))
         assert a.received.down[0][0] == "b/1/x"
+        assert "cannot be dialled" in a.received.down[0][1]
+        with pytest.raises(ValueError, match="allowed: 1 to 65535" if target in PORTS else "."):
+            async with open_call(target, "/a/Method"):
+                pass
         a.links.dial(Address("b/1/x", target))  # a second dial is allowed
         await a.received.until(lambda: len(a.received.down) == 2)
 
