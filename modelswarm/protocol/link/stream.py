@@ -41,6 +41,8 @@ _READ_HIGH = 256 << 10  # bytes of messages that wait for `read`: the socket is 
 _MESSAGE_BYTES = 64  # of each of those beside its body, which may be empty
 _LARGE_BYTES = 64 << 10  # taken for a long message at first; then four times as much as came
 
+_MAX_END = 4096  # bytes of the reason of an end
+
 _HEADER = struct.Struct("<BxxxI")  # kind, length
 
 
@@ -198,7 +200,8 @@ class MessageStream(asyncio.BufferedProtocol):
         if self._failure is not None:
             return
         if refusal is not None:
-            self._put(_Kind.END, f"{refusal.status}\n{refusal}".encode(errors="replace"))
+            reason = f"{refusal.status}\n{refusal}".encode(errors="replace")
+            self._put(_Kind.END, reason[:_MAX_END])
         self.finish_writing()
         with contextlib.suppress(TimeoutError, StreamBroken):
             async with asyncio.timeout(seconds):
@@ -294,7 +297,7 @@ class MessageStream(asyncio.BufferedProtocol):
             self._deliver(body)
         elif kind == _Kind.END:
             status, _, sentence = body.decode(errors="replace").partition("\n")
-            self.close(StreamBroken(sentence.split("\n", 1)[0], status))
+            self.close(StreamBroken(_printable(sentence.split("\n", 1)[0]), status))
 
     def _deliver(self, message: Buffer) -> None:
         if self._receive is None:
@@ -340,6 +343,11 @@ class MessageStream(asyncio.BufferedProtocol):
 
 
 _KINDS = frozenset(_Kind)
+
+
+def _printable(text: str) -> str:
+    """Return a text of a peer for logs: what is no line there, and does not change the terminal."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _describe(error: Exception | None) -> str:

@@ -286,6 +286,28 @@ async def test_end_has_a_status_and_a_reason() -> None:
         await ending
 
 
+async def test_reason_of_a_stranger_forges_no_lines() -> None:
+    async with raw_pair() as (near, far):
+        body = "INTERNAL\nit failed\r\x1b[31m2026 ERROR\u2028\x85forged\nmore".encode()
+        far.send(header(END, len(body)) + body)
+        with pytest.raises(StreamBroken) as ended:
+            await near.read()
+        assert str(ended.value) == "it failed??[31m2026 ERROR??forged"
+
+
+async def test_long_reason_is_cut() -> None:
+    async with pair() as (one, other):
+        ending = asyncio.ensure_future(
+            one.end_gracefully(
+                NEVER, CallRefused(CallStatus.INTERNAL, "it failed: " + "x" * 100_000)
+            )
+        )
+        with pytest.raises(StreamBroken, match="it failed: xxx") as ended:
+            await other.read()
+        assert ended.value.status == CallStatus.INTERNAL
+        await ending
+
+
 async def test_end_reaches_a_peer_whose_input_was_not_read() -> None:
     async with pair() as (one, other):
         for _ in range(50):
