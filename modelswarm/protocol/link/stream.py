@@ -243,6 +243,10 @@ class MessageStream(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self.paused_since = None
         self._writable.set()
+        # Later, since asyncio's transport reports an end twice that comes while it calls this.
+        self._loop.call_soon(self._notify_writable)
+
+    def _notify_writable(self) -> None:
         if self._on_writable is not None:
             self._on_writable()
 

@@ -257,6 +257,22 @@ async def test_peer_that_does_not_read_pauses_the_writer() -> None:
         assert near.buffered_bytes == 0
 
 
+async def test_stream_closed_when_it_takes_data_again_ends_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with raw_pair() as (near, far):
+        while near.paused_since is None:
+            near.send_message(bytes(1 << 20))
+        delivering = asyncio.ensure_future(near.deliver_to(lambda _: None, near.close))
+        with contextlib.suppress(ConnectionError):
+            while await asyncio.get_running_loop().sock_recv(far, 1 << 20):
+                pass
+        with pytest.raises(StreamBroken, match="was closed"):
+            await delivering
+        await asyncio.sleep(0.05)
+    assert not [record for record in caplog.records if record.name == "asyncio"]
+
+
 async def test_reader_that_is_slow_stops_the_sender() -> None:
     async with pair() as (one, other):
         part = bytes(100_000)
