@@ -84,6 +84,7 @@ class LinkAcceptor:
             await pair.complete.wait()
         except asyncio.CancelledError:
             self._incomplete.pop(key, None)
+            pair.ended.set()  # the other lane may have come just now
             raise
         return pair
 

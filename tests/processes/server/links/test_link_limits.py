@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from modelswarm.protocol.link import listener
 from modelswarm.protocol.link.handshake import MAX_HANDSHAKES, LinkAcceptor
 from modelswarm.protocol.link.stream import CallStatus, MessageStream, StreamBroken
 from modelswarm.protocol.messages import Lane
-from modelswarm.protocol.wire.frames import MAX_FRAME
+from modelswarm.protocol.wire.frames import MAX_FRAME, pack
 
 NEVER = 3600.0  # seconds; longer than any test
 
@@ -102,6 +103,27 @@ async def test_hello_with_a_forged_text_is_refused(changes: dict[str, Any]) -> N
                 async with asyncio.timeout(DEADLINE):
                     await forged.greet(Lane.LIVE)
         assert not a.received.up
+
+
+async def test_lane_lost_when_its_pair_is_complete_ends_the_other() -> None:
+    acceptor, own, theirs = LinkAcceptor(NEVER), hello("a/1/x"), hello("b/1/x")
+    async with contextlib.AsyncExitStack() as opened, asyncio.timeout(DEADLINE):
+
+        async def stream_with_hello(lane: Lane) -> tuple[MessageStream, MessageStream]:
+            loop, ends = asyncio.get_running_loop(), socket.socketpair()
+            made = [(await loop.create_connection(MessageStream, sock=end))[1] for end in ends]
+            for each in made:
+                opened.callback(each.close)
+            made[0].send_message(next(iter(pack([replace(theirs, lane=lane)]))))
+            return made[0], made[1]
+
+        dialler, live = await stream_with_hello(Lane.LIVE)
+        first = asyncio.ensure_future(acceptor.accept_lane(own, Lane.LIVE, live))
+        await dialler.read()  # it waits for the other lane
+        _, bulk = await stream_with_hello(Lane.BULK)
+        pair = await acceptor.accept_lane(own, Lane.BULK, bulk)
+        first.cancel()
+        await pair.ended.wait()
 
 
 async def test_handshakes_at_a_time_are_bounded() -> None:
