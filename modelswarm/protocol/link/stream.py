@@ -111,7 +111,7 @@ class MessageStream(asyncio.BufferedProtocol):
         self._writable = asyncio.Event()
         self._on_writable: Callable[[], None] | None = None
         self._readable = asyncio.Event()
-        self._ended: asyncio.Future[Never] = self._loop.create_future()
+        self._ended = asyncio.Event()
         self._failure: Exception | None = None
         self._is_finished = False  # nothing more is written
         self._timer: asyncio.TimerHandle | None = None
@@ -167,8 +167,9 @@ class MessageStream(asyncio.BufferedProtocol):
             self._unread = 0
             if not self._transport.is_closing():
                 self._transport.resume_reading()
-            await asyncio.shield(self._ended)
-            raise AssertionError("only an error ends it")
+            await self._ended.wait()
+            assert self._failure is not None
+            raise self._failure
         finally:
             self._receive = self._on_writable = None
 
@@ -213,8 +214,7 @@ class MessageStream(asyncio.BufferedProtocol):
             self._failure = failure or StreamBroken("the stream was closed")
             self._readable.set()
             self._writable.set()
-            self._ended.set_exception(self._failure)
-            self._ended.exception()  # it need not be read
+            self._ended.set()
         self._transport.abort()
 
     # ---- asyncio.BufferedProtocol

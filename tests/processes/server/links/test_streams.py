@@ -155,6 +155,15 @@ async def test_messages_before_and_after_delivery_begins_come_in_order() -> None
             await delivering
 
 
+async def test_receiver_that_lets_an_iterator_end_ends_the_stream() -> None:
+    async with pair() as (one, other):
+        delivering = asyncio.ensure_future(other.deliver_to(lambda _: next(iter(())), lambda: None))
+        await asyncio.sleep(0)
+        one.send_message(b"first")
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await delivering
+
+
 async def test_error_of_the_receiver_ends_the_stream_with_it() -> None:
     async with pair() as (one, other):
 
