@@ -37,6 +37,8 @@ MAX_CALLS = 1024
 """Calls of methods at a time."""
 
 _BACKLOG = 1024
+# In a pass of the loop. asyncio logs as many errors when the process has no descriptor left.
+_ACCEPTED = 16
 _REFUSAL_SECONDS = 1.0  # for a refused peer to read the reason
 _RESULT_SECONDS = 60.0  # for a caller to read the last of its result
 _STOP_SECONDS = 0.2  # for running calls, when the listener stops
@@ -66,8 +68,9 @@ class Listener:
         host, _, port = target.rpartition(":")
         bound = _bind(host.strip("[]"), int(port))
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: MessageStream(self._on_opened), sock=bound, backlog=_BACKLOG
+            lambda: MessageStream(self._on_opened), sock=bound, backlog=_ACCEPTED
         )
+        bound.listen(_BACKLOG)  # which asyncio has made as small
         return f"{host}:{bound.getsockname()[1]}"
 
     async def stop(self) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.processes.link_peers import DEADLINE, hello, nodes, raw_peer
+from support.processes.link_peers import DEADLINE, hello, joined, nodes, raw_peer
 
 from modelswarm.protocol.link import listener
 from modelswarm.protocol.link.handshake import MAX_HANDSHAKES, LinkAcceptor
+from modelswarm.protocol.link.lane import LinkLimits
 from modelswarm.protocol.link.stream import CallStatus, MessageStream, StreamBroken
 from modelswarm.protocol.messages import Lane
 from modelswarm.protocol.wire.frames import MAX_FRAME, pack
@@ -63,6 +65,23 @@ async def test_connection_that_says_nothing_ends(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ConnectionError, match="did not say what it is for"):
             async with asyncio.timeout(DEADLINE):
                 await silent.read()
+
+
+async def test_descriptors_that_are_used_up_flood_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with nodes("a", "b", limits=LinkLimits(connect_seconds=NEVER)) as (a, b):
+        host, _, port = a.target.rpartition(":")
+        waiting = [socket.create_connection((host, int(port))) for _ in range(40)]
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+        try:
+            await asyncio.sleep(0.1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        errors = [record for record in caplog.records if "out of system" in record.getMessage()]
+        assert 0 < len(errors) <= 32
+        await joined(b, a)  # it accepts again
+        for each in waiting:
+            each.close()
 
 
 async def test_unknown_method_is_refused() -> None:
