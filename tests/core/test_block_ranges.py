@@ -13,12 +13,13 @@ from support.core.server import MODEL, reference_rows
 from modelswarm.protocol.messages import BlockRange, Finish, ReturnedRows, Sampling
 from modelswarm.protocol.opaque import opaque_entries
 from modelswarm_gateway.core.interface.effects import Emitted, MigrationEnded, Refused, Rerouted
+from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.turn import RefusalReason, Reservation, TurnRequest
 from modelswarm_serving.model.hash_model import mix
 
 SPANS = ((0, 2), (2, 3), (3, 4))
 RANGES = [(first, last) for first in range(4) for last in range(first + 1, 5)]
-LENGTH = 40
+LENGTH = 41  # positions of a session: ten pages and one position
 
 
 def input_rows(count: int, seed: int = 0) -> list[int]:
@@ -96,6 +97,20 @@ def test_opened_range_has_no_rows_yet(
     rows = input_rows(9)
     begin(swarm.gateway, rows, 0, blocks)
     assert swarm.gateway.rows("a") == right(rows, 0, blocks)
+
+
+@pytest.mark.parametrize("blocks", [(0, 4), (1, 3)])
+def test_opened_range_has_room_for_all_its_rows(blocks: tuple[int, int]) -> None:
+    """They were reserved when it was opened, also the last one behind a page's end."""
+    swarm = swarm_of(*SPANS)
+    rows = input_rows(LENGTH)
+    begin(swarm.gateway, rows[:5], 0, blocks)
+    free = [server.core.stats.free_pages for server in swarm.route("a")]
+    begin(swarm.gateway, rows, 5, blocks)
+    assert swarm.gateway.rows("a") == right(rows, 5, blocks)
+    assert [server.core.stats.free_pages for server in swarm.route("a")] == free
+    with pytest.raises(PromptTooLong):
+        begin(swarm.gateway, input_rows(LENGTH + 1), LENGTH, blocks)
 
 
 def test_range_needs_no_server_of_other_blocks() -> None:

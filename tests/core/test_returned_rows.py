@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from support.core.gateway import FOREVER, ROW_BYTES, Swarm, add_gateway
-from support.core.server import expected, expected_rows
+from support.core.gateway import FOREVER, ROW_BYTES, Swarm, add_gateway, swarm_of
+from support.core.server import Options, expected, expected_rows
 from support.simulator.planted.rows import LogsUnwantedTokens
 from support.simulator.planted.swap import swap_class
 
@@ -27,6 +27,7 @@ from modelswarm_gateway.core.interface.effects import (
     Rerouted,
     RowsReturned,
 )
+from modelswarm_gateway.core.interface.errors import PromptTooLong
 
 PROMPT = [(7 * at) % 97 for at in range(20)]
 NEW = 30
@@ -93,6 +94,28 @@ def test_turn_without_tokens_returns_rows_of_its_input(
     swarm.gateway.clear_and_start("a", [*more, 8], NEW)
     assert swarm.gateway.tokens("a") == expected([*more, 8], NEW)
     assert not swarm.gateway.rows("a")
+
+
+@pytest.mark.parametrize("spans", [((0, 4),), SPANS])
+@pytest.mark.parametrize("limits", [{"max_length": len(PROMPT)}, {"total_pages": 6}])
+def test_log_that_fills_the_context_has_all_its_rows(
+    spans: Sequence[tuple[int, int]], limits: Options
+) -> None:
+    """Also if only the pages limit it: 5 of 6 are for new sessions, and have 4 positions each."""
+    swarm = swarm_of(*spans, **limits)
+    swarm.gateway.sampling = wanted(0)
+    with pytest.raises(PromptTooLong):
+        swarm.gateway.start("a", [*PROMPT, 5], 0)
+    with pytest.raises(PromptTooLong):
+        swarm.gateway.start("a", PROMPT, 1)
+    swarm.gateway.start("a", PROMPT, 0)
+    assert swarm.gateway.rows("a") == expected_rows(PROMPT, 0)
+    victim = swarm.route("a")[-1]
+    swarm.kill(victim.peer)
+    swarm.serve(victim.hello.first, victim.hello.last, **limits)
+    swarm.gateway.sampling = wanted(LAST)
+    swarm.gateway.clear_and_start("a", PROMPT, 0)
+    assert swarm.gateway.rows("a") == expected_rows(PROMPT, LAST)
 
 
 @pytest.mark.parametrize("spans", [((0, 4),), SPANS])

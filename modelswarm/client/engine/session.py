@@ -34,7 +34,7 @@ class InferenceSession:
     """One context, or one for each row of a batch. Use it by `with`, or call `close`.
 
     All `max_length` positions of each row are reserved when it is opened. They are freed when the session is closed.
-    Logits are float32 tensors on the CPU, of the position behind the last token. That position is one of `max_length`.
+    Logits are float32 tensors on the CPU, of the position behind the last token.
 
     A call that fails changes nothing: it can be repeated. All methods raise SessionClosedError behind `close`,
     SessionBusyError in a second thread, SessionLengthError for more than `max_length`, and ArgumentError for wrong
@@ -195,11 +195,9 @@ class InferenceSession:
 
     def _check_length(self, logs: Rows) -> None:
         longest = max(map(len, logs))
-        if longest + 1 > self.max_length:
-            detail = f"{longest} tokens and the one behind them need {longest + 1} positions"
-            raise SessionLengthError(
-                "max_length", f"maximum length exceeded: {detail}, and it is {self.max_length}"
-            )
+        if longest > self.max_length:
+            detail = f"{longest} tokens, and it is {self.max_length}"
+            raise SessionLengthError("max_length", f"maximum length exceeded: {detail}")
 
 
 def _truncate(rows: Rows, length: int | None) -> Rows:

@@ -84,9 +84,9 @@ def kept_logits(keep: Any, length: int) -> int:
 
 
 def check_context(length: int, context: int) -> None:
-    """Raise SessionLengthError for more positions than servers can read. A row needs the position behind it."""
-    if context and length + 1 > context:
-        detail = f"allowed: {context - 1}, and the context's last position stays free"
+    """Raise SessionLengthError for an input that is longer than the context; 0: it is not known."""
+    if context and length > context:
+        detail = f"the context of the swarm has {context}"
         raise SessionLengthError("input_ids", f"{length} positions are too many; {detail}")
 
 

@@ -128,7 +128,7 @@ class LayersSession:
         ttl: int | None,
     ) -> None:
         check_integer("batch_size", batch_size, 1)
-        check_length(max_length, served.context - 1 if served.context else 0)
+        check_length(max_length, served.context)
         self._served, self.max_length = served, max_length
         self._rows: list[BlockSession] = []
         with ExitStack() as opened:

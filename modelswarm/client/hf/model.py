@@ -371,7 +371,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         """Start each row in a session of its own, behind the soft prompt. All of them need room at once."""
         prefix, rows = self.blocks.prefix(), list[TokenRow]()
         for context, sampling in zip(contexts, seeded(plan, len(contexts)), strict=True):
-            length = max(2, len(context) + max_new)
+            length = len(context) + max_new
             one = GatewaySession(self.connection, self.served_name, length, prefix=prefix)
             turn.sessions.append(one)
             rows.append(SessionRow(one, context, max_new, sampling, can_end=can_end))
@@ -402,9 +402,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         prefix = self.blocks.prefix()
 
         def open_session() -> GatewaySession:
-            return GatewaySession(
-                self.connection, self.served_name, max(2, max_length), prefix=prefix
-            )
+            return GatewaySession(self.connection, self.served_name, max_length, prefix=prefix)
 
         fixed = None if session is None else session.rows
         return RemoteCache(open_session, self._facts.vocabulary, fixed)
@@ -454,7 +452,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         if cache is None:
             check_context(ids.shape[1], self.context)
             limit = self.context or self.config.max_position_embeddings
-            cache = self._make_cache(limit if use_cache else ids.shape[1] + 1)
+            cache = self._make_cache(limit if use_cache else ids.shape[1])
         mask = None if attention_mask is None else attention_mask[:, before:]
         logits = cache.forward(ids, mask, logits_to_keep)
         if past_key_values is None and not use_cache:

@@ -39,6 +39,8 @@ MESSAGE_BYTES = 2 << 20
 MAX_TRIES = 5
 # Longest ttl in seconds, as in the HTTP API.
 MAX_TTL = 86_400
+# Positions that a gateway gives a session at least.
+LEAST_POSITIONS = 2
 
 Requests: TypeAlias = "queue.SimpleQueue[api_pb2.SessionRequest | None]"
 
@@ -103,17 +105,15 @@ class SessionBase:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`more_positions`: positions that the session needs beside those of its caller."""
-        least = max(1, 2 - more_positions)  # a session has two positions at least
-        if not _is_integer(max_length) or max_length < least:
-            detail = f"allowed: an integer of at least {least}"
-            raise UserError("max_length", f"{max_length!r}; {detail}")
+        if not _is_integer(max_length) or max_length < 1:
+            raise UserError("max_length", f"{max_length!r}; allowed: an integer of at least 1")
         if ttl is not None and (not _is_integer(ttl) or not 1 <= ttl <= MAX_TTL):
             detail = f"allowed: an integer from 1 to {MAX_TTL}, in seconds"
             raise UserError("ttl", f"{ttl!r}; {detail}")
         self._connection, self._model, self._clock = connection, model, clock
         self._ttl, self._blocks = ttl, blocks
         self.max_length = max_length
-        self._reserved = max_length + more_positions
+        self._reserved = max(LEAST_POSITIONS, max_length + more_positions)
         self._lock = threading.Lock()
         self._is_closed = False
         self._stream = self._open()

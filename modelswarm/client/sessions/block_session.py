@@ -38,15 +38,7 @@ class BlockSession(SessionBase):
         Raise NoCapacityError if the servers have no room, RefusedError for blocks that the model does not have,
         UnreachableError if no gateway answers.
         """
-        super().__init__(
-            connection,
-            model.name,
-            max_length,
-            ttl=ttl,
-            blocks=blocks,
-            more_positions=1,  # a row needs the position behind it
-            clock=clock,
-        )
+        super().__init__(connection, model.name, max_length, ttl=ttl, blocks=blocks, clock=clock)
         self._served = model
         self._rows = bytearray()  # that were sent, in order
 

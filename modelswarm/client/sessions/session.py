@@ -176,9 +176,9 @@ class GatewaySession(SessionBase):
         The parts [rows, vocabulary] are in order. Raise as `step` does.
         """
         with self._used():
-            self._check(tokens, StepOptions(max_tokens=1))  # a row needs the position behind it
-            self._drain()
             options = StepOptions(0, None, True, return_logits=True, all_positions=all_positions)
+            self._check(tokens, options)
+            self._drain()
             before, tries = list(self._log), MAX_TRIES
             while True:
                 try:
@@ -206,7 +206,7 @@ class GatewaySession(SessionBase):
         if options.max_tokens is not None and options.max_tokens < 0:
             raise UserError("max_tokens", f"{options.max_tokens}; allowed: 0 or more")
         least = 1 if options.max_tokens is None else options.max_tokens
-        if not tokens and not self._log and least:
+        if not tokens and not self._log and (least or options.return_logits):
             raise UserError("tokens", "the session is empty; its first step needs at least one")
         end = len(self._log) + len(tokens) + least
         if end > self.max_length:

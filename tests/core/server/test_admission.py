@@ -184,10 +184,10 @@ def test_create_that_can_never_fit_is_refused_as_too_long() -> None:
 
 
 def test_announced_length_is_the_longest_that_an_empty_server_takes() -> None:
-    """18 of 20 pages are for new sessions: 72 positions. The last entry of a log has no KV."""
+    """18 of 20 pages are for new sessions: 72 positions."""
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
-    assert server.core.max_session_length == 73
+    assert server.core.max_session_length == 72
     assert create(network, server, "b", 73).refusal is Refusal.TOO_LONG
     assert create(network, server, "a", 72).refusal is None
     assert network.serve(0, 6, total_pages=20, max_length=60).core.max_session_length == 60

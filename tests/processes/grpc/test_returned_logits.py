@@ -113,11 +113,15 @@ def test_logits_are_unchanged_by_sampling(call: SessionCall, toy_model: PreTrain
     assert reported == pytest.approx(right.tolist(), abs=1e-4)
 
 
-def test_last_position_has_no_row(call: SessionCall) -> None:
-    """The row of an entry needs a position behind it, as a generated token does."""
-    call.send(
-        step={"tokens": {"ids": prompt_of(400, 1, VOCAB)}, "max_tokens": 0, "return_logits": True}
-    )
+def test_forward_pass_may_fill_the_session(call: SessionCall, toy_model: PreTrainedModel) -> None:
+    """A generated token would have no position."""
+    prompt = prompt_of(400, 1, VOCAB)
+    parts = step(call, prompt, max_tokens=0, all_positions=True)
+    check(joined(parts, 0), logits_of(toy_model, prompt))
+    call.ask(rewind={"position": 399})
+    parts = step(call, prompt[399:], max_tokens=0)
+    check(joined(parts, 399), logits_of(toy_model, prompt)[399:])
+    call.send(step={"tokens": {"ids": [5]}, "max_tokens": 0, "return_logits": True})
     assert "max_length, holds 400" in call.failure().details()
 
 

@@ -54,7 +54,10 @@ class TurnRequest:
 
     @property
     def new_entries(self) -> int | None:
-        """Most positions behind the input; None: up to the end of the context. The row of the last entry needs one."""
+        """Most entries behind the input; None: up to the end of the context.
+
+        With `only_rows` one, which a server that does not know such turns adds to its log.
+        """
         return 1 if self.only_rows else self.max_tokens
 
     def session_length(self, before: Turn) -> int:
@@ -66,9 +69,10 @@ class TurnRequest:
         whole = self.reservation or Reservation(
             before.session_length, before.session_ttl, before.blocks
         )
-        reserved = max(1, (whole.max_length or end) - 1)
+        # The last entry of a log needs KV only where its row is read.
+        needed = len(self.tokens) if self.only_rows else end - 1
         return Turn(
-            reserved,
+            max(1, whole.max_length or needed),
             end,
             self.sampling,
             begin,

@@ -22,7 +22,7 @@ def fit_turn(s: Session, request: TurnRequest, context: int) -> int:
     reserved = request.session_length(s.turn)
     if 0 < reserved < limit:
         limit, holder = reserved, "this session, by its max_length,"
-    if length > limit or (length == limit and request.new_entries != 0):
+    if length > limit or (length == limit and request.max_tokens != 0):
         raise PromptTooLong(length, limit, holder)
     return limit
 

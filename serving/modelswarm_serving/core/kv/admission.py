@@ -58,11 +58,9 @@ class Admission:
 
     @property
     def max_session_length(self) -> int:
-        """Longest log that a new session can have here: limited by the context or by the pages."""
-        return min(
-            self._shape.max_length,
-            (self.pages.total - self._recovery_pages) * self._shape.page_size + 1,
-        )
+        """Most positions that a new session can reserve here: limited by the context or by the pages."""
+        pages = self.pages.total - self._recovery_pages
+        return min(self._shape.max_length, pages * self._shape.page_size)
 
     def has_wrong_blocks(self, create: Create) -> bool:
         return not self._shape.first <= create.first < create.last <= self._shape.last

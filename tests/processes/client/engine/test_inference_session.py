@@ -160,14 +160,15 @@ def test_bad_batch_is_refused(engine: Engine) -> None:
 
 
 def test_positions_beyond_max_length_are_refused(engine: Engine) -> None:
-    with InferenceSession(engine, max_length=8) as session:
-        with pytest.raises(SessionLengthError, match="need 9 positions"):
+    with InferenceSession(engine, max_length=7) as session:
+        with pytest.raises(SessionLengthError, match="exceeded: 8 tokens, and it is 7"):
             session.prefill(PROMPT)
         session.prefill(PROMPT[:, :6])
         session.decode_step(8)
         with pytest.raises(SessionLengthError):
             session.decode_step(100)
         assert session.position == 7
+        assert session.prefill(PROMPT[:, :7], all_positions=True).shape == (1, 7, VOCAB)
     with pytest.raises(UserError, match="max_length"):
         InferenceSession(engine, max_length=TOY_LENGTH + 1)
 

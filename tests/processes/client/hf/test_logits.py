@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.models.tiny_models import TOY_LENGTH, VOCAB
 from support.processes.swarm import Running
 from transformers import (
     AutoTokenizer,
@@ -65,6 +66,17 @@ def test_forward_equals_the_whole_model(model: Any, toy_model: Any) -> None:
     cache.close()
     padded = model(PADDED, attention_mask=MASK).logits
     assert torch.allclose(padded[0, 3:], model(PADDED[:1, 3:]).logits[0], atol=1e-3)
+
+
+def test_forward_reads_the_whole_context(model: Any, toy_model: Any) -> None:
+    """No position is kept for a token behind it; a single token is a context, too."""
+    for length in (1, TOY_LENGTH):
+        ids = torch.randint(1, VOCAB, (1, length), generator=torch.Generator().manual_seed(length))
+        with torch.no_grad():
+            whole = toy_model(ids, output_hidden_states=True)
+        assert torch.allclose(model(ids).logits, whole.logits, atol=1e-3)
+        first = model.model.layers[:1](whole.hidden_states[0])
+        assert torch.allclose(first, whole.hidden_states[1], atol=1e-3)
 
 
 def test_logits_of_padding_on_either_side_are_zeros(model: Any, toy_model: Any) -> None:

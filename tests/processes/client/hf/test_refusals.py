@@ -128,12 +128,12 @@ def test_more_logits_than_the_input_has_are_its_own(model: Any) -> None:
 
 def test_input_beyond_the_context_is_refused_here(deaf_model: Any) -> None:
     calls: list[Callable[[], Any]] = [
-        lambda: deaf_model(torch.ones(1, 1024, dtype=torch.long)),
+        lambda: deaf_model(torch.ones(1, 1025, dtype=torch.long)),
         lambda: deaf_model.inference_session(max_length=10**9),
         lambda: deaf_model.model.layers(torch.zeros(1, 5000, deaf_model.config.hidden_size)),
     ]
     for call in calls:
-        with pytest.raises(SessionLengthError, match=r"(1024|1000000000|5000) .*too many"):
+        with pytest.raises(SessionLengthError, match=r"(1025|1000000000|5000) .*too many"):
             call()
 
 

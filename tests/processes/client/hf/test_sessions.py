@@ -218,11 +218,7 @@ def test_room_is_reserved_whole_and_freed(toy_swarm: Running, model: Any) -> Non
 
 
 def test_nested_sessions_take_and_return_their_pages(toy_swarm: Running, model: Any) -> None:
-    """Petals' test_server_info: free KV falls by exactly what max_length needs, and comes back.
-
-    The last position of max_length needs no KV: no token follows it.
-    """
-
+    """Petals' test_server_info: free KV falls by exactly what max_length needs, and comes back."""
     needs: dict[str, int] = {}  # pages of each session, on each server of its route
 
     def are_exact(rows: int, pages: int) -> bool:
@@ -236,9 +232,9 @@ def test_nested_sessions_take_and_return_their_pages(toy_swarm: Running, model: 
 
     toy_swarm.wait_whole()
     toy_swarm.wait_empty()
-    with model.inference_session(max_length=6 * PAGE_SIZE + 1):
+    with model.inference_session(max_length=6 * PAGE_SIZE):
         eventually("6 pages are used", lambda: are_exact(1, 6))
-        with model.inference_session(max_length=18 * PAGE_SIZE + 2, batch_size=2) as inner:
+        with model.inference_session(max_length=18 * PAGE_SIZE + 1, batch_size=2) as inner:
             eventually("and 19 for each row", lambda: are_exact(3, 19))
             generate(model, PROMPTS)
             assert inner.position == 18
@@ -311,7 +307,7 @@ def test_second_thread_in_a_session_is_refused(model: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"max_length": 1}, "max_length"),
+        ({"max_length": 0}, "max_length"),
         ({"max_length": "9"}, "max_length"),
         ({"max_length": 10**7}, "max_length"),
         ({"max_length": 9, "inputs": "all"}, "inputs"),

@@ -146,10 +146,10 @@ def test_more_positions_than_the_context_are_refused() -> None:
         LayersSession(NONE, make_layers()._served, (0, 4), 5000, 1, None)
     with pytest.raises(SessionLengthError, match=r"^max_length: 1000000000 is too many"):
         check_length(10**9, 64)
-    with pytest.raises(SessionLengthError, match=r"^input_ids: 64 positions are too many"):
-        check_context(64, 64)
-    check_context(63, 64)
-    check_context(64, 0)
+    with pytest.raises(SessionLengthError, match=r"^input_ids: 65 positions are too many; the con"):
+        check_context(65, 64)
+    check_context(64, 64)
+    check_context(65, 0)
 
 
 def test_caches_of_others_are_refused() -> None:
