@@ -34,7 +34,7 @@ def known_address(model: str) -> str | None:
     if not model:  # Python would take it for the current folder
         return None
     path = Path(model).expanduser()
-    return f"file://{path.resolve()}" if path.is_dir() else None
+    return path.resolve().as_uri() if path.is_dir() else None
 
 
 def private_swarm(

@@ -16,9 +16,17 @@ from support.models.hub_server import COMMIT, Hub, serve
 from support.models.tiny_models import make_model
 
 from modelswarm.checkpoint.facts import read_facts
-from modelswarm.checkpoint.sources import MODEL_FILES, SourceLocations, fingerprint, resolve
+from modelswarm.checkpoint.sources import (
+    MODEL_FILES,
+    SourceLocations,
+    fingerprint,
+    resolve,
+    resolve_config_files,
+)
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError, UserError
+from modelswarm.local.private_swarm import known_address
+from modelswarm.resources.rules import ADDRESS
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +169,16 @@ def write_byte(path: Path, at: int, value: int) -> None:
     with path.open("r+b") as handle:
         handle.seek(at)
         handle.write(bytes([value]))
+
+
+@pytest.mark.parametrize("name", ["two words", "a%41b", "a#b?c;d", "größe", "plain"])
+def test_address_of_any_folder_leads_to_it(tmp_path: Path, name: str) -> None:
+    """Also of a name that URLs write otherwise; documents take the address."""
+    folder = tmp_path / name
+    folder.mkdir()
+    address = known_address(str(folder))
+    assert address is not None and ADDRESS.predicate(address), address
+    assert resolve_config_files(address) == folder
 
 
 @pytest.mark.parametrize("shard_size", ["1GB", "100KB"])
