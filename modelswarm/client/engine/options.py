@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
+from modelswarm.client.integers import is_integer
 from modelswarm.client.pipeline.generation_config import GenerationConfig
 from modelswarm.errors import UserError
 
@@ -80,7 +81,7 @@ def check_prompts(prompts: Sequence[Prompt], vocab_size: int | None) -> list[Pro
 
 def _check_ids(name: str, ids: Any, vocab_size: int | None) -> None:
     is_list = isinstance(ids, list) and bool(ids)
-    if not is_list or not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+    if not is_list or not all(map(is_integer, ids)):
         raise UserError(name, "allowed: a text, or a list of at least one token id")
     limit = 1 << 32 if vocab_size is None else vocab_size
     for each in ids:

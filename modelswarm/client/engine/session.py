@@ -19,6 +19,7 @@ from modelswarm.client.hf.errors import ArgumentError
 from modelswarm.client.hf.inputs import Rows, check_ids, check_length, check_mask, split_rows
 from modelswarm.client.hf.logits import read_logits
 from modelswarm.client.hf.session import ModelSession
+from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.errors import SessionLengthError
 from modelswarm.client.tensors import side_by_side
 
@@ -204,7 +205,7 @@ def _truncate(rows: Rows, length: int | None) -> Rows:
     """Return the last `length` tokens of each row."""
     if length is None:
         return rows
-    if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+    if not is_integer(length) or length < 1:
         raise ArgumentError("truncate_to", f"{length!r}; allowed: an integer of at least 1")
     return [row[-length:] for row in rows]
 

@@ -20,6 +20,7 @@ from modelswarm.checkpoint.sources import resolve_config_files
 from modelswarm.client.hf.blocks import Blocks
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.model import DistributedModelForCausalLM, Sampler
+from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.training.prompts import SoftPrompts, TuningMode
 from modelswarm.errors import ModelSourceError
@@ -344,7 +345,7 @@ class Tuning:
             raise ArgumentError("pre_seq_len", f"{rows!r} without tuning_mode; give both")
         if mode is None:
             return None
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        if not is_integer(rows) or rows < 1:
             detail = "allowed: an integer of at least 1, the rows of the soft prompt"
             raise ArgumentError("pre_seq_len", f"{rows!r}; {detail}")
         return Tuning(mode, rows)

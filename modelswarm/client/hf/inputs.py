@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.errors import SessionLengthError
 
 Rows: TypeAlias = "list[list[int]]"
@@ -77,7 +78,7 @@ def kept_logits(keep: Any, length: int) -> int:
     """Return how many of the last positions have logits; 0 keeps all. Raise ArgumentError for other values."""
     if keep is None:
         return length
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 0:
+    if not is_integer(keep) or keep < 0:
         detail = "allowed: 0 for all positions, or a number of the last ones"
         raise ArgumentError("logits_to_keep", f"{keep!r}; {detail}")
     return min(keep or length, length)

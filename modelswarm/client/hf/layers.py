@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.inputs import check_length
-from modelswarm.client.hf.values import check_integer, is_integer
+from modelswarm.client.hf.values import check_integer
+from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.block_session import BlockSession
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.tensors import pack_rows, side_by_side, unpack_rows

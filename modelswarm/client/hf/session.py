@@ -12,6 +12,7 @@ from copy import copy
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.errors import SessionBusyError, SessionClosedError
 from modelswarm.client.sessions.session import GatewaySession, StepOptions
 from modelswarm.protocol.fork_sources import common_length
@@ -48,7 +49,7 @@ class ModelSession:
         self._open_row, self._inputs, self._use = open_row, inputs, use
         self.max_length = max_length
         self._is_closed = False
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        if not is_integer(batch_size) or batch_size < 1:
             raise ArgumentError("batch_size", f"{batch_size!r}; allowed: an integer of at least 1")
         self._rows: list[GatewaySession] = []
         self._prompt_ends: list[int] = []  # per row: position behind the last turn's prompt
@@ -71,7 +72,7 @@ class ModelSession:
 
     @position.setter
     def position(self, value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= self.position:
+        if not is_integer(value) or not 0 <= value <= self.position:
             detail = f"allowed: 0 to {self.position}, the session's position"
             raise ArgumentError("position", f"{value!r}; {detail}")
         with self.turn():

@@ -12,6 +12,7 @@ import torch
 from transformers import GenerationConfig
 
 from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.integers import is_integer
 from modelswarm.errors import ModelSwarmError
 
 _MOST = (1 << 31) - 1  # of integers in the messages of servers
@@ -73,11 +74,6 @@ def check_config(config: Any) -> None:
     if config is not None and not isinstance(config, GenerationConfig):
         detail = "allowed: a GenerationConfig of transformers"
         raise ArgumentError("generation_config", f"a {type(config).__name__}; {detail}")
-
-
-def is_integer(value: Any) -> bool:
-    """Return whether a value is an integer, and no truth value."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
 def check_integer(name: str, value: Any, least: int, most: int = _MOST) -> None:

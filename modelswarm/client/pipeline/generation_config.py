@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from modelswarm.client.integers import is_integer
 from modelswarm.errors import UserError
 
 MAX_STOPS = 16  # limits of the gateway, docs/api.md
@@ -137,7 +138,9 @@ class GenerationConfig:
         found |= {name: value for name, value in optional.items() if value}
         if self.logprobs is not None:
             found |= {"logprobs": self.logprobs, "return_tokens_as_token_ids": True}
-        return found | self._format_fields()
+        # JSON has no integers of numpy.
+        plain = {name: int(each) if is_integer(each) else each for name, each in found.items()}
+        return plain | self._format_fields()
 
     def _format_fields(self) -> dict[str, Any]:
         form = self.response_format
@@ -187,19 +190,15 @@ def _check_token_ids(name: str, value: Any) -> None:
     fine = value is None or (
         isinstance(value, Sequence)
         and len(value) <= MAX_TOKEN_IDS
-        and all(_is_whole(each) and each >= 0 for each in value)
+        and all(is_integer(each) and each >= 0 for each in value)
     )
     if not fine:
         allowed = f"at most {MAX_TOKEN_IDS} token ids"
         raise UserError(name, f"{value!r} is not allowed; allowed: {allowed}")
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _is_number(value: Any) -> bool:
-    return _is_whole(value) or isinstance(value, float)
+    return is_integer(value) or isinstance(value, float)
 
 
 def _is_switch(value: Any) -> bool:
@@ -209,10 +208,10 @@ def _is_switch(value: Any) -> bool:
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GenerationConfig)}
 _SWITCH = (_is_switch, "True or False")
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (lambda v: _is_whole(v) and v == 1, "1; repeat the prompt to get more answers"),
-    "max_new_tokens": (lambda v: _is_whole(v) and v >= 1, "a whole number from 1, or None"),
+    "n": (lambda v: is_integer(v) and v == 1, "1; repeat the prompt to get more answers"),
+    "max_new_tokens": (lambda v: is_integer(v) and v >= 1, "a whole number from 1, or None"),
     "top_p": (lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
-    "top_k": (lambda v: _is_whole(v) and v >= 0, "a whole number from 0 (0: off)"),
+    "top_k": (lambda v: is_integer(v) and v >= 0, "a whole number from 0 (0: off)"),
     "min_p": (lambda v: _is_number(v) and 0 <= v <= 1, "a number from 0 to 1"),
     "temperature": (lambda v: _is_number(v) and 0 <= v <= 2, "a number from 0 to 2"),
     "repetition_penalty": (
@@ -220,12 +219,12 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         f"a number above 0, at most {MAX_REPETITION_PENALTY:g}",
     ),
     "random_seed": (
-        lambda v: _is_whole(v) and -(2**63) <= v < 2**64,
+        lambda v: is_integer(v) and -(2**63) <= v < 2**64,
         "a whole number from -2^63 to 2^64 - 1",
     ),
-    "min_new_tokens": (lambda v: _is_whole(v) and v >= 0, "a whole number from 0"),
+    "min_new_tokens": (lambda v: is_integer(v) and v >= 0, "a whole number from 0"),
     "logprobs": (
-        lambda v: _is_whole(v) and 1 <= v <= MAX_LOGPROBS,
+        lambda v: is_integer(v) and 1 <= v <= MAX_LOGPROBS,
         f"a whole number from 1 to {MAX_LOGPROBS}",
     ),
     "do_sample": _SWITCH,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from modelswarm.client.integers import is_integer
 from modelswarm.errors import UserError
 from modelswarm.local.private_swarm import known_address, private_swarm
 
@@ -55,7 +56,7 @@ class SwarmOptions:
             value = getattr(self, name)
             if value is None and name != "replicas":
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_integer(value) or value < 1:
                 shown = "max_batch_size" if name == "sessions" else name
                 raise UserError(shown, f"{value!r} is not allowed; allowed: a whole number from 1")
         if self.dtype not in DTYPES:

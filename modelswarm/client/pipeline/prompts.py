@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from modelswarm.client.integers import is_integer
 from modelswarm.client.pipeline.generation_config import GenerationConfig
 from modelswarm.errors import UserError
 
@@ -70,7 +71,7 @@ def _parse_one(given: Any, place: str) -> Prompt | None:
         for number, message in enumerate(given):
             _check_message(message, f"{place}[{number}]")
         return Prompt(messages=tuple(dict(each) for each in given))
-    if all(map(_is_id, given)):
+    if all(map(is_integer, given)):
         return Prompt(token_ids=tuple(given))
     return None
 
@@ -91,19 +92,15 @@ def parse_turn(given: Any) -> list[Message]:
 
 def parse_texts(input_ids: Any) -> Prompts:
     """Return the texts of `get_ppl`. Raise UserError unless they are lists of at least two token ids."""
-    is_one = isinstance(input_ids, list) and bool(input_ids) and _is_id(input_ids[0])
+    is_one = isinstance(input_ids, list) and bool(input_ids) and is_integer(input_ids[0])
     texts = [input_ids] if is_one else input_ids
     if not isinstance(texts, list):
         detail = "allowed: a list of at least two token ids, or a list of such lists"
         raise UserError("input_ids", f"{_describe(input_ids)}; {detail}")
     for place, ids in enumerate(texts):
-        if not isinstance(ids, list) or len(ids) < 2 or not all(map(_is_id, ids)):
+        if not isinstance(ids, list) or len(ids) < 2 or not all(map(is_integer, ids)):
             raise UserError(f"input_ids[{place}]", "allowed: a list of at least two token ids")
     return Prompts(tuple(Prompt(token_ids=tuple(ids)) for ids in texts), is_single=False)
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _check_message(message: Mapping[str, Any], place: str) -> None:

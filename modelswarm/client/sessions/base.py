@@ -17,6 +17,7 @@ from typing import Any, Self, TypeAlias
 
 import grpc
 
+from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.connection import Connection
 from modelswarm.client.sessions.errors import (
     ConnectionLostError,
@@ -105,9 +106,9 @@ class SessionBase:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`more_positions`: positions that the session needs beside those of its caller."""
-        if not _is_integer(max_length) or max_length < 1:
+        if not is_integer(max_length) or max_length < 1:
             raise UserError("max_length", f"{max_length!r}; allowed: an integer of at least 1")
-        if ttl is not None and (not _is_integer(ttl) or not 1 <= ttl <= MAX_TTL):
+        if ttl is not None and (not is_integer(ttl) or not 1 <= ttl <= MAX_TTL):
             detail = f"allowed: an integer from 1 to {MAX_TTL}, in seconds"
             raise UserError("ttl", f"{ttl!r}; {detail}")
         self._connection, self._model, self._clock = connection, model, clock
@@ -216,10 +217,6 @@ class SessionBase:
                 if isinstance(error, UnavailableError):
                     pause = max(pause, error.retry_after)
         raise failure
-
-
-def _is_integer(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _new_name() -> str:

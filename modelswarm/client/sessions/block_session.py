@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.base import MAX_TRIES, MESSAGE_BYTES, SessionBase
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import (
@@ -50,7 +51,7 @@ class BlockSession(SessionBase):
     @position.setter
     def position(self, value: int) -> None:
         with self._used():
-            if not isinstance(value, int) or not 0 <= value <= self.position:
+            if not is_integer(value) or not 0 <= value <= self.position:
                 detail = f"allowed: 0 to {self.position}, the session's position"
                 raise UserError("position", f"{value!r}; {detail}")
             del self._rows[value * self._served.row_bytes :]

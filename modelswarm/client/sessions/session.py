@@ -15,6 +15,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
+from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.base import MAX_TRIES, MESSAGE_BYTES, SessionBase
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import (
@@ -195,7 +196,7 @@ class GatewaySession(SessionBase):
     # ---- inside
 
     def _check_position(self, position: int) -> None:
-        if not isinstance(position, int) or not 0 <= position <= len(self._log):
+        if not is_integer(position) or not 0 <= position <= len(self._log):
             detail = f"allowed: 0 to {len(self._log)}, the session's position"
             raise UserError("position", f"{position!r}; {detail}")
 

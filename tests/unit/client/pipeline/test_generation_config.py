@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from modelswarm.client.api.fields import COMPLETION_FIELDS
@@ -149,3 +151,11 @@ def test_regular_expression_becomes_a_structured_output() -> None:
 def test_structured_answer_refuses_to_ignore_its_end() -> None:
     with pytest.raises(UserError, match="ends by itself"):
         GenerationConfig(response_format={"type": "json_object"}, ignore_eos=True)
+
+
+def test_integers_of_numpy_are_those_of_python_in_a_request() -> None:
+    given: dict[str, Any] = {"max_new_tokens": 5, "top_k": 3, "random_seed": 7, "logprobs": 2}
+    plain = GenerationConfig(do_sample=True, **given)
+    other: dict[str, Any] = {name: np.int64(value) for name, value in given.items()}
+    sent = GenerationConfig(do_sample=True, **other).request_fields(9, SEED)
+    assert json.loads(json.dumps(sent)) == plain.request_fields(9, SEED)
