@@ -219,6 +219,7 @@ def load_local_modules(
     ModelSourceError if the weights cannot be read. A gateway gives none: it would hand them to every client.
     """
     text = copy.deepcopy(config.get_text_config())
+    text._attn_implementation = None  # that of the model without blocks; not every family has it
     tables = FAMILIES[text.model_type].tables
     try:
         weights = _read_weights(model, text.num_hidden_layers, tables, options)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.models.chain import OPTIONS, Stream, load_chain
-from support.models.tiny_models import VOCAB, make_model, write_tokenizer
+from support.models.tiny_models import VOCAB, make_model, nest_as_gemma_3, write_tokenizer
 
 from modelswarm.checkpoint.facts import read_facts
 from modelswarm.checkpoint.tensor_index import read_tensors
@@ -197,21 +197,6 @@ def test_gemma_3_with_vision_tower_serves_its_text_model(tmp_path: Path) -> None
     nest_as_gemma_3(tmp_path / "text", tmp_path / "whole")
     load_chain(tmp_path / "whole", (0, 2, 4)).generate([found], 8)
     assert found.log == expected.log
-
-
-def nest_as_gemma_3(text: Path, whole: Path) -> None:
-    """Write the same weights under the names and the configuration of the model with images."""
-    shutil.copytree(text, whole)
-    config = json.loads((text / "config.json").read_text())
-    outer = {"model_type": "gemma3", "text_config": config, "tie_word_embeddings": True}
-    (whole / "config.json").write_text(json.dumps(outer))
-    renamed: dict[str, str] = {}
-    for shard in whole.glob("*.safetensors"):
-        tensors = {f"language_model.{name}": t for name, t in load_file(shard).items()}
-        tensors |= {"vision_tower.layers.0.weight": torch.zeros(3)} if not renamed else {}
-        renamed |= dict.fromkeys(tensors, shard.name)
-        save_file(tensors, shard, {"format": "pt"})
-    (whole / "model.safetensors.index.json").write_text(json.dumps({"weight_map": renamed}))
 
 
 def test_memory_budget_leaves_the_rest_to_pages(folder: Path) -> None:

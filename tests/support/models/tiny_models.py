@@ -8,6 +8,7 @@ tokens. torch takes seconds to import, so only the functions that need it import
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -179,6 +180,24 @@ def make_toy(folder: Path, length: int = TOY_LENGTH) -> Path:
         initializer_range=0.1,
         shard_size="1MB",
     )
+
+
+def nest_as_gemma_3(text: Path, whole: Path) -> None:
+    """Write the same weights under the names and the configuration of the model with images."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(text, whole)
+    config = json.loads((text / "config.json").read_text())
+    outer = {"model_type": "gemma3", "text_config": config, "tie_word_embeddings": True}
+    (whole / "config.json").write_text(json.dumps(outer))
+    renamed: dict[str, str] = {}
+    for shard in whole.glob("*.safetensors"):
+        tensors = {f"language_model.{name}": t for name, t in load_file(shard).items()}
+        tensors |= {"vision_tower.layers.0.weight": torch.zeros(3)} if not renamed else {}
+        renamed |= dict.fromkeys(tensors, shard.name)
+        save_file(tensors, shard, {"format": "pt"})
+    (whole / "model.safetensors.index.json").write_text(json.dumps({"weight_map": renamed}))
 
 
 def load_whole(folder: Path) -> PreTrainedModel:
