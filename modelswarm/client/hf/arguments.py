@@ -19,6 +19,7 @@ _MOVED = {
 LOGITS = ("logits_processor", "output_scores", "output_logits")
 """Arguments of plain generation whose effect needs logits at the client, beside processors that servers lack."""
 _SERVERS = "servers compute all of it"
+_ASSISTANT = "transformers reads it of assistant_model.generation_config; set it there"
 _NO_EFFECT = {
     "cache_implementation": "servers keep the KV in pages",
     "cache_config": "servers keep the KV in pages",
@@ -40,6 +41,11 @@ _NO_EFFECT = {
     "use_mtp": "blocks are on the servers",
     "speculation_type": "its drafts need hidden states of the servers; use assistant_model",
     "decoder_start_token_id": "the served families begin with input_ids, or with bos_token_id",
+    "num_assistant_tokens": _ASSISTANT,
+    "num_assistant_tokens_schedule": _ASSISTANT,
+    "assistant_confidence_threshold": _ASSISTANT,
+    "assistant_lookbehind": _ASSISTANT,
+    "target_lookbehind": _ASSISTANT,
     "labels": "only model(ids, labels=labels) gives a loss",
     "logits_to_keep": "only model(ids, logits_to_keep=count) gives logits",
 }
@@ -55,13 +61,17 @@ _OBEYED = frozenset(
         *("forced_bos_token_id", "forced_eos_token_id", "guidance_scale", "watermarking_config"),
         *("num_return_sequences", "output_scores", "output_logits", "return_dict_in_generate"),
         *("pad_token_id", "bos_token_id", "eos_token_id", "use_cache"),
-        *("num_assistant_tokens", "num_assistant_tokens_schedule"),
-        *("assistant_confidence_threshold", "assistant_ensemble_weight"),
-        *("assistant_lookbehind", "target_lookbehind"),
-        *("prompt_lookup_num_tokens", "max_matching_ngram_size"),
+        *("assistant_ensemble_weight", "prompt_lookup_num_tokens", "max_matching_ngram_size"),
     }
 )
 """Fields of transformers' GenerationConfig that servers obey, or transformers' own code at the client."""
+_NEEDS = {
+    "negative_prompt_ids": "guidance_scale",
+    "negative_prompt_attention_mask": "negative_prompt_ids",
+    "assistant_ensemble_weight": "assistant_model",
+    "max_matching_ngram_size": "prompt_lookup_num_tokens",
+}
+"""Arguments that have an effect only with another one."""
 _NOTES = frozenset({"transformers_version", "_from_model_config"})
 """Fields that say where a configuration is from."""
 _SESSION = {
@@ -95,6 +105,7 @@ def check_arguments(
             raise UnsupportedArgumentError(name, f"{_NO_EFFECT[name]}; leave it out")
         if in_session and name in _SESSION:
             raise UnsupportedArgumentError(name, f"{_SESSION[name]}; leave it out in a session")
+    _check_needs(given, defaults)
     for name in unknown_fields(defaults):
         if _is_set(name, given.get(name)) and given[name] != defaults[name]:
             detail = "this version does not know what it does on a swarm"
@@ -105,6 +116,17 @@ def check_arguments(
     if isinstance(given.get("custom_generate"), str):
         detail = "code of a repository is not run; pass a function"
         raise UnsupportedArgumentError("custom_generate", detail)
+
+
+def _check_needs(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    for name, other in _NEEDS.items():
+        value = given.get(name)
+        if value is None or (name in defaults and value == defaults[name]):
+            continue
+        found = defaults.get(other) if given.get(other) is None else given[other]
+        if found is None or (other == "guidance_scale" and found == 1):
+            detail = f"it has an effect only with {other}; give both, or leave it out"
+            raise UnsupportedArgumentError(name, detail)
 
 
 def needs_logits(given: Mapping[str, Any]) -> bool:

@@ -19,10 +19,7 @@ _MOST = (1 << 31) - 1  # of integers in the messages of servers
 _COUNT, _SIZE = (1, _MOST), (0, _MOST)
 _INTEGERS = {
     **dict.fromkeys(("max_length", "max_new_tokens", "num_beams", "num_return_sequences"), _COUNT),
-    **dict.fromkeys(("num_assistant_tokens", "prompt_lookup_num_tokens"), _COUNT),
-    **dict.fromkeys(
-        ("max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind"), _COUNT
-    ),
+    **dict.fromkeys(("prompt_lookup_num_tokens", "max_matching_ngram_size"), _COUNT),
     **dict.fromkeys(("min_length", "min_new_tokens", "top_k"), _SIZE),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), _SIZE),
 }
@@ -32,7 +29,7 @@ _FLOATS = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), (0.0, math.inf)),
     **dict.fromkeys(("length_penalty", "guidance_scale"), (-math.inf, math.inf)),
     **dict.fromkeys(("top_p", "min_p", "top_h", "typical_p"), (0.0, 1.0)),
-    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "assistant_confidence_threshold"), (0.0, 1.0)),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "assistant_ensemble_weight"), (0.0, 1.0)),
 }
 """Arguments that are numbers -> the least and the most."""
 _SWITCHES = frozenset(
