@@ -19,6 +19,7 @@ from modelswarm.client.hf.values import check_integer
 from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.block_session import BlockSession
 from modelswarm.client.sessions.connection import Connection, ServedModel
+from modelswarm.client.sessions.errors import NoCapacityError
 from modelswarm.client.tensors import pack_rows, side_by_side, unpack_rows
 from modelswarm.client.training.autograd import RemoteRange
 from modelswarm.client.training.passes import BlockPasses
@@ -134,7 +135,10 @@ class LayersSession:
         self._rows: list[BlockSession] = []
         with ExitStack() as opened:
             for _ in range(batch_size):
-                row = BlockSession(connection, served, blocks, max_length, ttl=ttl)
+                try:
+                    row = BlockSession(connection, served, blocks, max_length, ttl=ttl)
+                except NoCapacityError as error:
+                    raise error.of_rows(len(self._rows), batch_size) from error
                 self._rows.append(opened.enter_context(row))
             self._exit = opened.pop_all()
 

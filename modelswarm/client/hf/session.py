@@ -13,7 +13,11 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 from modelswarm.client.hf.errors import ArgumentError
 from modelswarm.client.integers import is_integer
-from modelswarm.client.sessions.errors import SessionBusyError, SessionClosedError
+from modelswarm.client.sessions.errors import (
+    NoCapacityError,
+    SessionBusyError,
+    SessionClosedError,
+)
 from modelswarm.client.sessions.session import GatewaySession, StepOptions
 from modelswarm.protocol.fork_sources import common_length
 
@@ -106,6 +110,9 @@ class ModelSession:
             try:
                 for row in self._rows:
                     made._rows.append(row.fork())
+            except NoCapacityError as error:
+                made.close()
+                raise error.of_rows(len(made._rows), len(self._rows)) from error
             except BaseException:
                 made.close()
                 raise
@@ -170,6 +177,9 @@ class ModelSession:
             while len(self._rows) < count:
                 self._rows.append(self._open_row())
                 self._prompt_ends.append(0)
+        except NoCapacityError as error:
+            self.close()
+            raise error.of_rows(len(self._rows), count) from error
         except BaseException:
             self.close()
             raise

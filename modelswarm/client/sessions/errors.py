@@ -42,6 +42,14 @@ class SessionLostError(ModelSwarmError):
 class NoCapacityError(UnavailableError):
     """The servers have no free KV for the session or the request."""
 
+    def of_rows(self, opened: int, wanted: int) -> NoCapacityError:
+        """Return this error of one row as that of a batch of `wanted` rows."""
+        return (
+            self
+            if wanted == 1
+            else NoCapacityError(f"{opened} of {wanted} rows fit; {self}", self.retry_after)
+        )
+
 
 class ConnectionLostError(UnreachableError):
     """The call ended without an answer of the gateway, which may be gone."""

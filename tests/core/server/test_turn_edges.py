@@ -130,3 +130,17 @@ def test_refusal_reports_the_silent_server() -> None:
     swarm.wait(12.0)
     [refused] = swarm.gateway.troubles("a")
     assert "do not answer" in refused.detail
+
+
+@pytest.mark.parametrize("make", [three_hops, one_server])
+def test_refusal_for_want_of_room_says_how_much_fits(make: Callable[..., Swarm]) -> None:
+    """9 of 10 pages are for new sessions; the first one takes 5 of them."""
+    swarm = make(total_pages=10, page_size=4)
+    swarm.gateway.clear_and_start("a", list(range(16)), 5)
+    swarm.gateway.clear_and_start("b", list(range(24)), 5)
+    [refused] = swarm.gateway.troubles("b")
+    assert refused.detail == (
+        f"no free KV for 28 positions on the servers of {MODEL}; at most 16 fit now"
+    )
+    swarm.gateway.clear_and_start("b", list(range(12)), 5)
+    assert swarm.gateway.tokens("b") == expected(list(range(12)), 5)

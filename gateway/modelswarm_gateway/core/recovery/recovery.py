@@ -197,7 +197,7 @@ class Recovery:
         elif answer.refusal is Refusal.STALE_EPOCH:
             self._on_stale_epoch(session, hop, answer, now)
         elif answer.refusal is not None:
-            self._on_refusal(session, hop, answer.refusal, now)
+            self._on_refusal(session, hop, answer.refusal, answer.free_pages, now)
         else:
             self._on_fenced(session, hop, answer, now)
 
@@ -241,7 +241,9 @@ class Recovery:
             if hop.fence_epoch != session.epoch and (may_create or hop.server_handle != NO_HANDLE):
                 self.hop_messages.send_fence(session, hop)
 
-    def _on_refusal(self, session: Session, hop: Hop, refusal: Refusal, now: float) -> None:
+    def _on_refusal(
+        self, session: Session, hop: Hop, refusal: Refusal, free_pages: int, now: float
+    ) -> None:
         """Plan without a server that has no room, in the same epoch; fenced hops stay fenced."""
         if refusal is Refusal.DRAINING:
             self._registry.drain(hop.peer, SHUTDOWN_CAUSE)
@@ -249,6 +251,9 @@ class Recovery:
             return
         session.excluded.add(hop.peer)
         session.refusal = REASONS[refusal]
+        server = self._registry.find_server(hop.peer)
+        if refusal is Refusal.NO_PAGES and server is not None:
+            session.most_room = max(session.most_room or 0, server.room_with(free_pages))
         if hop.server_handle == NO_HANDLE:
             session.hops.remove(hop)
             self.hops.detach(hop)

@@ -29,7 +29,10 @@ def explain_refusal(registry: ServerRegistry, session: Session, reason: RefusalR
     if reason is RefusalReason.TOO_LONG:
         return f"{needed} positions are more than a server of {model} can ever hold"
     if reason is RefusalReason.NO_ROOM:
-        return f"no free KV for {needed} positions on the servers of {model}"
+        room = session.most_room
+        is_known = not session.has_run and room is not None and room < needed
+        fits = f"; at most {room} fit now" if is_known else ""
+        return f"no free KV for {needed} positions on the servers of {model}{fits}"
     if reason is RefusalReason.FAULTS:
         last = f": the last route ended with {session.last_fault}" if session.last_fault else ""
         return f"no token in {session.attempts} attempts{last}"

@@ -122,6 +122,11 @@ class Server:
             return float(self.hello.total_pages - self.reserved_pages)
         return float(self.heartbeat.free_pages - self.reserved_pages)
 
+    def room_with(self, free_pages: int) -> int:
+        """Return the positions that a new session can reserve while so many pages are free."""
+        usable = free_pages - math.ceil(RECOVERY_RESERVE * self.hello.total_pages)
+        return max(0, usable) * self.hello.page_size
+
     def predicted_wait_ms(self, positions: int, for_recovery: bool) -> float:
         """Return the predicted wait for the KV of so many more positions."""
         free, total, page = self.free_pages, self.hello.total_pages, self.hello.page_size

@@ -142,6 +142,8 @@ class Session:
     # Servers that refused or were silent in this attempt.
     excluded: set[PeerId] = field(default_factory=set)
     refusal: RefusalReason = RefusalReason.FAULTS  # the reason why it cannot run
+    # Positions: the most that a server has free which refused this turn for want of pages.
+    most_room: int | None = None
     last_fault: str = ""  # cause and server
     fenced_at: float = 0.0
     # Its token was overdue in this epoch; None once the fault is attributed, or when the loop begins anew.

@@ -59,7 +59,7 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     s.record_progress()
     s.is_resumed = request.is_resumed
     s.excluded.clear()
-    s.refusal, s.last_fault = RefusalReason.FAULTS, ""
+    s.refusal, s.last_fault, s.most_room = RefusalReason.FAULTS, "", None
 
 
 def _count_prompt_rows(opaque: Mapping[int, bytes], row_bytes: int) -> int:

@@ -167,5 +167,5 @@ def test_wrong_inputs_are_refused_by_name(model: Any) -> None:
         layers[8]
     with pytest.raises(SessionLengthError, match="max_length: 1000000 is too many"):
         layers.inference_session(max_length=10**6)
-    with pytest.raises(NoCapacityError):
+    with pytest.raises(NoCapacityError, match=r"^\d+ of 100 rows fit; no free KV for 500 pos"):
         layers.inference_session(max_length=500, batch_size=100)

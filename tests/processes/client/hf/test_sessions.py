@@ -205,10 +205,18 @@ def test_max_length_counts_the_whole_context(model: Any) -> None:
         assert out.shape == (1, 7)
 
 
+ROOM = (
+    r"^\d+ of 100 rows fit; no free KV for 1000 positions on .*; at most \d+ fit now; close other"
+)
+
+
 def test_room_is_reserved_whole_and_freed(toy_swarm: Running, model: Any) -> None:
     with pytest.raises(NoCapacityError), ExitAll() as opened:
         for _ in range(100):
             opened.append(model.inference_session(max_length=1000))
+    with pytest.raises(NoCapacityError, match=ROOM) as refused:
+        model.inference_session(max_length=1000, batch_size=100)
+    assert 3 <= int(str(refused.value).split()[0]) < 100
     with model.inference_session(max_length=1000, batch_size=3) as session:
         assert len(toy_swarm.sessions()) == len(session.rows) == 3
     with pytest.raises(RuntimeError), model.inference_session(max_length=1000):
