@@ -10,9 +10,7 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, closing
 from functools import cached_property
 from typing import Any, Self, Unpack
-from urllib.parse import urlsplit
 
-from modelswarm.client.announcement import announced_grpc_port
 from modelswarm.client.api import Client
 from modelswarm.client.engine.options import (
     GenerateOptions,
@@ -24,7 +22,7 @@ from modelswarm.client.engine.options import (
 from modelswarm.client.pipeline.opening import PipelineOptions, pipeline
 from modelswarm.client.pipeline.response import Response
 from modelswarm.client.pipeline.response_stream import ResponseStream
-from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.sessions.connection import Connection, connect_to
 from modelswarm.client.sessions.session import GatewaySession
 from modelswarm.errors import UserError
 
@@ -160,13 +158,7 @@ class Engine:
     def _connection(self) -> Connection:
         if self._gateway is not None:
             return Connection(self._gateway)
-        url = urlsplit(self._url)
-        port = announced_grpc_port(self._url)
-        if port is None:
-            detail = "start it with --grpc, or give the address as gateway="
-            raise UserError("gateway", f"the gateway at {self._url} has no gRPC port; {detail}")
-        host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname
-        return Connection(f"{url.scheme}://{host}:{port}")
+        return connect_to(self._url, "gateway", "give the address as gateway=")
 
     def close(self) -> None:
         """Close the sessions and end what runs; stop a private swarm. May be called twice."""

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from modelswarm.client.answer_rows import AnswerRows
 from modelswarm.client.api.answers import Chunk, Completion, ServedModel, TokenLogprob
 from modelswarm.client.api.async_client import AsyncClient
 from modelswarm.client.api.errors import (
@@ -29,7 +30,7 @@ from modelswarm.client.pipeline.admission import Admission
 from modelswarm.client.pipeline.generation_config import GenerationConfig, token_id_of
 from modelswarm.client.pipeline.prompts import Prompt
 from modelswarm.client.pipeline.response import Response
-from modelswarm.errors import UserError
+from modelswarm.errors import UnavailableError, UnreachableError, UserError
 
 CONFLICT_SECONDS = 0.5  # until a session's last turn has ended
 CLOSE_TRIES = 6
@@ -69,10 +70,11 @@ class PipelineEngine:
         model: ServedModel,
         most: int,
         patience: float,
+        rows: AnswerRows,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Call it in the loop. `most`: prompts that run at a time."""
-        self.model, self.most = model, most
+        self.model, self.most, self.rows = model, most, rows
         self.thread = threading.get_ident()  # of the loop
         self._loop = asyncio.get_running_loop()
         self._client, self._patience, self._clock = client, patience, clock
@@ -149,6 +151,7 @@ class PipelineEngine:
             end()
         await self._idle.wait()
         await self._client.aclose()
+        self.rows.close()
 
     async def _attempts(
         self, job: Job, attempt: Callable[[Job], AsyncGenerator[Part, None]]
@@ -179,16 +182,22 @@ class PipelineEngine:
     async def _ask(self, job: Job) -> AsyncGenerator[Response, None]:
         prompt, fields = await self._request(job)
         completion = await self._client.complete(prompt, **fields)
-        yield _whole_response(job.index, completion)
+        read = completion.choices[0].prompt_token_ids or ()
+        response = _whole_response(job.index, completion)
+        yield await self._add_rows(job, response, read, response.token_ids)
 
     async def _stream(self, job: Job) -> AsyncGenerator[Response, None]:
         prompt, fields = await self._request(job)
         count, length, cached, final = 0, 0, 0, Chunk()
+        read: tuple[int, ...] = ()
+        tokens: list[int] = []
         stream = self._client.stream_complete(prompt, **fields)
         async with aclosing(stream) as chunks:
             async for chunk in chunks:
                 count += len(chunk.token_ids)
-                length = len(chunk.prompt_token_ids) if chunk.prompt_token_ids else length
+                tokens += chunk.token_ids
+                read = chunk.prompt_token_ids or read
+                length = len(read)
                 if chunk.usage is not None:
                     count, length = chunk.usage.completion_tokens, chunk.usage.prompt_tokens
                     cached = chunk.usage.cached_tokens or 0
@@ -196,7 +205,28 @@ class PipelineEngine:
                     final = chunk
                 elif chunk.text or chunk.token_ids:
                     yield _part(job.index, chunk, count, length)
-        yield _part(job.index, final, count, length, cached)
+        last = _part(job.index, final, count, length, cached)
+        yield await self._add_rows(job, last, read, tokens)
+
+    async def _add_rows(
+        self, job: Job, response: Response, prompt: Sequence[int], answer: Sequence[int]
+    ) -> Response:
+        """Return the last response of an answer with the rows that its config asks for."""
+        wanted = job.config.wanted_rows
+        if wanted.is_empty or not answer:
+            return response
+        model, began = (job.model or self.model).name, self._clock()
+        while True:
+            try:
+                logits, states = await asyncio.to_thread(
+                    self.rows.read, model, prompt, answer, wanted
+                )
+                return replace(response, logits=logits, last_hidden_state=states)
+            except (UnavailableError, UnreachableError) as error:
+                if self._clock() - began > self._patience:
+                    raise
+                pause = getattr(error, "retry_after", CONFLICT_SECONDS)
+            await asyncio.sleep(pause)
 
     async def _score(self, job: Job) -> AsyncGenerator[float, None]:
         assert job.prompt.token_ids is not None

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from modelswarm.client.answer_rows import KINDS, WantedRows
 from modelswarm.client.integers import is_integer
 from modelswarm.errors import UserError
 
@@ -52,11 +53,11 @@ class GenerationConfig:
     logprobs: int | None = None  # alternatives per token, 1 to 20
     response_format: Mapping[str, Any] | None = None
     include_stop_str_in_output: bool = False
+    output_logits: str | None = None  # "all", or "generation": the rows that lead to new tokens
+    output_last_hidden_state: str | None = None  # the same
     # Each of these has one allowed value, which changes nothing.
     spaces_between_special_tokens: bool = True
     logits_processors: Sequence[Callable[..., Any]] | None = None
-    output_logits: str | None = None
-    output_last_hidden_state: str | None = None
     return_ppl: bool = False
     return_routed_experts: bool = False
     with_cache: bool = False
@@ -112,6 +113,11 @@ class GenerationConfig:
             raise UserError(
                 "ignore_eos", "a structured answer ends by itself; leave ignore_eos out"
             )
+
+    @property
+    def wanted_rows(self) -> WantedRows:
+        """The rows of the answer that `Response` shall have."""
+        return WantedRows(self.output_logits, self.output_last_hidden_state)
 
     def request_fields(self, room: int, seed: int) -> dict[str, Any]:
         """Return the fields of a text completion. `room`: positions of the context; `seed`: if the config has none."""
@@ -207,6 +213,7 @@ def _is_switch(value: Any) -> bool:
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(GenerationConfig)}
 _SWITCH = (_is_switch, "True or False")
+_ROWS = (lambda value: value in KINDS, f"{' or '.join(map(repr, KINDS))}, or None")
 _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n": (lambda v: is_integer(v) and v == 1, "1; repeat the prompt to get more answers"),
     "max_new_tokens": (lambda v: is_integer(v) and v >= 1, "a whole number from 1, or None"),
@@ -227,17 +234,20 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda v: is_integer(v) and 1 <= v <= MAX_LOGPROBS,
         f"a whole number from 1 to {MAX_LOGPROBS}",
     ),
+    "output_logits": _ROWS,
+    "output_last_hidden_state": _ROWS,
     "do_sample": _SWITCH,
     "ignore_eos": _SWITCH,
     "skip_special_tokens": _SWITCH,
     "include_stop_str_in_output": _SWITCH,
 }
-_OPTIONAL = ("max_new_tokens", "random_seed", "min_new_tokens", "logprobs")
+_OPTIONAL = (
+    *("max_new_tokens", "random_seed", "min_new_tokens", "logprobs"),
+    *("output_logits", "output_last_hidden_state"),
+)
 _REFUSED = {
     "spaces_between_special_tokens": "the tokenizer's own decoder joins tokens",
     "logits_processors": "servers run no code of clients; use bad_words or response_format",
-    "output_logits": "answers have no logits; logprobs gives log probabilities",
-    "output_last_hidden_state": "answers have no hidden states",
     "return_ppl": "answers have no perplexity; logprobs gives log probabilities",
     "return_routed_experts": "no experts are reported",
     "with_cache": "a session keeps its cache; use pipe.session()",

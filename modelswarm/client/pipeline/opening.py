@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from modelswarm.client.answer_rows import AnswerRows
 from modelswarm.client.api.async_client import AsyncClient
 from modelswarm.client.api.loop_thread import LoopThread
 from modelswarm.client.pipeline.engine import PipelineEngine
@@ -178,7 +179,7 @@ async def _open_engine(
         raise UnavailableError(f"the gateway at {url} serves no model yet; try again")
     for each in served:
         if model in (None, each.name):
-            return PipelineEngine(client, each, most, timeout)
+            return PipelineEngine(client, each, most, timeout, AnswerRows(url))
     known = ", ".join(each.name for each in served)
     raise UserError("model", f"{model!r} is not served at {url}; allowed: {known}")
 

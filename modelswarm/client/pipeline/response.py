@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from modelswarm.client.api.errors import ApiError, ConnectionBrokenError, NotAGatewayError
 from modelswarm.errors import UserError
@@ -28,6 +29,9 @@ class Response:
     error: Exception | None = None  # with `raise_errors=False`: the reason for the missing answer
     # Tokens of the prompt whose KV the servers still had; of a stream only the last part of an answer knows it.
     cached_tokens: int = 0
+    # Float32 tensors [rows, vocabulary] and [rows, hidden]; of a stream only the last part of an answer has them.
+    logits: Any = field(default=None, compare=False)
+    last_hidden_state: Any = field(default=None, compare=False)
 
     @property
     def error_message(self) -> str | None:

@@ -64,4 +64,6 @@ def joined(parts: Sequence[Response]) -> Response:
         logprobs=logprobs or None,
         index=last.index,
         cached_tokens=last.cached_tokens,
+        logits=last.logits,
+        last_hidden_state=last.last_hidden_state,
     )

@@ -291,6 +291,9 @@ class Pipeline:
         """Return the jobs, the longest first."""
         self._check_open()
         configs = configs_of(gen_config, len(prompts.items))
+        for field in ("output_logits", "output_last_hidden_state"):
+            if any(getattr(config, field) is not None for config in configs):
+                self._engine.rows.connect(field)
         problem = model.chat_problem
         needs_chat = any(prompt.messages is not None for prompt in prompts.items)
         if problem is not None and (do_preprocess or needs_chat):

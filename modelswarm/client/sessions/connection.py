@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import grpc
 
+from modelswarm.client.announcement import announced_grpc_port
 from modelswarm.client.sessions.channels import Channels
 from modelswarm.client.sessions.errors import translate
 from modelswarm.errors import UserError
@@ -136,6 +137,21 @@ class Connection:
     def stream_pass(self, requests: Iterator[api_pb2.BlockPassRequest]) -> Any:
         """Start a pass through blocks, and return its call: an iterator of answers that can be cancelled."""
         return self._channels.start(lambda stub: stub.BlockPass(requests))
+
+
+def connect_to(url: str, field: str, cure: str) -> Connection:
+    """Return a connection to the gRPC port of the gateway at a URL.
+
+    `field`, `cure`: argument that needs it, and what helps without such a port. Raise UserError if there is none,
+    UnreachableError if no gateway answers.
+    """
+    parts = urlsplit(url)
+    port = announced_grpc_port(url)
+    if port is None:
+        detail = f"start it with --grpc, or {cure}"
+        raise UserError(field, f"the gateway at {url} has no gRPC port; {detail}")
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return Connection(f"{parts.scheme}://{host}:{port}")
 
 
 def _make_channel(target: str, is_secure: bool) -> grpc.Channel:

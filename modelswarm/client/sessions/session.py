@@ -36,6 +36,7 @@ class StepPart:
     tokens: tuple[int, ...]
     finish_reason: str  # "stop" or "length" in the last part, else empty
     logits: api_pb2.Tensor | None = None
+    hidden_states: api_pb2.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,8 @@ class StepOptions:
     sampling: api_pb2.Sampling | None = None  # None: the model's defaults
     ignore_eos: bool = False  # the model's own end tokens do not end the answer
     return_logits: bool = False
-    all_positions: bool = False  # logits of the whole input, not only of its last entry
+    return_hidden_states: bool = False
+    all_positions: bool = False  # rows of the whole input, not only of its last entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +171,26 @@ class GatewaySession(SessionBase):
         found = tuple(token for part in parts for token in part.tokens)
         return StepResult(found, parts[-1].finish_reason if parts else "length")
 
-    def read_logits(
-        self, tokens: Sequence[int], *, all_positions: bool = False
-    ) -> tuple[api_pb2.Tensor, ...]:
-        """Append `tokens` and return the logits behind the last one of them, or behind each.
+    def read_rows(
+        self,
+        tokens: Sequence[int],
+        *,
+        logits: bool = True,
+        hidden_states: bool = False,
+        all_positions: bool = False,
+    ) -> list[StepPart]:
+        """Append `tokens` and return the rows behind the last one of them, or behind each.
 
-        The parts [rows, vocabulary] are in order. Raise as `step` does.
+        Each part has some rows, in order: logits [rows, vocabulary], hidden states [rows, hidden]. A repeated step may
+        have more of them at the beginning. Raise as `step` does.
         """
         with self._used():
-            options = StepOptions(0, None, True, return_logits=True, all_positions=all_positions)
+            options = StepOptions(
+                0,
+                return_logits=logits,
+                return_hidden_states=hidden_states,
+                all_positions=all_positions,
+            )
             self._check(tokens, options)
             self._drain()
             before, tries = list(self._log), MAX_TRIES
@@ -191,7 +204,7 @@ class GatewaySession(SessionBase):
                     self._recover(error)
                     continue
                 self._log = before + list(tokens)
-                return tuple(part.logits for part in parts if part.logits is not None)
+                return parts
 
     # ---- inside
 
@@ -207,7 +220,11 @@ class GatewaySession(SessionBase):
         if options.max_tokens is not None and options.max_tokens < 0:
             raise UserError("max_tokens", f"{options.max_tokens}; allowed: 0 or more")
         least = 1 if options.max_tokens is None else options.max_tokens
-        if not tokens and not self._log and (least or options.return_logits):
+        if (
+            not tokens
+            and not self._log
+            and (least or options.return_logits or options.return_hidden_states)
+        ):
             raise UserError("tokens", "the session is empty; its first step needs at least one")
         end = len(self._log) + len(tokens) + least
         if end > self.max_length:
@@ -254,6 +271,7 @@ class GatewaySession(SessionBase):
         fields: dict[str, Any] = {
             "ignore_eos": options.ignore_eos,
             "return_logits": options.return_logits,
+            "return_hidden_states": options.return_hidden_states,
             "all_positions": options.all_positions,
         }
         if options.max_tokens is not None:
@@ -277,7 +295,8 @@ class GatewaySession(SessionBase):
 
 def _step_part(part: api_pb2.GenerateResponse) -> StepPart:
     logits = part.logits if part.HasField("logits") else None
-    return StepPart(tuple(part.token_ids), part.finish_reason, logits)
+    states = part.hidden_states if part.HasField("hidden_states") else None
+    return StepPart(tuple(part.token_ids), part.finish_reason, logits, states)
 
 
 def _with_seed(options: StepOptions) -> StepOptions:

@@ -155,13 +155,13 @@ def test_beams_read_their_prompt_once(
 ) -> None:
     ids = torch.cat([PROMPTS[:1], PROMPTS[1:]] * 8, dim=1)
     sent: list[int] = []
-    read = GatewaySession.read_logits
+    read = GatewaySession.read_rows
 
     def count(session: GatewaySession, tokens: Any, **options: Any) -> Any:
         sent.append(len(tokens))
         return read(session, tokens, **options)
 
-    monkeypatch.setattr(GatewaySession, "read_logits", count)
+    monkeypatch.setattr(GatewaySession, "read_rows", count)
     wanted = {"do_sample": False, "num_beams": 4, **ENDLESS}
     both = torch.cat([ids, ids.flip(1)])
     assert torch.equal(model.generate(both, **wanted), toy_model.generate(both, **wanted))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from support.processes.oracles import check_tokens
+from support.processes.oracles import TAU, check_tokens
 from support.processes.streams import TOY_MODEL, Answer, Request
 from support.processes.swarm import Running, metrics, running_swarm, total
 
@@ -80,6 +81,52 @@ def test_sampled_answer_equals_the_whole_model(pipe: Pipeline, toy_model: PreTra
         temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=7
     )
     check_tokens(toy_model, answer_of(prompt, response, sampling))
+
+
+def test_rows_of_answers_equal_the_whole_model(pipe: Pipeline, toy_model: PreTrainedModel) -> None:
+    """Rows of all tokens but the last one, or those that lead to tokens of the answer."""
+    config = GenerationConfig(
+        max_new_tokens=6,
+        ignore_eos=True,
+        output_logits="generation",
+        output_last_hidden_state="all",
+    )
+    prompts = [[7], *prompts_of(2)]
+    stream = pipe.stream_infer(prompts, config)
+    parts = list(stream)
+    assert all((part.logits is None) == (part.finish_reason is None) for part in parts)
+    for responses in (pipe(prompts, config), stream.responses):
+        for prompt, response in zip(prompts, responses, strict=True):
+            assert response is not None
+            log = [*prompt, *response.token_ids[:-1]]
+            whole = whole_rows(toy_model, log)
+            assert close(response.logits, whole.logits[0, -6:])
+            assert close(response.last_hidden_state, whole.hidden_states[-1][0])
+    other = replace(config, output_logits="all", output_last_hidden_state=None)
+    found = pipe(prompts[1], other)
+    log = [*prompts[1], *found.token_ids[:-1]]
+    assert found.last_hidden_state is None
+    assert close(found.logits, whole_rows(toy_model, log).logits[0])
+
+
+def test_turn_of_a_chat_has_its_rows(pipe: Pipeline, toy_model: PreTrainedModel) -> None:
+    config = GenerationConfig(max_new_tokens=5, ignore_eos=True, output_logits="generation")
+    with pipe.session(config) as session:
+        for text in ("Hi", "Ho"):
+            pipe.chat(text, session)
+            found = session.response
+            assert found is not None and found.logits.shape[0] == 5
+            assert found.logits.argmax(-1).tolist() == found.token_ids
+
+
+@torch.no_grad()
+def whole_rows(whole: PreTrainedModel, log: list[int]) -> Any:
+    model: Any = whole
+    return model(torch.tensor([log]), output_hidden_states=True)
+
+
+def close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and bool((one - other).abs().max() < TAU)
 
 
 def test_prompts_without_seed_draw_different_answers(pipe: Pipeline) -> None:

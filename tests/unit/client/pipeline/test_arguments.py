@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from modelswarm.client.answer_rows import AnswerRows
 from modelswarm.client.api.answers import ServedModel
 from modelswarm.client.api.async_client import AsyncClient
 from modelswarm.client.api.loop_thread import LoopThread
@@ -23,7 +24,8 @@ HI = {"role": "user", "content": "Hi"}
 
 
 async def make_engine() -> PipelineEngine:
-    return PipelineEngine(AsyncClient(NOTHING, max_retries=0), ServedModel("model", 100), 2, 0.0)
+    client, model = AsyncClient(NOTHING, max_retries=0), ServedModel("model", 100)
+    return PipelineEngine(client, model, 2, 0.0, AnswerRows(NOTHING))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from itertools import count
 
 import pytest
 
+from modelswarm.client.answer_rows import AnswerRows
 from modelswarm.client.api import (
     AsyncClient,
     GatewayUnreachableError,
@@ -29,7 +30,9 @@ def make_engine(patience: float) -> tuple[PipelineEngine, count[int]]:
     seconds = count()
     client = AsyncClient(NOTHING, max_retries=0)
     model = ServedModel("model", 100)
-    return PipelineEngine(client, model, 2, patience, lambda: float(next(seconds))), seconds
+    rows = AnswerRows(NOTHING)
+    engine = PipelineEngine(client, model, 2, patience, rows, lambda: float(next(seconds)))
+    return engine, seconds
 
 
 async def test_unreachable_gateway_fails_a_prompt_after_the_patience() -> None:

@@ -35,12 +35,11 @@ EFFECTS: dict[str, tuple[Any, dict[str, Any], str]] = {
     "response_format": ({"type": "json_object"}, {}, "response_format"),
     "include_stop_str_in_output": (True, {}, "include_stop_str_in_output"),
 }
+ROWS = {"output_logits", "output_last_hidden_state"}  # that a forward pass reads
 REFUSED: dict[str, Any] = {
     "n": 2,
     "spaces_between_special_tokens": False,
     "logits_processors": [lambda ids, logits: logits],
-    "output_logits": "all",
-    "output_last_hidden_state": "generation",
     "return_ppl": True,
     "return_routed_experts": True,
     "with_cache": True,
@@ -63,6 +62,8 @@ WRONG: dict[str, list[Any]] = {
     "bad_token_ids": [[-1], "12", [True]],
     "min_new_tokens": [-1, 513],
     "logprobs": [0, 21, True],
+    "output_logits": ["some", True, 5, ["all"]],
+    "output_last_hidden_state": ["last"],
     "do_sample": [1, None],
     "response_format": [
         {},
@@ -77,7 +78,7 @@ WRONG: dict[str, list[Any]] = {
 
 
 def test_every_field_is_obeyed_or_refused() -> None:
-    assert {field.name for field in fields(GenerationConfig)} == set(EFFECTS) | set(REFUSED)
+    assert {field.name for field in fields(GenerationConfig)} == set(EFFECTS) | set(REFUSED) | ROWS
 
 
 @pytest.mark.parametrize("name", EFFECTS)
