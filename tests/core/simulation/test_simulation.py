@@ -80,6 +80,17 @@ def test_rows_are_returned_after_reroutes_and_takeovers() -> None:
     assert outcome.taken_over > 0
 
 
+@pytest.mark.full
+def test_rows_of_blocks_outlive_reroutes_takeovers_and_forks() -> None:
+    outcome = Outcome()
+    for seed in range(14, 17):
+        outcome.add(simulate(seed, "block_rows"))
+    assert outcome.reroutes > 0
+    assert outcome.migrations["migrated"] > 0
+    assert outcome.taken_over > 0
+    assert outcome.forked > 0
+
+
 def test_seed_replays_exactly_in_another_process() -> None:
     """Other string hashes change nothing, as no order depends on a set of names."""
 

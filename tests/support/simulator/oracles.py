@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 
-from support.simulator.actors.client_rows import input_row, rows_from
+from support.simulator.actors.client_rows import input_chain, rows_from
 from support.simulator.actors.gateway_process import GatewayProcess
 from support.simulator.actors.server_process import ROW_BYTES, ServerProcess
 from support.simulator.scenario import Scenario
@@ -17,7 +17,7 @@ from support.simulator.trace import Violation
 
 from modelswarm.protocol.messages import BlockRange, PromptLogprob, Sampling, StartEpoch, Turn
 from modelswarm_gateway.core.interface.effects import Effect, Emitted, RowsReturned
-from modelswarm_serving.core.hops.hop import TransferCursor
+from modelswarm_serving.core.hops.hop import Hop, TransferCursor
 from modelswarm_serving.model.base import SampledToken
 from modelswarm_serving.model.hash_model import (
     MASK,
@@ -77,8 +77,11 @@ class Reference:
     def _append(self, position: int, token: int) -> None:
         first, last = self._blocks.first, self._blocks.last
         before = self._sums[-1] if self._sums else (0,) * (last - first)
-        row, sums = input_row(token), []
+        row, *added = input_chain(token)
+        sums = []
         for block, attention in enumerate(before, first):
+            if added:
+                row = (row + added[block]) & MASK
             stored = key_value(block, position, row)
             row = output(stored, attention)
             sums.append((attention + stored) & MASK)
@@ -153,20 +156,33 @@ def check_pages(server: ServerProcess) -> None:
 
 
 def check_opaque(gateways: Iterable[GatewayProcess], servers: Iterable[ServerProcess]) -> None:
-    """Check that each log, and each copy of one, has the rows of its opaque entries and no other ones (R14)."""
-    sessions = [
-        (gateway.name, each.name, each.log, each.opaque)
+    """Check that each log, and each copy of one, has the rows of its opaque entries and no other ones (R14).
+
+    A hop without a log has at most the rows that its own blocks add.
+    """
+    held = [
+        (gateway.name, each.name, each.opaque, rows_from(each.log, 0))
         for gateway in gateways
         for each in gateway.core._sessions.values()
     ]
-    hops = [
-        (server.name, hop.session, hop.log, hop.opaque)
-        for server in servers
-        for hop in server.core._fencing.hops
-    ]
-    for process, session, log, opaque in (*sessions, *hops):
-        if opaque != rows_from(log, 0):
+    for server in servers:
+        for hop in server.core._fencing.hops:
+            if hop.has_log:
+                held.append((server.name, hop.session, hop.opaque, rows_from(hop.log, 0)))
+            else:
+                _check_block_rows(server, hop)
+    for process, session, opaque, expected in held:
+        if opaque != expected:
             raise Violation(f"{process} does not have the rows of its log of {session}", session)
+
+
+def _check_block_rows(server: ServerProcess, hop: Hop) -> None:
+    """Check that a hop between head and tail has rows of its blocks only, and of no entry without them."""
+    size = ROW_BYTES * (hop.last - hop.first)
+    for at, row in hop.opaque.items():
+        if at >= hop.turn.prompt_rows or len(row) != size:
+            text = f"{server.name} has {len(row)} bytes of rows for entry {at} of {hop.session}"
+            raise Violation(text, hop.session)
 
 
 def generates_nothing(turn: Turn, length: int) -> bool:

@@ -100,12 +100,18 @@ class Load:
     has_rules: bool = False  # sampled turns have penalties, a bias and masks
     has_grammars: bool = False  # two of three turns have a grammar, most of them with forced tokens
     has_rows: bool = False  # opaque rows in inputs and answers; some sessions have only these
+    has_block_rows: bool = False  # logs begin with rows for each block, instead of those
     resumes_turns: bool = False  # streams break, and clients resume their turns, here or elsewhere
     slow_reader_chance: float = 0.1
     read_seconds: float = 0.01  # mean time that a slow reader takes for a token
     fork_chance: float = 0.0  # of a fork, for each token that a client gets
     poisoned: int = 0  # the first so many sessions make the model fail
     poison_chance: float = 0.0  # of a failure, for each step of such a session
+
+    @property
+    def sends_rows(self) -> bool:
+        """True if logs may have opaque entries (R14)."""
+        return self.has_rows or self.has_block_rows
 
     def is_poisoned(self, session: str) -> bool:
         return int(session[1:]) < self.poisoned

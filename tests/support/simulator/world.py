@@ -416,7 +416,7 @@ class World:
             if server.alive:
                 check_pages(server)
                 check_retained(server)
-        if self.scenario.load.has_rows:
+        if self.scenario.load.sends_rows:
             check_opaque(self.gateways.values(), self.servers.values())
             logs = {client.name: client.read_log() for client in self.clients.values()}
             check_no_tokens(logs, self.servers.values())

@@ -90,6 +90,7 @@ from support.simulator.planted.rows import (
     KeepsStaleRows,
     LogsUnwantedTokens,
     RepeatsRows,
+    ReplaysRowsOfOtherBlocks,
     SkipsRows,
     TakesRowsOverShifted,
 )
@@ -188,6 +189,10 @@ def in_hop_table(bug: type, scenario: str) -> Plant:
     return in_gateway(gateway_with(lambda core: core._recovery.hops, bug), scenario)
 
 
+def in_hop_messages(bug: type, scenario: str) -> Plant:
+    return in_gateway(gateway_with(lambda core: core._recovery.hop_messages, bug), scenario)
+
+
 def in_planner(bug: type, scenario: str) -> Plant:
     return in_gateway(gateway_with(lambda core: core._recovery._planner, bug), scenario)
 
@@ -254,6 +259,7 @@ PLANTS: dict[str, Plant] = {
     "R14 takes rows over shifted": in_recovery(TakesRowsOverShifted, "rows"),
     "R14 repeats rows": in_gateway(RepeatsRows, "rows"),
     "R14 skips rows": in_recovery(SkipsRows, "rows"),
+    "R14 replays rows of other blocks": in_hop_messages(ReplaysRowsOfOtherBlocks, "block_rows"),
     "R15 copies one position too few": in_forks(CopiesOneTooFew),
     "R15 copies of rewound parents": in_forks(OutlivesRewinds),
     "R15 acknowledges at once": in_forks(AcknowledgesAtOnce),

@@ -1,4 +1,4 @@
-"""Planted bugs in opaque rows (R14): one of an input is lost or stale, one of an answer is repeated or lost.
+"""Planted bugs in opaque rows (R14): one of an input is lost, stale or misplaced, one of an answer is repeated or lost.
 
 As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """
@@ -14,6 +14,8 @@ from modelswarm.protocol.messages import Fence, Item, Rows, StartEpoch
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.recovery.recovery import Recovery
+from modelswarm_gateway.core.sessions.hop_messages import HopMessages
+from modelswarm_gateway.core.sessions.session import Hop as GatewayHop
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_serving.core.hops.hop import Hop
 from modelswarm_serving.core.server import ServerCore
@@ -79,3 +81,14 @@ class SkipsRows(Recovery):
         if session.returns_rows and session.fault_at is not None:
             session.next_row = min(session.next_row + 1, session.length)
         super().enter_loop(session, now)
+
+
+class ReplaysRowsOfOtherBlocks(HopMessages):
+    """R6 (replay): after a fault a hop between head and tail gets the rows of the blocks before its own."""
+
+    @override
+    def _send_block_rows(self, session: Session, hop: GatewayHop, start: int) -> None:
+        shift = session.fault_at is not None
+        hop.first, hop.last = hop.first - shift, hop.last - shift
+        super()._send_block_rows(session, hop, start)
+        hop.first, hop.last = hop.first + shift, hop.last + shift

@@ -382,7 +382,7 @@ FORKED = (
 )
 
 
-OVER_OTHERS = ("forced", "families", "rows")  # scenarios over any other kind
+OVER_OTHERS = ("forced", "families", "rows", "block_rows")  # scenarios over any other kind
 
 
 def _families(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -404,6 +404,20 @@ def _rows(scenario: Scenario, rng: random.Random) -> Scenario:
     """Opaque rows in inputs and answers, and sessions of a block range, in worlds of other kinds."""
     scenario = SCENARIOS[rng.choice(WITH_ROWS)](scenario, rng)
     return replace(scenario, load=replace(scenario.load, has_rows=True))
+
+
+WITH_BLOCK_ROWS = (
+    *("families", "orders", "prefill", "doomed", "adoptions", "moves", "duplicates", "orders"),
+    *("evictions", "late", "families", "loop", "drains", "rewinds", "slow_readers", "kills"),
+    *("failures", "orders", "kills", "reshaped", "successors", "moves", "stalls", "adoptions"),
+)
+
+
+def _block_rows(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Logs begin with rows for each block, on routes of up to five hops, in worlds of other kinds."""
+    layout = _draw_layout(rng, lengths=(1, 2, 3, 3, 4, 5))
+    scenario = SCENARIOS[rng.choice(WITH_BLOCK_ROWS)](replace(scenario, layout=layout), rng)
+    return replace(scenario, load=replace(scenario.load, has_block_rows=True))
 
 
 def _forced(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -466,4 +480,5 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "forced": _forced,
     "families": _families,
     "rows": _rows,
+    "block_rows": _block_rows,
 }
