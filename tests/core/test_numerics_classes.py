@@ -64,7 +64,7 @@ def test_class_that_ran_last_is_preferred_after_a_change() -> None:
     assert len(changes(swarm.gateway)) == 1
 
 
-def test_healthy_server_of_other_class_comes_before_a_last_resort() -> None:
+def test_healthy_server_of_other_class_precedes_a_last_resort() -> None:
     swarm, tail, [same, other] = start_on(A, A, B)
     swarm.core.migrations.drain(same.peer, "drain", swarm.now)
     swarm.kill(tail.peer)

@@ -23,6 +23,7 @@ FOLDER_ENTRIES = 14  # a reader takes in no more at a glance
 CLASSES_PER_METHOD = 5  # unrelated classes that may define one method name
 PAGE_WORDS = 35  # in a sentence of README, AGENTS, CONTRIBUTING and docs
 DOCSTRING_WORDS = 25  # in a sentence of a docstring
+TEST_NAME = 60  # characters
 NO_ENTRY = ("__init__.py", "py.typed", "conftest.py")
 LARGE_FOLDERS = {
     ".": "the files of a repository's root have fixed names, and tools look for them there",
@@ -60,6 +61,7 @@ def main() -> int:
     found = [
         *crowded_folders(files),
         *overloaded_methods([path for path in python if path.parts[0] in PRODUCT]),
+        *long_test_names([path for path in python if path.parts[0] == "tests"]),
         *question_docstrings(python),
         *long_docstring_sentences(python),
         *long_sentences(pages),
@@ -113,6 +115,16 @@ def overloaded_methods(paths: list[Path]) -> Iterator[str]:
         if len(classes) > CLASSES_PER_METHOD:
             where = ", ".join(sorted(classes))
             yield f"method {name}: {len(classes)} classes; at most {CLASSES_PER_METHOD}: {where}"
+
+
+def long_test_names(paths: list[Path]) -> Iterator[str]:
+    """Names of tests that a reader does not take in at a glance."""
+    for path in paths:
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            if node.name.startswith("test_") and len(node.name) > TEST_NAME:
+                yield f"{path}:{node.lineno}: {node.name} has more than {TEST_NAME} characters"
 
 
 def question_docstrings(paths: list[Path]) -> Iterator[str]:

@@ -64,7 +64,7 @@ def test_refused_hops_are_forgotten_with_their_session() -> None:
 
 
 @pytest.mark.parametrize("early", [1, 0])
-def test_hop_that_was_created_under_two_handles_is_closed_under_both(early: int) -> None:
+def test_hop_created_under_two_handles_is_closed_under_both(early: int) -> None:
     """Another gateway held the hop between both creates, so the second one made a new hop.
 
     `early`: number of acks that come before the session closes.

@@ -398,7 +398,7 @@ def test_drain_lasts_until_all_causes_are_removed() -> None:
     assert [view.drain_cause for view in script.core.server_views()] == ["", "", ""]
 
 
-def test_hop_that_had_an_older_epoch_fenced_waits_for_its_new_fence() -> None:
+def test_hop_fenced_in_an_older_epoch_waits_for_its_new_fence() -> None:
     """The copy would start before its server has opened the hop in the session's epoch."""
     script, _, new = two_spans()
     core = script.gateway.core

@@ -81,7 +81,7 @@ def test_last_resort_costs_more_and_refreshes_at_both_changes() -> None:
         assert state(table) == (False, False)
 
 
-def test_other_zone_delay_outdates_costs_to_go_until_they_are_refreshed() -> None:
+def test_other_zone_delay_outdates_costs_to_go_until_refreshed() -> None:
     zones = ZoneDelays()
     table = table_of(server_of("a", zone="x"), server_of("b", zone="y"), zones=zones)
     before = table.delays.copy()
@@ -177,7 +177,7 @@ def test_server_that_comes_gets_a_row_with_its_fields() -> None:
     assert table.must_refresh
 
 
-def test_server_that_comes_and_goes_before_a_choice_changes_nothing() -> None:
+def test_server_gone_again_before_a_choice_changes_nothing() -> None:
     table = table_of(server_of("a"))
     table.add_server(server_of("b"))
     table.remove_server("b/1/b")
@@ -185,7 +185,7 @@ def test_server_that_comes_and_goes_before_a_choice_changes_nothing() -> None:
     assert list(table.row_of) == ["a/1/b"]
 
 
-def test_server_that_goes_and_comes_back_before_a_choice_has_one_row() -> None:
+def test_server_that_is_back_before_a_choice_has_one_row() -> None:
     old, new = server_of("a"), server_of("a", 8.0)
     table = table_of(old, server_of("b"))
     table.remove_server("a/1/b")

@@ -165,7 +165,7 @@ def test_block_time_is_not_much_below_the_median() -> None:
     assert server.block_ms(3.0, 2.0) == pytest.approx(3.0 / MAX_SPEEDUP)
 
 
-def test_each_two_sessions_lengthen_the_block_time_by_one_idle_step() -> None:
+def test_every_two_sessions_add_an_idle_step_to_the_block_time() -> None:
     server = fresh()
     server.on_heartbeat(replace(IDLE, steps=1, step_ms=8.0, running=3), 2.0)
     assert server.slowdown == 2.5

@@ -102,7 +102,7 @@ def test_server_that_connects_again_replaces_its_old_span() -> None:
 # ---- variants
 
 
-def test_revision_whose_prompts_can_be_read_comes_before_the_larger_one() -> None:
+def test_revision_with_readable_prompts_precedes_the_larger_one() -> None:
     new = [replace(each, revision="new") for each in (B, hello("c"))]
     registry = Registry(A, *new)
     active = registry.active_variant(MODEL)
@@ -126,7 +126,7 @@ def test_present_variant_stays_beside_an_equal_one() -> None:
         assert active is not None and active.revision == first.revision
 
 
-def test_whole_variant_comes_before_one_whose_prompts_can_be_read() -> None:
+def test_whole_variant_precedes_one_with_readable_prompts() -> None:
     registry = Registry(replace(A, last=2), replace(B, revision="new"))
     registry.set_readable(MODEL, frozenset({A.revision}))
     active = registry.active_variant(MODEL)

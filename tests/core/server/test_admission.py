@@ -183,7 +183,7 @@ def test_create_that_can_never_fit_is_refused_as_too_long() -> None:
     assert create(network, server, "a", 77, repair=True).refusal is None
 
 
-def test_announced_length_is_the_longest_that_an_empty_server_takes() -> None:
+def test_announced_length_is_the_longest_of_an_empty_server() -> None:
     """18 of 20 pages are for new sessions: 72 positions."""
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)

@@ -133,7 +133,7 @@ def test_fork_keeps_what_it_copied_before_its_parent_was_fenced() -> None:
     assert max(rows(swarm)) - max(before) < N + 6
 
 
-def test_fork_of_a_parent_that_is_closed_meanwhile_ends_with_a_part() -> None:
+def test_fork_of_a_parent_closed_meanwhile_ends_with_a_part() -> None:
     swarm = with_parent(fork_step_bytes=16 * 5)
     begin_fork(swarm, PROMPT)
     swarm.core.close_session("a", swarm.now)

@@ -30,7 +30,7 @@ from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 
 @pytest.mark.parametrize("hold", [0.5, 2.0, 4.5])
-def test_first_turn_that_was_cut_off_waits_for_servers_without_links(hold: float) -> None:
+def test_first_turn_cut_off_waits_for_servers_without_links(hold: float) -> None:
     """No lease protects a session that no server knows: another gateway may open its name at once."""
     made = swarm_of_pairs()
     first, second = add_gateway(made, 1), add_gateway(made, 2)
@@ -57,7 +57,7 @@ def test_first_turn_that_was_cut_off_waits_for_servers_without_links(hold: float
 
 
 @pytest.mark.parametrize("hold", [0.1, 0.7])  # seconds; half a lease are 0.5
-def test_second_cut_off_does_not_end_the_wait_for_servers_without_links(hold: float) -> None:
+def test_second_cut_off_ends_no_wait_for_servers_without_links(hold: float) -> None:
     """X waits 3 s for the servers on which Y runs the session. X is cut off again, and then waits for them still."""
     made = Network(None, Options(lease_seconds=1.0))
     for _ in range(2):
@@ -133,7 +133,7 @@ def moved_session() -> Moved:
     return Moved(made, x, y, old, new, kept.tokens)
 
 
-def test_append_to_kept_session_is_refused_while_servers_do_not_answer() -> None:
+def test_append_to_kept_session_is_refused_with_silent_servers() -> None:
     """X is linked to the old servers only. A new log is elsewhere: new input must not go behind the old one."""
     moved = moved_session()
     reconnect(moved.made, moved.x.gateway, moved.old)
@@ -181,7 +181,7 @@ def test_state_of_stale_kept_session_comes_from_its_owner() -> None:
         call(moved.x, session_state(service_of(moved.x), KEY))
 
 
-def test_state_of_kept_session_that_no_other_gateway_ran_is_its_own() -> None:
+def test_state_of_kept_session_that_ran_nowhere_else_is_its_own() -> None:
     made = swarm_of_pairs()
     x = Desk(add_gateway(made, 1))
     x.turn(PROMPT, NEW)
@@ -196,7 +196,7 @@ def test_state_of_kept_session_that_no_other_gateway_ran_is_its_own() -> None:
     assert state.view.length == len(PROMPT) + NEW
 
 
-def test_session_is_cut_off_although_a_server_is_linked_that_has_freed_its_hop() -> None:
+def test_session_is_cut_off_with_a_link_to_a_server_without_hop() -> None:
     """The first server was away for two leases and freed the hop. Then the other one is away, and Y takes over."""
     made = swarm_of_pairs()
     x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
@@ -267,7 +267,7 @@ def test_kept_session_that_goes_on_outranks_what_ran_before() -> None:
     assert kept.tokens == newest.tokens, "input is appended to a log that is not the newest"
 
 
-def test_kept_session_that_ran_elsewhere_is_taken_over_from_its_ended_owner() -> None:
+def test_kept_session_is_taken_over_from_a_later_ended_owner() -> None:
     """The answers to the search make the core of X release its old copy. The newer log is there, and is used."""
     moved = moved_session()
     moved.made.kill(moved.y.gateway.peer)

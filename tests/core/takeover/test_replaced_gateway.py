@@ -90,7 +90,7 @@ def test_claim_of_ended_gateway_delays_no_successor() -> None:
     assert add_gateway(made, 3, replaces=(first.peer,)).find("new", opens=True).claimant == ""
 
 
-def test_sessions_of_replaced_gateway_are_freed_at_twice_the_lease() -> None:
+def test_sessions_of_replaced_gateway_are_freed_after_two_leases() -> None:
     made, first = swarm()
     made.kill(first.peer)
     add_gateway(made, 2, replaces=(first.peer,))

@@ -147,7 +147,7 @@ def test_prompt_that_never_ran_is_dropped_when_a_hop_is_taken() -> None:
     assert high.tokens(SESSION) == expected(rivals.log, NEW, sampling=RANDOM)
 
 
-def test_gateway_with_a_pending_fence_is_told_that_its_hop_was_taken() -> None:
+def test_gateway_with_a_pending_fence_is_told_of_its_taken_hop() -> None:
     """A step is out with the tail while both fence it: the first answer is still due when the hop is taken."""
     rivals = start_rivals(is_tail_stuck=True)
     network, low, high = rivals.network, rivals.low, rivals.high
@@ -162,7 +162,7 @@ def test_gateway_with_a_pending_fence_is_told_that_its_hop_was_taken() -> None:
     assert rivals.owners == [high.peer] * 2
 
 
-def test_gateway_that_runs_wins_before_the_other_hears_of_its_grant() -> None:
+def test_running_gateway_wins_before_the_other_hears_of_a_grant() -> None:
     """The lower one has started the tail. The higher one hears of that before it hears that it has the head."""
     rivals = start_rivals()
     network, low, high = rivals.network, rivals.low, rivals.high

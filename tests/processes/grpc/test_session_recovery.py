@@ -113,7 +113,7 @@ def test_attached_session_of_a_running_gateway_is_forwarded(swarm: HashSwarm) ->
 
 
 @pytest.mark.full
-def test_session_moves_when_its_gateway_is_killed_in_a_forwarded_step(swarm: HashSwarm) -> None:
+def test_session_moves_when_its_gateway_dies_in_a_forwarded_step(swarm: HashSwarm) -> None:
     owner = swarm.gateway(*LEASE, name="third")
     other = swarm.gateway(*LEASE, name="fourth")
     log = encode_bytes("once")

@@ -180,7 +180,7 @@ def test_every_refused_field_is_refused_by_name(client: httpx.Client, place: str
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_harmless_values_and_fields_without_effect_change_nothing(
+def test_harmless_values_and_effectless_fields_change_nothing(
     client: httpx.Client, place: str
 ) -> None:
     table, path, build = PLACES[place]

@@ -10,9 +10,11 @@ from tools.ci.check_house import (
     DOCSTRING_WORDS,
     PAGE_WORDS,
     PRIVATE_WORDS,
+    TEST_NAME,
     crowded_folders,
     long_docstring_sentences,
     long_sentences,
+    long_test_names,
     overloaded_methods,
     private_words,
     question_docstrings,
@@ -51,6 +53,13 @@ def test_method_of_six_classes_is_reported(tmp_path: Path, name: str, count: int
     paths = _write(tmp_path, "module.py", "\n".join(classes))
 
     assert len(list(overloaded_methods(paths))) == count
+
+
+def test_long_name_of_a_test_is_reported(tmp_path: Path) -> None:
+    name = "test_" + "x" * (TEST_NAME - 5)
+    both = f"def {name}() -> None: ...\nasync def {name}x() -> None: ...\n"
+    [found] = long_test_names(_write(tmp_path, "test_a.py", both))
+    assert f":2: {name}x has" in found
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def test_newest_window_of_each_sender_is_kept() -> None:
     assert early.windows == {"a": window(0, 5)}
 
 
-def test_windows_of_too_many_senders_are_dropped_but_known_senders_may_raise_theirs() -> None:
+def test_windows_of_more_senders_are_dropped_and_known_ones_rise() -> None:
     early = EarlyMessages()
     for number in range(MAX_EARLY_WINDOWS + 1):
         buffer_early_window(early, f"s{number}", window(0, 1))
@@ -53,7 +53,7 @@ def test_rows_are_kept_up_to_the_limit() -> None:
     assert early.row_count == 5
 
 
-def test_rows_of_another_length_are_kept_if_they_are_of_a_transfer() -> None:
+def test_rows_of_another_length_are_kept_if_of_a_transfer() -> None:
     early = EarlyMessages()
     buffer_early_rows(early, "a", rows(0, 2, payload=bytes(5)), 5, ROW_BYTES)
     assert early.rows == []

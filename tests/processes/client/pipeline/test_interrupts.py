@@ -198,7 +198,7 @@ def test_closed_pipeline_ends_its_answers(running: Running) -> None:
     running.wait_empty()
 
 
-def test_stream_of_a_closed_pipeline_is_aborted_between_two_parts(running: Running) -> None:
+def test_stream_of_a_closed_pipeline_is_aborted_between_parts(running: Running) -> None:
     pipe = pipeline(f"http://{running.local.http}")
     stream = pipe.stream_infer("endless", LONG)
     next(stream)

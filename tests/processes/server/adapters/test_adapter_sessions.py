@@ -153,7 +153,7 @@ def test_server_without_the_adapter_serves_only_the_model(swarm: HashSwarm) -> N
     assert whole(gateway, SHORT) == expected(30)
 
 
-def test_servers_with_other_weights_of_an_adapter_never_share_a_route(
+def test_servers_of_other_adapter_weights_never_share_a_route(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     with HashSwarm(tmp_path_factory.mktemp("revisions"), context=ENDLESS) as swarm:

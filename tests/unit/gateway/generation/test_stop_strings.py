@@ -91,7 +91,7 @@ class CountedText(str):
         return super().__getitem__(place)
 
 
-def test_long_stops_with_common_beginnings_cost_no_more_per_token() -> None:
+def test_long_stops_with_common_beginnings_cost_the_same_a_token() -> None:
     """The text matches all of one stop but its end, and nothing of fifteen others: a few reads per character."""
     stops = [CountedText("a" * 999 + "z")]
     stops += [CountedText(chr(ord("b") + number) + "a" * 999) for number in range(15)]

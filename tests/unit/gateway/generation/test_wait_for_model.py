@@ -53,7 +53,7 @@ async def test_request_does_not_wait_once_the_last_server_is_lost() -> None:
         await request
 
 
-async def test_request_waits_while_the_files_of_another_model_are_fetched() -> None:
+async def test_request_waits_while_another_models_files_are_fetched() -> None:
     """The files of one model are fetched at a time."""
     service, node = make_service_with_model(tokenizer_seconds=SECONDS)
     hello = replace(make_hello("s1", 0, BLOCKS), model="other")

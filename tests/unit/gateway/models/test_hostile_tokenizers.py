@@ -108,7 +108,7 @@ async def test_failures_in_a_row_refuse_the_prompts_of_this_model() -> None:
     assert hostile.chat_fault == "", "the template is not the cause"
 
 
-def test_circuit_breaker_needs_failures_in_a_row_and_closes_again() -> None:
+def test_circuit_breaker_needs_failures_in_a_row_and_recloses() -> None:
     now = 0.0
     breaker = CircuitBreaker(lambda: now)
     for _ in range(MAX_FAILURES - 1):

@@ -204,7 +204,7 @@ def test_vocabulary_size_comes_from_the_model_config() -> None:
     assert make_tokenizer(config=nested).vocabulary == 1000
 
 
-def test_tokenizer_of_too_many_entries_is_refused_before_it_is_built() -> None:
+def test_tokenizer_of_too_many_entries_is_refused_unbuilt() -> None:
     """In 64 MiB of JSON there is room for four million tokens, which need more than a gigabyte."""
     files = model_files() | {"tokenizer.json": b"[" + b"1," * (MAX_TOKENIZER_COMMAS + 1)}
     with pytest.raises(ModelFilesError, match=r"tokenizer\.json: 2097153 commas"):

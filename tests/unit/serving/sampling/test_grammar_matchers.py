@@ -182,7 +182,7 @@ def test_grammar_that_cannot_be_compiled_is_named(matchers: GrammarMatchers) -> 
     assert matchers.prepare(_schema(PERSON)) is None
 
 
-def test_rows_without_a_grammar_are_sampled_as_without_neighbours(
+def test_rows_without_grammar_are_sampled_as_without_neighbours(
     matchers: GrammarMatchers,
 ) -> None:
     torch.manual_seed(1)
