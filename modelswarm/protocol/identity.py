@@ -1,4 +1,4 @@
-"""Identifiers in messages: of processes (PeerId), routes of a session (Epoch), hops (Handle) and adapters.
+"""Identifiers in messages: of processes (PeerId), routes of a session (Epoch), hops (Handle), blocks and adapters.
 
 Used by both cores and by the links. Knows neither transports nor Kubernetes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from dataclasses import dataclass
 from typing import NamedTuple
 
 Handle = int
@@ -50,6 +51,14 @@ class Address(NamedTuple):
 
     peer: PeerId
     target: str
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """The blocks [first, last) that a session runs: rows enter at the first, and leave behind the last, unchanged."""
+
+    first: int
+    last: int
 
 
 class Adapter(NamedTuple):

@@ -15,6 +15,7 @@ from modelswarm.protocol.identity import (
     NO_HANDLE,
     Adapter,
     Address,
+    BlockRange,
     Epoch,
     ForkSource,
     Handle,
@@ -82,14 +83,6 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockRange:
-    """The blocks [first, last) that a session runs: rows enter at the first, and leave behind the last, unchanged."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
 class Turn:
     """Requirements of one turn of a session, equal for every hop."""
 
@@ -143,9 +136,7 @@ class Counters:
     window: int  # row limit that the successor last granted to this hop
     tokens_sent: int  # ring: next token position that the tail sends to the head
     tokens_received: int  # ring: next token position that the head expects
-    unsent: int = (
-        0  # rows that wait for the acknowledgement of the bulk rows (R9, one lane at a time)
-    )
+    unsent: int = 0  # rows that wait until the bulk rows are acknowledged (R9, one lane at a time)
 
 
 class Refusal(enum.Enum):

@@ -286,15 +286,12 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             if type(criterion) is EosTokenCriteria
             for token in criterion.eos_token_id.tolist()
         ]
+        samples, length = bool(generation_config.do_sample), input_ids.shape[1]
         plan = plan_sampling(
-            logits_processor,
-            self._facts,
-            do_sample=bool(generation_config.do_sample),
-            length=input_ids.shape[1],
-            eos=eos,
+            logits_processor, self._facts, do_sample=samples, length=length, eos=eos
         )
         contexts = turn.contexts or split_rows(input_ids, model_kwargs.get("attention_mask"))
-        draws_here = bool(generation_config.do_sample) and self.sampling == "client"
+        draws_here = samples and self.sampling == "client"
         if plan.reasons or turn.needs_logits or draws_here:
             return super()._sample(
                 input_ids,
@@ -306,7 +303,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
                 **model_kwargs,
             )
         turn.is_running = True
-        max_new = generation_config.max_length - input_ids.shape[1]
+        max_new = generation_config.max_length - length
         can_end = any(
             type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in stopping_criteria
         )
