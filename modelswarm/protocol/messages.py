@@ -95,7 +95,7 @@ class Turn:
     blocks: BlockRange | None = None  # of the whole session; None: tokens in and out of all blocks
     adapter: Adapter | None = None  # of the whole session; None: the model as it is
     only_rows: bool = False  # rows are returned, that of the last entry too, and nothing is sampled
-    prompt_rows: int = 0  # first entries, whose rows come with one more for each block (R14)
+    prompt_rows: int = 0  # first entries, each with a row for every block (R14, opaque rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Fence:
     create: Create | None = None
     turn: Turn | None = None  # set with `create`, and when a new turn begins
     branch: int = 0  # reserved: speculative rollback
-    last_started: Epoch | None = None  # newest epoch that ran, as far as the gateway knows (R20)
+    last_started: Epoch | None = None  # newest epoch known to have run (R20, takeover)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Refusal(enum.Enum):
     TOO_LONG = "too_long"  # the reservation exceeds all pages of this server
     WRONG_BLOCKS = "wrong_blocks"
     DRAINING = "draining"
-    STALE_EPOCH = "stale_epoch"  # another gateway owns the session in a higher epoch (R20)
+    STALE_EPOCH = "stale_epoch"  # another gateway owns it in a higher epoch (R20, takeover)
     NO_ADAPTER = "no_adapter"  # this server lacks the turn's; only sent to peers that name one
 
 

@@ -1,4 +1,4 @@
-"""Rows that blocks add at the first positions of a log (R14), with both cores: parts of its entries' rows."""
+"""Rows that blocks add at the first positions of a log (R14, opaque rows), with both cores: parts of its entries."""
 
 from __future__ import annotations
 

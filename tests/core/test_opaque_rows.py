@@ -1,4 +1,4 @@
-"""Rows in place of tokens (R14), with both cores: they are part of the log, and survive whatever the log survives."""
+"""Opaque rows (R14), with both cores: they are part of the log, and survive whatever the log survives."""
 
 from __future__ import annotations
 

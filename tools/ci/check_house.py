@@ -1,4 +1,4 @@
-"""Check the house rules that a linter does not know: folders, method names, docstrings, sentences and words.
+"""Check the house rules that a linter does not know: folders, lengths, method names, docstrings, sentences and words.
 
 Run by `make check`; prints each departure with its place and exits with 1 when there is one. The rules are in
 AGENTS.md. Reads only files that git tracks, or would track.
@@ -17,17 +17,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("modelswarm", "gateway", "serving", "operator")
-PAGES = ("README.md", "AGENTS.md", "CONTRIBUTING.md")
 TEXTS = ("", ".py", ".md", ".proto", ".yaml", ".tpl", ".txt", ".toml", ".go")
 FOLDER_ENTRIES = 14  # a reader takes in no more at a glance
+FILE_LINES = 500
+FUNCTION_LINES = 60  # with signature and docstring
 CLASSES_PER_METHOD = 5  # unrelated classes that may define one method name
-PAGE_WORDS = 35  # in a sentence of README, AGENTS, CONTRIBUTING and docs
+PAGE_WORDS = 35  # in a sentence of a Markdown page
 DOCSTRING_WORDS = 25  # in a sentence of a docstring
 TEST_NAME = 60  # characters
 NO_ENTRY = ("__init__.py", "py.typed", "conftest.py")
 LARGE_FOLDERS = {
     ".": "the files of a repository's root have fixed names, and tools look for them there",
 }
+LONG_FUNCTIONS = {
+    "modelswarm/client/pipeline/opening.py:pipeline": "half of it is LMDeploy's arguments, each described",
+    "serving/modelswarm_serving/model/attention/triton_kernels.py:attend_tiles": "one kernel is one function",
+}
+OTHERS_PAGES = {"petals_examples.md"}  # word for word
 COMMON_METHODS = {
     *("run", "close", "start", "stop", "main", "setup"),
     *("forward", "encode", "decode", "parse", "update"),
@@ -46,6 +52,14 @@ WITH_PRIVATE_WORDS = {
     "tools/ci/check_house.py": "lists the words",
     "tests/unit/repository/test_check_house.py": "plants the words",
 }
+RULES = {  # of docs/protocol.md: a part of the name, which stands beside the number
+    **{1: "truncate", 2: "fenc", 3: "cut", 4: "freeze", 5: "loop", 6: "replay", 7: "credit"},
+    **{8: "parked", 9: "lane", 10: "early", 11: "window", 12: "admission", 13: "migration"},
+    **{14: "opaque", 15: "fork", 16: "prefix", 17: "sampling", 19: "lease", 20: "takeover"},
+    21: "detect",
+}
+BARE_RULE = re.compile(r"\(R(\d+)\)")
+BESIDE = 45  # characters before the number
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf)\.(?=\s)")
 LIST_ITEM = r"(?:[-*]|\d+\.)\s"
 SENTENCE_END = re.compile(rf"(?<=[.!?])\s+|\n\s*\n|\n\s*{LIST_ITEM}")
@@ -56,16 +70,17 @@ DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
 def main() -> int:
     files = tracked()
     python = [path for path in files if path.suffix == ".py"]
-    pages = [Path(page) for page in PAGES]
-    pages += [path for path in files if path.match("docs/*.md")]
     found = [
         *crowded_folders(files),
+        *long_files(python),
+        *long_functions(python),
         *overloaded_methods([path for path in python if path.parts[0] in PRODUCT]),
         *long_test_names([path for path in python if path.parts[0] == "tests"]),
         *question_docstrings(python),
         *long_docstring_sentences(python),
-        *long_sentences(pages),
+        *long_sentences(markdown_pages(files)),
         *private_words([path for path in files if path.suffix in TEXTS]),
+        *bare_rules(python),
     ]
     for line in found:
         print(line)
@@ -80,6 +95,11 @@ def tracked(pattern: str = "*") -> list[Path]:
     return [path for path in paths if (ROOT / path).is_file()]
 
 
+def markdown_pages(files: list[Path]) -> list[Path]:
+    """All Markdown pages of this project, in whatever folder."""
+    return [path for path in files if path.suffix == ".md" and path.name not in OTHERS_PAGES]
+
+
 def crowded_folders(paths: list[Path]) -> Iterator[str]:
     """Folders with too many files and subfolders, whatever their kind."""
     entries: dict[Path, set[str]] = defaultdict(set)
@@ -90,6 +110,25 @@ def crowded_folders(paths: list[Path]) -> Iterator[str]:
     for folder, names in sorted(entries.items()):
         if len(names) > FOLDER_ENTRIES and str(folder) not in LARGE_FOLDERS:
             yield f"{folder}: {len(names)} entries; at most {FOLDER_ENTRIES}"
+
+
+def long_files(paths: list[Path]) -> Iterator[str]:
+    """Python files with too many lines."""
+    for path in paths:
+        lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        if lines > FILE_LINES:
+            yield f"{path}: {lines} lines; at most {FILE_LINES}"
+
+
+def long_functions(paths: list[Path]) -> Iterator[str]:
+    """Functions with too many lines."""
+    for path in paths:
+        for node in ast.walk(parsed(path)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            if lines > FUNCTION_LINES and f"{path}:{node.name}" not in LONG_FUNCTIONS:
+                yield f"{path}:{node.lineno}: {node.name} has {lines} lines; at most {FUNCTION_LINES}"
 
 
 def _overrides(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -183,6 +222,17 @@ def private_words(paths: list[Path]) -> Iterator[str]:
         for match in PRIVATE_WORD.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
             yield f"{path}:{line}: the word {match[0]!r}"
+
+
+def bare_rules(paths: list[Path]) -> Iterator[str]:
+    """Numbers of the protocol's rules in code that stand without their names, as in `(R13, migration)`."""
+    for path in paths:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for match in BARE_RULE.finditer(text):
+            before = text[max(0, match.start() - BESIDE) : match.start()].lower()
+            if RULES.get(int(match[1]), "no such rule") not in before:
+                line = text.count("\n", 0, match.start()) + 1
+                yield f"{path}:{line}: the rule {match[0]} without its name"
 
 
 @cache

@@ -65,7 +65,7 @@ class RowsPrompt:
 
     @property
     def has_block_rows(self) -> bool:
-        """True if each row comes with one for each block (R14)."""
+        """True if each row comes with one for each block (R14, opaque rows)."""
         return len(self.shape) == 3
 
     def entry_rows(self) -> list[bytes]:
@@ -209,7 +209,7 @@ async def _encode(request: GenerationRequest, text: ModelTokenizer, limit: int) 
                 raise from_core(PromptTooLong(len(ids), limit), request.prompt_field)
             is_log = (
                 request.parent_id is not None
-            )  # which may have entries that are no tokens (R14)
+            )  # which may have entries that are no tokens (R14, opaque rows)
             for place, token in enumerate(ids):
                 if not (0 <= token < text.vocabulary or (is_log and is_opaque(token))):
                     detail = f"{token} is not a token id; allowed: 0 to {text.vocabulary - 1}"

@@ -69,7 +69,7 @@ class Fencing:
             self._outbox.send_to_gateway(peer, answer)
 
     def _find_hop(self, peer: PeerId, fence: Fence) -> Hop | None:
-        """Return the hop. By its handle it is found by its owner only; other gateways must create theirs (R20)."""
+        """Return the hop. Only its owner finds it by its handle; other gateways must create theirs (R20, takeover)."""
         create = fence.create
         if create is None:
             hop = self.hops.get(fence.handle)
@@ -415,8 +415,8 @@ class _Kept(NamedTuple):
 def _common_positions(hop: Hop, turn: Turn | None) -> _Kept:
     """Return the positions of the hop that may be those of the turn, too. None and no positions: all (R8, parked).
 
-    KV of another adapter is other numbers, and so is KV with rows of blocks (R14) where the turn has none. No gateway
-    changes the adapter of a session; one of an older version does not know such rows.
+    KV of another adapter is other numbers, and so is KV with rows of blocks where the turn has none (R14, opaque rows).
+    No gateway changes the adapter of a session; one of an older version does not know such rows.
     """
     kv = log = NO_LIMIT
     if turn is not None and turn.reserved_positions:

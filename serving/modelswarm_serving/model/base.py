@@ -108,7 +108,7 @@ class BatchItem:
     returned: ReturnRequest | None = None  # tail only
     # Rows that stand in place of embeddings, by position (R14, opaque rows); the tokens there are 0.
     opaque: Mapping[int, bytes] = field(default_factory=dict)
-    # Rows that are added to those of a position, one before each of `blocks`, by position (R14).
+    # Rows that are added to those of a position, one before each of `blocks`, by position (R14, opaque rows).
     prompts: Mapping[int, bytes] = field(default_factory=dict)
     # Head or tail of a session with a block range: rows enter and leave at any block, and no token.
     is_range_end: bool = False

@@ -1,4 +1,4 @@
-"""A Fence of a gateway that has released its session, granted late: it may end a turn, but no session (R20)."""
+"""A Fence of a gateway that has released its session, granted late: it may end a turn, no session (R20, takeover)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that a span adds before its blocks (R14): numbers of transformers with hooks, alone and in a mixed batch."""
+"""Rows that a span adds before its blocks: numbers of transformers with hooks, alone and in a mixed batch."""
 
 from __future__ import annotations
 

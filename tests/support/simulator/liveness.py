@@ -110,7 +110,7 @@ class Starvation:
 
 
 class Innocence:
-    """A server is ejected or suspected only if it, its links or its gateway were disturbed shortly before (R21)."""
+    """A server is ejected or suspected only if it, its links or its gateway were disturbed shortly before."""
 
     def __init__(self, scenario: Scenario, disturbances: Disturbances) -> None:
         self._scenario = scenario

@@ -200,7 +200,7 @@ class World:
         """True if a server keeps hops of a lost gateway for a client that is gone: until their lease ends (R19).
 
         Their pages may be the room that others wait for, so the bound of that begins when they are freed. Hops that
-        were never started are no excuse: their grant ends much earlier (R12).
+        were never started are no excuse: their grant ends much earlier (R12, admission).
         """
         done = {client.name for client in self.clients.values() if client.done}
         hops = (hop for server in self.servers.values() for hop in server.core._fencing.hops)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from tools.ci.check_house import (
     DOCSTRING_WORDS,
+    FILE_LINES,
+    FUNCTION_LINES,
     PAGE_WORDS,
     PRIVATE_WORDS,
     TEST_NAME,
+    bare_rules,
     crowded_folders,
     long_docstring_sentences,
+    long_files,
+    long_functions,
     long_sentences,
     long_test_names,
+    markdown_pages,
     overloaded_methods,
     private_words,
     question_docstrings,
@@ -45,6 +52,28 @@ def test_root_and_package_files_are_not_counted() -> None:
     modules = [Path("package") / f"{n}.py" for n in range(14)]
 
     assert list(crowded_folders([*root, *package, *modules])) == []
+
+
+def test_page_of_any_folder_is_read_but_others_words() -> None:
+    files = ["README.md", "docs/a.md", "docs/deeper/b.md", "tools/c.md", "x.py"]
+    others = Path("tests/petals_examples.md")
+
+    assert markdown_pages([*map(Path, files), others]) == [Path(name) for name in files[:-1]]
+
+
+def test_file_with_too_many_lines_is_reported(tmp_path: Path) -> None:
+    assert list(long_files(_write(tmp_path, "a.py", "\n" * FILE_LINES))) == []
+    [found] = long_files(_write(tmp_path, "b.py", "\n" * (FILE_LINES + 1)))
+    assert found.endswith(f"{FILE_LINES + 1} lines; at most {FILE_LINES}")
+
+
+def test_function_with_too_many_lines_is_reported(tmp_path: Path) -> None:
+    most = "def f() -> None:\n" + "    x = 1\n" * (FUNCTION_LINES - 1)
+    assert list(long_functions(_write(tmp_path, "a.py", most))) == []
+    [found] = long_functions(
+        _write(tmp_path, "b.py", "class C:\n" + indent(most + "    y = 1\n", "    "))
+    )
+    assert found.endswith(f"b.py:2: f has {FUNCTION_LINES + 1} lines; at most {FUNCTION_LINES}")
 
 
 @pytest.mark.parametrize(("name", "count"), [("leave", 1), ("_leave", 1), ("__len__", 0)])
@@ -160,3 +189,15 @@ def test_word_with_a_private_word_inside_is_accepted(tmp_path: Path) -> None:
     text = "swishing of latency, of lateness, in vaingloriousness, of courses"
 
     assert list(private_words(_write(tmp_path, "module.py", text))) == []
+
+
+@pytest.mark.parametrize("number", [13, 18])
+def test_rule_without_its_name_is_reported(tmp_path: Path, number: int) -> None:
+    paths = _write(tmp_path, "module.py", f"# A copy of a hop\n# waits (R{number}).\n")
+
+    assert list(bare_rules(paths)) == [f"{paths[0]}:2: the rule (R{number}) without its name"]
+
+
+@pytest.mark.parametrize("text", ["a copy (R13, migration)", "migration (R13)", "Migrations (R13)"])
+def test_rule_with_its_name_is_accepted(tmp_path: Path, text: str) -> None:
+    assert list(bare_rules(_write(tmp_path, "module.py", f"# {text}\n"))) == []

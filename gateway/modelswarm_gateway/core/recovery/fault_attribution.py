@@ -42,7 +42,7 @@ def _faulty_link(hops: Sequence[Hop], seen: Sequence[Counters]) -> tuple[PeerId,
     for index, (here, there) in enumerate(pairwise(seen)):
         lost_rows = here.sent > there.received
         lost_window = there.granted > here.window and here.sent >= here.window
-        lost_ack = here.unsent > 0 and here.sent < here.window  # of bulk rows, all received (R9)
+        lost_ack = here.unsent > 0 and here.sent < here.window  # all bulk rows came (R9, lanes)
         if (lost_rows or lost_window or lost_ack) and hops[index].peer != hops[index + 1].peer:
             return (hops[index].peer, hops[index + 1].peer)
     return ()
@@ -73,7 +73,7 @@ def attribute_overdue(session: Session, registry: ServerRegistry, now: float) ->
     if epoch is None:
         return set()
     step_times = registry.health.step_times
-    # A hop behind the head that may wait for rows of its blocks is not idle (R14): its counters do not show them.
+    # A hop behind the head may wait for rows of its blocks (R14, opaque rows): no counter shows them.
     idle = {
         hop.peer
         for place, hop in enumerate(session.hops)

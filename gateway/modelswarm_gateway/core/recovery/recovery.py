@@ -153,7 +153,7 @@ class Recovery:
         return hop
 
     def _set_route(self, session: Session, route: list[Hop]) -> None:
-        """Set the route. Hops that it replaces stay open until another one is known to have their log (R20)."""
+        """Set the route. Replaced hops stay open until another one is known to have their log (R20, takeover)."""
         for hop in [*session.hops, *session.copy_targets]:
             may_have_log = session.has_run and hop.server_handle != NO_HANDLE
             if hop not in route and hop in session.hops and may_have_log:

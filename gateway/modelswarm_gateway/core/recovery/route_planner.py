@@ -191,7 +191,7 @@ def find_migration_targets(
 
 
 def incapable_servers(registry: ServerRegistry, session: Session) -> frozenset[PeerId]:
-    """Return servers whose version cannot run the turn: they would leave out rows of its blocks (R14)."""
+    """Return servers whose version cannot run the turn: they would leave out rows of its blocks (R14, opaque rows)."""
     if not session.turn.prompt_rows:
         return frozenset()
     return registry.older_than(session.model, BLOCK_ROWS_SINCE)

@@ -63,7 +63,7 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
 
 
 def _count_prompt_rows(opaque: Mapping[int, bytes], row_bytes: int) -> int:
-    """Return the number of entries that the log begins with whose rows have one for each block, too (R14).
+    """Return the number of entries that the log begins with whose rows have one for each block, too (R14, opaque rows).
 
     Raise CoreError if other entries have rows, too.
     """

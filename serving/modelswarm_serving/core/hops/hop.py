@@ -221,7 +221,7 @@ class Hop:
         )
 
     def truncate(self, kv: int, log: int) -> None:
-        """Truncate KV and log; the hop must not be in a step. Entries that have not run are dropped (R20)."""
+        """Truncate KV and log; the hop must not be in a step. Entries that have not run are dropped (R20, takeover)."""
         ran = max(self.ran_log, self.kv if self.is_head else 0)
         self._truncate_log(max(0, min(log, ran)))
         self.ran_log = len(self.log)
@@ -256,7 +256,7 @@ class Hop:
         self.on_log_extended()
 
     def on_log_extended(self) -> None:
-        """Count new entries as run once the epoch has its whole log: a part of it must not hide an older log (R20)."""
+        """Count new entries as run once the epoch has its whole log: a part hides no older log (R20, takeover)."""
         started = self.started
         if started is not None and (started.standby or len(self.log) >= started.length):
             self.ran_log = NO_LIMIT

@@ -259,7 +259,7 @@ class TransformerSpan:
         return self._loaded.embed(ids, layout.positions, self._opaque_rows(layout))
 
     def _opaque_rows(self, layout: StepLayout) -> tuple[Tensor, Tensor] | None:
-        """Return the places and the rows that stand in place of embeddings (R14); None if there are none."""
+        """Return places, and the rows in place of their embeddings (R14, opaque rows); None if there are none."""
         found = {
             start + position - work.first: row
             for start, work in zip(layout.starts, layout.items, strict=True)
@@ -272,7 +272,7 @@ class TransformerSpan:
         return to_device(torch.tensor(list(found)), self._device), to_device(rows, self._device)
 
     def _block_prompts(self, layout: StepLayout, blocks: int) -> tuple[Tensor, Tensor] | None:
-        """Return places, and what is added there, [places, blocks, hidden] (R14); None if nothing is."""
+        """Return places, and what is added there, [places, blocks, hidden] (R14, opaque rows); None if nothing is."""
         found = {
             start + position - work.first: rows
             for start, work in zip(layout.starts, layout.items, strict=True)

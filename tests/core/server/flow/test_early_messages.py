@@ -1,4 +1,4 @@
-"""Messages before StartEpoch (R10): a bounded number of them is kept, and the newest window of each sender."""
+"""Messages before StartEpoch (R10, early messages): a bounded number is kept, and the newest window of each sender."""
 
 from __future__ import annotations
 
