@@ -8,15 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tools.ci.check_house import PRODUCT, parsed, tracked
+from tools.ci.check_house import PRODUCT, markdown_pages, parsed, tracked
 
 ROOT = Path(__file__).parents[3]
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "AGENTS.md",
-    ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
-]
+PAGES = markdown_pages(tracked("*.md"))
 TOPS = (
     "modelswarm",
     "gateway",
@@ -32,6 +27,8 @@ TOPS = (
     "images",
 )
 CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([\w-]+))?\)")
+BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 GATEWAY, SERVING = "gateway/modelswarm_gateway", "serving/modelswarm_serving"
 OPERATOR = "operator/modelswarm_operator"
 TERMS = {  # all modules of the product whose docstring has the term in its first line
@@ -63,13 +60,10 @@ TERMS = {  # all modules of the product whose docstring has the term in its firs
 }
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.name))
+@pytest.mark.parametrize("page", PAGES, ids=str)
 def test_every_path_in_a_document_exists(page: Path) -> None:
-    words = {
-        word.rstrip("/.,:")
-        for code in CODE.findall(page.read_text(encoding="utf-8"))
-        for word in code.split()
-    }
+    text = (ROOT / page).read_text(encoding="utf-8")
+    words = {word.rstrip("/.,:") for code in CODE.findall(text) for word in code.split()}
     paths = [
         word
         for word in words
@@ -82,9 +76,40 @@ def test_every_path_in_a_document_exists(page: Path) -> None:
         or (ROOT / word.split("/")[0]).is_dir()
     ]
 
-    missing = [path for path in files if not (ROOT / path).exists() and not _is_image(path)]
+    bases = (ROOT, (ROOT / page).parent)
+    missing = [path for path in files if not any((base / path).exists() for base in bases)]
 
-    assert missing == []
+    assert [path for path in missing if not _is_image(path)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=str)
+def test_every_link_between_documents_leads_somewhere(page: Path) -> None:
+    text = BLOCK.sub("", (ROOT / page).read_text(encoding="utf-8"))
+    broken = [
+        f"{path}#{heading}"
+        for path, heading in LINK.findall(text)
+        if not path.startswith(("http:", "https:"))
+        if not _leads_somewhere((ROOT / page).parent / path if path else ROOT / page, heading)
+    ]
+
+    assert broken == []
+
+
+def _leads_somewhere(target: Path, heading: str) -> bool:
+    """Return True if the file exists, and has the heading, if one is named."""
+    if not target.exists() or not heading:
+        return target.exists()
+    headings = re.findall(r"^#+ (.+)$", BLOCK.sub("", target.read_text("utf-8")), re.MULTILINE)
+    return heading in {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
+
+
+def test_link_to_a_missing_file_or_heading_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# The `first` one, and more\n```\n# no heading\n```\n")
+
+    assert _leads_somewhere(page, "the-first-one-and-more")
+    assert not _leads_somewhere(page, "no-heading")
+    assert not _leads_somewhere(tmp_path / "other.md", "")
 
 
 def _is_image(path: str) -> bool:
