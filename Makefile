@@ -28,10 +28,10 @@ demo: $(STAMP) ## four servers, one gateway, one chat, one kill: under a minute
 	@echo "make demo: starts four servers and a gateway, asks a question, kills a server in the middle (under a minute)"
 	@$(BIN)/python -m modelswarm.cli demo
 
-check: style ## format, lint, import rules, types (seconds; two minutes without mypy's cache)
+check: style ## format, lint, import rules, house rules, types (seconds; two minutes without mypy's cache)
 	@$(BIN)/python tools/ci/check_types.py
 
-style: $(STAMP)
+style: $(STAMP) ## the same without types: seconds
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
@@ -104,5 +104,5 @@ lock: $(STAMP) ## write constraints.txt and images/requirements from what is ins
 	$(BIN)/pip freeze --exclude-editable > constraints.txt
 	$(BIN)/python tools/make_requirements.py
 
-clean: ## remove the virtual environment
+clean: ## remove .venv and build (results and logs of tests)
 	rm -rf .venv .venv.new .venv.old build

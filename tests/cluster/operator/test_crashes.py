@@ -1,7 +1,7 @@
 """Kills of the operator at its writes: before the server gets the write, and after it but before the response.
 
-The end must be that of an undisturbed run, with no pod created twice and none lost. Cases 1 to 6 of operator.md
-section 3. The soak runs all scenarios and all writes; unit tests run them in virtual time.
+The end must be that of an undisturbed run, with no pod created twice and none lost. Cases 1 to 6 of
+CASES.md. The soak runs all scenarios and all writes; unit tests run them in virtual time.
 """
 
 from __future__ import annotations

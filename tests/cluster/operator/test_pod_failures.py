@@ -1,7 +1,7 @@
 """Failures of pods and nodes, and the operator's reaction: crashes, evictions, missing images, lost nodes.
 
-Cases 48 to 52 of operator.md section 3, at API level: the test acts as kubelet and node controller. tests/unit/operator
-tests the rules themselves in virtual time; here they meet a real API server.
+Cases 48 to 52 of CASES.md, at API level: the test acts as kubelet and node controller. tests/unit/operator tests the
+rules themselves in virtual time; here they meet a real API server.
 """
 
 from __future__ import annotations

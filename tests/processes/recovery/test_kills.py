@@ -1,4 +1,4 @@
-"""SIGKILL of real servers while a transformer answers: no token is lost, repeated or changed (PROTOCOL section 4).
+"""SIGKILL of real servers while a transformer answers: no token is lost, repeated or changed (docs/protocol.md).
 
 `test_kills_hash.py` has all other kills: recovery does not know the model.
 """

@@ -30,7 +30,7 @@ from modelswarm_serving.model.transformer.startup import load_span
 SPLITS = ((0, 4), (0, 2, 4), (0, 1, 2, 3, 4))
 PROMPTS = (13, 5, 21, 1, 33, 8, 2, 17)
 NEW = 16
-TAU = 1e-4  # logits of two computations in fp32 differ by 1e-5 at most (PROTOCOL section 4)
+TAU = 1e-4  # logits of two computations in fp32 differ by 1e-5 at most
 SAMPLINGS = (
     Sampling(temperature=1.0, seed=1),
     Sampling(temperature=0.8, top_k=20, seed=2),

@@ -11,6 +11,7 @@ import pytest
 from tools.ci.check_house import PRODUCT, markdown_pages, parsed, tracked
 
 ROOT = Path(__file__).parents[3]
+HERE = Path(__file__).parent.relative_to(ROOT)
 PAGES = markdown_pages(tracked("*.md"))
 TOPS = (
     "modelswarm",
@@ -144,6 +145,19 @@ def test_every_file_name_in_a_docstring_exists() -> None:
     assert len(named) > 30
     unknown = _find_unknown(set(named.values()))
     assert [place for place, name in named.items() if name in unknown] == []
+
+
+def test_every_page_that_code_names_exists() -> None:
+    pages = {path.name for path in tracked("*.md")}
+    named = {
+        f"{path}: {name}": name
+        for path in tracked("*.py")
+        if path.parent != HERE  # whose tests invent names
+        for name in re.findall(r"[\w-]+\.md\b", (ROOT / path).read_text(encoding="utf-8"))
+    }
+
+    assert len(named) > 30
+    assert [place for place, name in named.items() if name not in pages] == []
 
 
 def _find_unknown(names: set[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 Called by `startup.py`. Missing tensors and unknown layer types are refused while loading (`loading.py`). Here the
 loaded span is run once by the model's own forward, and once in its fused form over the served attention backend.
-Captured decode steps run the same rows one by one. Reference: the engine notes, section 1.2.
+Captured decode steps run the same rows one by one.
 """
 
 from __future__ import annotations
