@@ -30,6 +30,7 @@ TOPS = (
 CODE = re.compile(r"`([^`\n]+)`")
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([\w-]+))?\)")
 BLOCK = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+README_LINES = 150
 GATEWAY, SERVING = "gateway/modelswarm_gateway", "serving/modelswarm_serving"
 OPERATOR = "operator/modelswarm_operator"
 TERMS = {  # all modules of the product whose docstring has the term in its first line
@@ -122,6 +123,19 @@ def _is_image(path: str) -> bool:
         "modelswarm/server-slim",
         "modelswarm/counting",
     }
+
+
+def test_readme_is_claim_picture_five_lines_and_one_table() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before_demo, _, from_demo = text.partition("\nmake demo ")
+    five_lines = from_demo.partition("\n```")[0].splitlines()
+    claims = re.findall(r"^\*\*.+\*\*$", before_demo, re.MULTILINE)
+    tables = re.findall(r"^\|[-| ]+\|$", text, re.MULTILINE)
+
+    assert len(text.splitlines()) <= README_LINES
+    assert (len(claims), len(five_lines), len(tables)) == (1, 5, 1)
+    assert "timeline.svg" in before_demo
+    assert "\n## Out of scope\n" in text
 
 
 def test_every_file_name_in_the_architecture_exists() -> None:
