@@ -12,7 +12,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.models.chain import OPTIONS, Stream, load_chain
-from support.models.tiny_models import VOCAB, make_model, nest_as_gemma_3, write_tokenizer
+from support.models.tiny_models import (
+    EOS,
+    VOCAB,
+    load_whole,
+    make_model,
+    nest_as_gemma_3,
+    write_tokenizer,
+)
 
 from modelswarm.checkpoint.facts import read_facts
 from modelswarm.checkpoint.tensor_index import read_tensors
@@ -186,8 +193,14 @@ def test_llama_3_rope_is_the_models_own(tmp_path: Path) -> None:
         "rope_theta": 10000.0,
     }
     make_model(tmp_path, "llama", rope_parameters=rope)
-    chain = load_chain(tmp_path, (0, 2, 4))
-    chain.generate([Stream([5] * 300)], 2)  # beyond the first table of angles
+    prompt = [1 + at * 7 % (VOCAB - 1) for at in range(300)]  # beyond the first table of angles
+    stream = Stream(list(prompt))
+    load_chain(tmp_path, (0, 2, 4)).generate([stream], 8, eos=EOS)
+
+    whole: Any = load_whole(tmp_path)
+    ids = torch.tensor([prompt])
+    [expected] = whole.generate(ids, do_sample=False, max_new_tokens=8, pad_token_id=EOS)
+    assert stream.log == expected.tolist()
 
 
 def test_gemma_3_with_vision_tower_serves_its_text_model(tmp_path: Path) -> None:
