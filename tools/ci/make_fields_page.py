@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
@@ -170,12 +171,20 @@ def describe(name: str, state: State, words: Mapping[str, str]) -> tuple[str, st
         case Obeyed():
             return "obeyed", words[name].replace("|", "\\|")
         case Refused(reason, harmless):
-            values = " or ".join(f"`{json.dumps(value)}`" for value in harmless)
+            values = list_values(harmless)
             return "refused", f"{reason}; {values} changes nothing" if values else reason
         case NoEffect(reason):
             return "no effect", reason
         case Renamed(wanted):
             return "refused", f"use `{wanted}`; the same value under both names is accepted"
+
+
+def list_values(values: Sequence[Any]) -> str:
+    """Return the values; the first and the last one of a long series of numbers."""
+    between = " or "
+    if len(values) > 4 and list(values) == list(range(values[0], values[-1] + 1)):
+        values, between = (values[0], values[-1]), " to "
+    return between.join(f"`{json.dumps(value)}`" for value in values)
 
 
 if __name__ == "__main__":

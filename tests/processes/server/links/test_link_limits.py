@@ -12,13 +12,16 @@ from typing import Any
 import pytest
 from support.processes.link_peers import DEADLINE, hello, joined, nodes, raw_peer
 
+from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.link import listener
 from modelswarm.protocol.link.handshake import MAX_HANDSHAKES, LinkAcceptor
-from modelswarm.protocol.link.lane import LinkLimits
+from modelswarm.protocol.link.lane import LaneQueue, LinkLimits
 from modelswarm.protocol.link.stream import CallStatus, MessageStream, StreamBroken
-from modelswarm.protocol.messages import Lane
+from modelswarm.protocol.messages import Input, Lane, LogChunk
+from modelswarm.protocol.opaque import OPAQUE
 from modelswarm.protocol.wire.frames import MAX_FRAME, pack
 
+EPOCH = Epoch(1, 1)
 NEVER = 3600.0  # seconds; longer than any test
 
 
@@ -163,3 +166,10 @@ async def test_handshakes_at_a_time_are_bounded() -> None:
     for task in (*waiting, again):
         task.cancel()
     await asyncio.gather(*waiting, again, return_exceptions=True)
+
+
+def test_rows_count_in_the_queue_of_a_lane() -> None:
+    queue = LaneQueue(1 << 30)
+    queue.put(Input(1, EPOCH, 0, (OPAQUE,), bytes(5000)))
+    queue.put(LogChunk("s", EPOCH, 0, 1, (OPAQUE,), None, bytes(3000)))
+    assert 8000 < queue.queued_bytes < 9000

@@ -23,19 +23,17 @@ from support.processes.link_peers import (
 
 from modelswarm.protocol.identity import MAX_NUMBER, Address, Epoch
 from modelswarm.protocol.link import stream
-from modelswarm.protocol.link.lane import LaneQueue, LinkLimits
+from modelswarm.protocol.link.lane import LinkLimits
 from modelswarm.protocol.messages import (
     PROTOCOL_VERSION,
     Close,
     Input,
     Item,
     Lane,
-    LogChunk,
     Rows,
     Token,
     Window,
 )
-from modelswarm.protocol.opaque import OPAQUE
 from modelswarm.protocol.wire.frames import MAX_FRAME, pack
 
 EPOCH = Epoch(1, 1)
@@ -494,10 +492,3 @@ async def test_a_port_in_use_is_an_error() -> None:
     async with nodes("a", "b") as (a, b):
         with pytest.raises(OSError, match="in use"):
             await b.links.listen(a.target)
-
-
-def test_rows_count_in_the_queue_of_a_lane() -> None:
-    queue = LaneQueue(1 << 30)
-    queue.put(Input(1, EPOCH, 0, (OPAQUE,), bytes(5000)))
-    queue.put(LogChunk("s", EPOCH, 0, 1, (OPAQUE,), None, bytes(3000)))
-    assert 8000 < queue.queued_bytes < 9000
