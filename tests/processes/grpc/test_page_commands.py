@@ -1,4 +1,4 @@
-"""The grpcurl commands of docs/api.md, against a real gateway: each symbol and body by the gateway's own reflection.
+"""The grpcurl commands of docs/reference/grpc.md: each symbol and body by the reflection of a real gateway.
 
 grpcurl itself is not needed. The tests do as it does: they read the descriptors from the server, and parse each JSON
 document as the method's request.
@@ -25,7 +25,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
 )
 from support.processes.swarm import MODEL, Endpoints
 
-PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/reference/grpc.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```bash\n(grpcurl .*?)```", PAGE, re.DOTALL)
 COMMANDS = [
     f"grpcurl {each}".strip()

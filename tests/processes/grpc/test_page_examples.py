@@ -1,4 +1,4 @@
-"""The Python examples of the gRPC section of docs/api.md run as they are, against a real swarm."""
+"""The Python examples of docs/reference/grpc.md run as they are, against a real swarm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from support.processes.programs.page_examples import python_examples, run_example
 from support.processes.swarm import Endpoints
 
-PAGE = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/reference/grpc.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("\n## gRPC (port 8001)\n")[1].split("\n## ")[0]
 EXAMPLES = python_examples(SECTION)
 *RUN_HERE, PASSES = EXAMPLES  # the hash model has no gradients: client/training runs the last one

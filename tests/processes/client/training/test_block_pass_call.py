@@ -51,7 +51,7 @@ def test_pass_ends_at_the_blocks_of_one_server(stub: Any) -> None:
 
 
 def test_example_of_the_page_runs(toy_swarm: Running) -> None:
-    page = Path(__file__).parents[4] / "docs" / "api.md"
+    page = Path(__file__).parents[4] / "docs/reference/grpc.md"
     section = page.read_text("utf-8").split("\n### Forward and backward passes\n")[1]
     example = python_examples(section.split("\n## ")[0])[0]
     run_example(example, "127.0.0.1:8001", toy_swarm.local.grpc)
