@@ -36,6 +36,9 @@ OPENING_SECONDS = 5.0
 MAX_CALLS = 1024
 """Calls of methods at a time."""
 
+_WILDCARDS = ("0.0.0.0", "::", "")
+# Until the next address of a name is tried, beside the first one (RFC 8305, section 5).
+_NEXT_ADDRESS_SECONDS = 0.25
 _BACKLOG = 1024
 # In a pass of the loop. asyncio logs as many errors when the process has no descriptor left.
 _ACCEPTED = 16
@@ -156,7 +159,9 @@ async def _connect(target: str, name: str) -> MessageStream:
         raise ValueError(f"port {port}; allowed: 1 to 65535")
     loop = asyncio.get_running_loop()
     try:
-        _, stream = await loop.create_connection(MessageStream, host.strip("[]"), port)
+        _, stream = await loop.create_connection(
+            MessageStream, host.strip("[]"), port, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS
+        )
     except OSError as error:
         raise StreamBroken(error.strerror or str(error)) from error
     stream.send_message(name.encode())
@@ -164,6 +169,9 @@ async def _connect(target: str, name: str) -> MessageStream:
 
 
 def _bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket. A wildcard is all addresses of both families, as for gRPC."""
+    if host in _WILDCARDS:
+        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except UnicodeError as error:
@@ -173,7 +181,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # `[::]` is all addresses
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         bound.bind(address)
         bound.listen(_BACKLOG)
     except OSError:

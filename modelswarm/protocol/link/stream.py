@@ -256,7 +256,9 @@ class MessageStream(asyncio.BufferedProtocol):
             return self._buffer[self._filled :]
         has = len(self._large)
         if self._large_filled == has:
-            self._large += bytes(min(3 * has, self._large_length - has))
+            larger = bytearray(min(4 * has, self._large_length))
+            larger[:has] = self._large
+            self._large = larger
         return memoryview(self._large)[self._large_filled :]
 
     @override

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
-from support.processes.link_peers import DEADLINE, joined, nodes
+from support.processes.link_peers import DEADLINE, Node, hello, joined, nodes
 
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm.protocol.link.listener import open_call
@@ -26,6 +27,24 @@ async def test_invalid_address_is_a_failed_dial(target: str) -> None:
                 pass
         a.links.dial(Address("b/1/x", target))  # a second dial is allowed
         await a.received.until(lambda: len(a.received.down) == 2)
+
+
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "[::]"])
+async def test_wildcard_listens_at_addresses_of_both_families(wildcard: str) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    async with nodes("a") as [a]:
+        other = Node(hello("b/1/x"))
+        port = (await other.links.listen(f"{wildcard}:0")).rpartition(":")[2]
+        try:
+            for number, host in enumerate(("127.0.0.1", "[::1]", "localhost"), 1):
+                a.links.dial(Address(other.peer, f"{host}:{port}"))
+                await a.received.until(lambda n=number: len(a.received.up) == n)  # type: ignore[misc]
+                a.links.unlink(other.peer, "enough")
+                await a.received.until(lambda n=number: len(a.received.down) == n)  # type: ignore[misc]
+                await other.received.until(lambda n=number: len(other.received.down) == n)  # type: ignore[misc]
+        finally:
+            await other.links.close()
 
 
 async def test_failing_unlink_handler_leaves_no_task() -> None:
