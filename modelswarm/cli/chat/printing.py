@@ -79,10 +79,11 @@ class TextPrinter:
             self._writer.write_remark(remark)
 
     def print_end(self, answer: Answer, context: int | None, with_route: bool) -> None:
-        if self._writer is None:
-            click.echo()
-        else:
+        has_answer = answer.text or answer.finish_reason is not None
+        if self._writer is not None:
             self._writer.end_line()
+        elif has_answer:
+            click.echo()
         if answer.finish_reason == LENGTH:
             click.echo(length_remark(answer.counts or {}, context, in_chat=True), err=True)
         if with_route and answer.finish_reason is not None:

@@ -27,6 +27,8 @@ MOVED_CODES = ("gateway_stopping", "session_elsewhere")  # it goes on at another
 RESUMABLE_CODES = (*MOVED_CODES, "stream_unread")
 _RETRYABLE = (408, 409, 429)  # and 500 or more, of servers without `x-should-retry`
 _NOT_STARTED = (429, 503)  # statuses of refusals before the first token
+# The same in a stream that began with comments, while the gateway looked for the session.
+_NOT_STARTED_CODES = ("no_servers", "no_capacity")
 
 Sleep = Callable[[float], Awaitable[object]]
 OnBreak = Callable[[ApiError], None]
@@ -57,12 +59,16 @@ class Retries:
         """Record that the answer goes on: the budget of breaks starts anew."""
         self._deadline, self._pause = None, BREAK_PAUSE
 
-    async def before_retry(self, error: ApiError, *, is_repeatable: bool) -> None:
+    async def before_retry(
+        self, error: ApiError, *, is_repeatable: bool, is_unanswered: bool = False
+    ) -> None:
         """Sleep before the next try. Raise the error if it is final, or if the budget is used up.
 
-        `is_repeatable`: a second execution of the call does no harm.
+        `is_repeatable`: a second execution of the call does no harm. `is_unanswered`: no event of the answer has come.
         """
-        if not _is_retryable(error, is_repeatable):
+        in_stream = error.facts.status is None
+        is_refused = is_unanswered and in_stream and error.facts.code in _NOT_STARTED_CODES
+        if not is_refused and not _is_retryable(error, is_repeatable):
             raise error
         pause = self._pause * random.uniform(0.75, 1.0)
         wanted = error.facts.retry_after
@@ -71,13 +77,13 @@ class Retries:
                 raise error
             # A gateway without servers always says 1 s; further tries would then end before a server has started.
             pause = wanted if self._has_begun else max(wanted, pause)
-        self._take(error, pause)
+        self._take(error, pause, is_break=self._has_begun and not is_refused)
         self._pause = min(2 * self._pause, MAX_PAUSE)
         await self._sleep(pause)
 
-    def _take(self, error: ApiError, pause: float) -> None:
+    def _take(self, error: ApiError, pause: float, *, is_break: bool) -> None:
         """Take one try from the budget, or raise the error."""
-        if self._has_begun:
+        if is_break:
             now = self._clock()
             if self._deadline is None:
                 self._deadline = now + RESUME_SECONDS

@@ -71,7 +71,11 @@ class Turn:
                 except ApiError as error:
                     failure = error
                 self._may_be_open |= _may_have_begun(failure)
-                await self._retries.before_retry(failure, is_repeatable=self._is_repeatable)
+                await self._retries.before_retry(
+                    failure,
+                    is_repeatable=self._is_repeatable,
+                    is_unanswered=self._after is None and not self._has_yielded,
+                )
                 if self._after is None:  # a new name need not wait for the lease of a lost gateway
                     self._free()
                     self._rename()

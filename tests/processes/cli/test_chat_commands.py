@@ -60,7 +60,7 @@ def test_undo_forgets_the_last_turn(gateway: Endpoints) -> None:
 
 
 def test_undo_without_a_turn_is_refused(gateway: Endpoints) -> None:
-    done = chat(gateway, "one\n/undo\n/undo\n", "--system", "be brief")
+    done = chat(gateway, "one\n/undo\n/undo\n", "--system", "be brief", code=2)
 
     assert done.stderr.splitlines()[-2:] == [
         "(undone: one)",
@@ -128,8 +128,9 @@ def test_saved_conversation_is_a_request(gateway: Endpoints, tmp_path: Path) -> 
 def test_refused_message_is_told_by_the_exit_code(gateway: Endpoints) -> None:
     done = chat(gateway, "/set temperature 99\none\n/set temperature 0\ntwo\n", code=2)
 
-    assert len(done.stderr.splitlines()) == 1 and "temperature" in done.stderr
-    assert done.stdout.splitlines()[0] == asked(gateway, "two")
+    errors = [line for line in done.stderr.splitlines() if line.startswith("Error")]
+    assert len(errors) == 1 and "temperature" in errors[0]
+    assert done.stdout.splitlines()[0] == asked(gateway, "two"), "nothing for the first"
 
 
 def test_message_of_several_lines_is_one_question(gateway: Endpoints) -> None:

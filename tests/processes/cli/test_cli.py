@@ -336,7 +336,7 @@ def test_a_failed_turn_does_not_end_the_chat(shell: Shell) -> None:
     done = shell.run("chat", "--max-tokens", "12", typed="x" * 600 + "\nhi\n")
 
     assert "Error: messages: " in done.stderr
-    assert done.returncode == 0
+    assert done.returncode == 2
     assert done.stdout.strip() != ""
 
 

@@ -244,6 +244,19 @@ def test_stream_is_resumed_behind_its_last_event(broken: bytes) -> None:
     assert made.closed == [bodies[0]["session_id"]]
 
 
+def test_refusal_in_a_stream_of_comments_is_repeated() -> None:
+    refused = Answer(content=b": waiting\n\n" + stream_error("no_servers"))
+    answers = refused, Answer(content=event(1, "a") + END)
+    with server(*answers) as made, Client(made.url, max_retries=1) as client:
+        assert client.complete("go", model="m").text == "a"
+    begun = Answer(content=event(1, "a") + stream_error("no_servers"))
+    for answer, tries in ((refused, 2), (begun, 1)):
+        with server(answer) as made, Client(made.url, max_retries=1) as client:
+            with pytest.raises(ApiError, match="ended"):
+                client.complete("go", model="m")
+            assert len(made.asked) == tries, "a turn that has begun and ended is not asked again"
+
+
 @pytest.mark.parametrize("cut", (1, 14, 20, len(event(2, "b")) - 1))
 def test_event_that_broke_off_comes_once(cut: int) -> None:
     first = Answer(content=event(1, "a") + event(2, "b")[:cut])
