@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE, MAX_PAUSE = 0.1, 2.0
 # Seconds without a link after which a server is taken for dead, although its endpoint still exists.
 DEAD_SECONDS = 60.0
-# Part of gRPC's error if no process listens on the port: the server that did has ended.
+# Part of the error if no process listens on the port: the server that did has ended.
 REFUSED = "connection refused"
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
@@ -163,9 +165,17 @@ async def _connect(target: str, name: str) -> MessageStream:
             MessageStream, host.strip("[]"), port, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS
         )
     except OSError as error:
-        raise StreamBroken(error.strerror or str(error)) from error
+        raise StreamBroken(_dial_failure(error)) from error
     stream.send_message(name.encode())
     return stream
+
+
+def _dial_failure(error: OSError) -> str:
+    """Return the reason of a failed dial. asyncio puts an address in its place, or those of all that were tried."""
+    if isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    numbers = set(re.findall(r"\[Errno (\d+)\]", str(error)))
+    return os.strerror(int(numbers.pop())) if len(numbers) == 1 else str(error)
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -169,10 +169,23 @@ def answer_of(client: httpx.Client, path: str, body: Body) -> object:
     """Return the answer without what differs from request to request."""
     answer = client.post(path, json=body)
     if answer.headers["content-type"].startswith("text/event-stream"):
-        lines = [line for line in answer.iter_lines() if line.startswith("data: {")]
-        return [line.split('"created"')[1].split(",", 1)[1] for line in lines]
+        return stream_of(answer)
     made = answer.json()
     return {name: value for name, value in made.items() if name not in ("id", "created")}
+
+
+def stream_of(answer: httpx.Response) -> object:
+    """Return the whole text of a stream, and its kinds of events: tokens that come together share one."""
+    text, kinds = "", []
+    for line in answer.iter_lines():
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            for choice in event["choices"]:
+                text += choice.pop("text", "") + choice.pop("delta", {}).get("content", "")
+            kind = (event["choices"], sorted(event.get("usage") or ()), sorted(event))
+            if kind not in kinds:
+                kinds.append(kind)
+    return text, kinds
 
 
 class Effects:

@@ -179,7 +179,10 @@ async def test_refused_connection_is_reported_before_its_timeout() -> None:
     async with nodes("a", limits=LinkLimits(connect_seconds=NEVER)) as (a,):
         a.links.dial(Address("absent", "127.0.0.1:1"))
         await a.received.until(lambda: bool(a.received.down))
-        assert a.received.down[0][0] == "absent"
+        assert a.received.down[0] == ("absent", "Connection refused")
+        a.links.dial(Address("absent", "localhost:1"))  # two addresses
+        await a.received.until(lambda: len(a.received.down) == 2)
+        assert a.received.down[1] == ("absent", "Connection refused")
 
 
 async def test_peer_that_never_answers_is_given_up() -> None:
