@@ -19,7 +19,7 @@ from modelswarm.protocol.messages import PROTOCOL_VERSION
 
 pytestmark = pytest.mark.full
 
-TESTS = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[3]
 NEXT = "support.processes.programs.next_major"
 
 
