@@ -44,7 +44,7 @@ RUN_TESTS := @$(BIN)/python tools/ci/run_tests.py
 plan-%: $(STAMP)
 	$(RUN_TESTS) $* --plan
 
-test: plan-fast style cluster-ready ## the fast tier, as CI runs it: about 14 minutes with the cluster's programs cached
+test: plan-fast style cluster-ready ## the fast tier, as CI runs it: 9 to 14 minutes with the cluster's programs cached
 	$(RUN_TESTS) fast $(PYTEST)
 
 test-all: plan-full style full-ready ## every test but those of the soak: about an hour

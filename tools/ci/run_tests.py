@@ -27,7 +27,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mode
 LEDGER = CACHE / "flaky.log"  # of all trees of this machine: when, which commit, which test
 MARKERS = {"fast": "not full and not soak", "full": "not soak", "soak": "soak"}
 PLANS = {
-    "fast": "types, pure tests, a sample of the simulator, processes, a cluster: about 14 minutes",
+    "fast": "types, pure tests, a sample of the simulator, processes, a cluster: 9 to 14 minutes",
     "full": "all tests but those that take hours: about an hour",
     "soak": "long outages, thousands of seeds, large clusters: several hours",
 }
