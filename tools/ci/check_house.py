@@ -122,13 +122,18 @@ def long_files(paths: list[Path]) -> Iterator[str]:
 
 def long_functions(paths: list[Path]) -> Iterator[str]:
     """Functions with too many lines."""
+    for path, node in functions(paths):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > FUNCTION_LINES and f"{path}:{node.name}" not in LONG_FUNCTIONS:
+            yield f"{path}:{node.lineno}: {node.name} has {lines} lines; at most {FUNCTION_LINES}"
+
+
+def functions(paths: list[Path]) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    """All functions and methods, each with its file."""
     for path in paths:
         for node in ast.walk(parsed(path)):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            lines = (node.end_lineno or node.lineno) - node.lineno + 1
-            if lines > FUNCTION_LINES and f"{path}:{node.name}" not in LONG_FUNCTIONS:
-                yield f"{path}:{node.lineno}: {node.name} has {lines} lines; at most {FUNCTION_LINES}"
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield path, node
 
 
 def _overrides(method: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -158,12 +163,9 @@ def overloaded_methods(paths: list[Path]) -> Iterator[str]:
 
 def long_test_names(paths: list[Path]) -> Iterator[str]:
     """Names of tests that a reader does not take in at a glance."""
-    for path in paths:
-        for node in ast.walk(parsed(path)):
-            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            if node.name.startswith("test_") and len(node.name) > TEST_NAME:
-                yield f"{path}:{node.lineno}: {node.name} has more than {TEST_NAME} characters"
+    for path, node in functions(paths):
+        if node.name.startswith("test_") and len(node.name) > TEST_NAME:
+            yield f"{path}:{node.lineno}: {node.name} has more than {TEST_NAME} characters"
 
 
 def question_docstrings(paths: list[Path]) -> Iterator[str]:

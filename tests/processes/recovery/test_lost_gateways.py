@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,31 +140,27 @@ def test_forks_of_one_session_all_go_on(swarm: HashSwarm) -> None:
 
 def test_four_answers_are_made_again_and_the_old_ones_freed(swarm: HashSwarm) -> None:
     """Several answers have no session that another gateway could take over: the client asks once more."""
-    one, two = gateways(swarm)
     fields = BODY | RULES | {"n": 4, "logprobs": 2}
-    prompt = fields.pop("prompt")
-    fields.pop("model")
-    with Client(two.url) as client:
-        calm = client.complete(prompt, **fields)
-    with Client([one.url, two.url]) as client, ThreadPoolExecutor() as pool:
-        answer = pool.submit(client.complete, prompt, **fields)
-        eventually("all answers have begun", lambda: generated(one) > 200)
-        swarm.kill("one")
-        made = answer.result(120)
-    assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
-    assert made.choices == calm.choices
-    eventually("no server has a session", lambda: count_sessions(swarm) == 0)
-    swarm.kill("two")
+    del fields["model"]
+    check_asked_again(swarm, fields, lambda one: generated(one) > 200)
 
 
 def test_beams_are_made_again_and_the_old_ones_freed(swarm: HashSwarm) -> None:
+    beams: dict[str, Any] = {"num_beams": 4, "n": 4, "temperature": 0, "logprobs": 1}
+    fields = {"prompt": "go", "max_tokens": 300} | beams
+    check_asked_again(swarm, fields, lambda _: count_sessions(swarm) >= 4)
+
+
+def check_asked_again(
+    swarm: HashSwarm, fields: dict[str, Any], have_begun: Callable[[Endpoints], bool]
+) -> None:
+    """Kill the gateway of four answers that have begun; the other one makes the same, and no session is left."""
     one, two = gateways(swarm)
-    fields: dict[str, Any] = {"max_tokens": 300, "num_beams": 4, "n": 4, "temperature": 0}
     with Client(two.url) as client:
-        calm = client.complete("go", logprobs=1, **fields)
+        calm = client.complete(**fields)
     with Client([one.url, two.url]) as client, ThreadPoolExecutor() as pool:
-        answer = pool.submit(client.complete, "go", logprobs=1, **fields)
-        eventually("the beams are at the servers", lambda: count_sessions(swarm) >= 4)
+        answer = pool.submit(client.complete, **fields)
+        eventually("all answers have begun", lambda: have_begun(one))
         swarm.kill("one")
         made = answer.result(120)
     assert [choice.index for choice in made.choices] == [0, 1, 2, 3]
