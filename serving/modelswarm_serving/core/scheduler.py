@@ -37,11 +37,6 @@ class Scheduler:
         """True while a session decodes here."""
         return bool(self._decoding)
 
-    @property
-    def has_full_group(self) -> bool:
-        """True when as many decode rows are ready as a step takes: nothing else need be waited for."""
-        return bool(self._decode) and len(self._decode) >= min(self._group_size(), self._budget)
-
     def oldest_ready_at(self) -> float | None:
         """Return the time at which the row that waits longest became ready; None when no row waits."""
         first = next(iter(self._decode.values()), None)

@@ -320,11 +320,6 @@ class ServerCore:
         return self._steps.plan(now)
 
     @property
-    def has_full_step(self) -> bool:
-        """True when the next step can be planned without a wait for rows that may arrive in the same moment."""
-        return self._scheduler.has_full_group
-
-    @property
     def has_ready_transfers(self) -> bool:
         """True when a KV transfer waits for a step; the step may have to wait for the transfer rate."""
         return self._transfers.ready_count > 0

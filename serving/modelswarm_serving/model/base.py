@@ -190,6 +190,10 @@ class Compute:
     layout_seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Measured seconds of products with a part of the weights, by layout and rows."""
 
+    @property
+    def is_cpu(self) -> bool:
+        return self.device == "cpu"
+
 
 class OutOfDeviceMemory(Exception):
     """A step needed more memory than its device has; the step is lost, the model can go on."""

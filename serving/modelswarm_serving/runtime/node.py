@@ -1,9 +1,8 @@
 """The shell around `ServerCore`: event loop, links, engine thread.
 
 Started by `app.py` with a loaded model. Everything runs on one event loop: messages of links go into the core, its
-effects go to links and to the engine thread. A step is planned last, once per pass of the loop, so that rows that
-arrive together run together. One that lacks no row starts at once, and the messages leave while the engine runs. With
-two groups of four sessions on two servers this gives a tenth more tokens. Knows no rules of the protocol.
+effects go to links and to the engine. A step is planned last, once per pass of the loop, so that rows that arrive
+together run together. Knows no rules of the protocol.
 """
 
 from __future__ import annotations
@@ -46,7 +45,12 @@ from modelswarm_serving.core.stall_estimator import SAMPLE_SECONDS
 from modelswarm_serving.metrics import Metrics
 from modelswarm_serving.model.base import NO_GRAMMARS, ModelShape
 from modelswarm_serving.model.passes.contract import PART_ROWS
-from modelswarm_serving.runtime.engine import Engine, PartDone, StepDone
+from modelswarm_serving.runtime.engine import (
+    SHORT_STEP_SECONDS,
+    Engine,
+    PartDone,
+    StepDone,
+)
 from modelswarm_serving.runtime.hello import ServerIdentity
 from modelswarm_serving.runtime.liveness import Liveness
 from modelswarm_serving.runtime.loaded_model import LoadedModel
@@ -127,7 +131,9 @@ class Node:
         self._clock: Callable[[], float] = loop.time
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        self._engine = Engine(self._model, self._on_step_done, self._on_part_done)
+        # Not measured on other devices, where a step is mostly a wait without the interpreter's lock.
+        short = SHORT_STEP_SECONDS if self._model.compute.is_cpu else 0.0
+        self._engine = Engine(self._model, self._on_step_done, self._on_part_done, short)
         grammar = await self._start_grammars()
         hello = self._identity.hello(self._core.max_session_length, grammar, self._model.adapters)
         self._links = Links(hello, self)
@@ -233,9 +239,7 @@ class Node:
     # Effects of the core
 
     def _flush(self) -> None:
-        """Send the core's messages, then schedule the planning of a step. A full step starts first."""
-        if self._core.has_full_step:
-            self._plan_step()
+        """Send the core's messages, then schedule the planning of a step."""
         sends = self._core.take_sends()
         if sends:
             self._links.send(sends)

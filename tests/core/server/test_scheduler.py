@@ -122,27 +122,6 @@ def test_recovery_of_a_hop_runs_in_steps_of_the_whole_budget() -> None:
         client.fence()  # its turn has begun, so this is a recovery
 
 
-def test_step_is_full_with_the_last_row_of_a_group() -> None:
-    network = ServerNetwork()
-    start_all(sessions(network, [1] * 5, hops=2), 40)
-    head, tail = network.servers.values()
-    for server in (head, head, tail, tail):  # the first rows of both groups
-        network.deliver_all(to=server.peer)
-        server.begin_step(network.now)
-        server.end_step(network.now)
-    network.collect()
-    tokens = [key for key in network.lanes if key[:2] == (tail.peer, head.peer)]
-    assert len(tokens) == 1
-    full: list[bool] = []
-    while network.lanes.get(tokens[0]):
-        network.deliver(tokens[0])
-        full.append(head.core.has_full_step)
-    assert full == [False, False, True, True, True], "five sessions make two groups"
-    head.begin_step(network.now)
-    assert [item.count for item in head.works] == [1, 1, 1]
-    assert not head.core.has_full_step
-
-
 def test_decode_rows_come_first_without_starving_prefill() -> None:
     network = ServerNetwork()
     clients = sessions(network, [1] * 40 + [500], token_budget=48)

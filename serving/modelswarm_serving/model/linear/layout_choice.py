@@ -77,14 +77,11 @@ def choose_layout(
 
 
 def best_layout(seconds: Mapping[WeightLayout, Mapping[int, float]]) -> WeightLayout:
-    """Return the layout with the smallest geometric mean of its seconds over all rows; a small gain does not count."""
-    scores = {
-        layout: math.fsum(math.log(value) for value in found.values()) / len(found)
-        for layout, found in seconds.items()
-    }
-    best, *others = (layout for layout in _PREFERRED if layout in scores)
+    """Return the layout that takes the fewest seconds for one step of each size; a small gain does not count."""
+    totals = {layout: math.fsum(found.values()) for layout, found in seconds.items()}
+    best, *others = (layout for layout in _PREFERRED if layout in totals)
     for layout in others:
-        if scores[layout] < scores[best] + math.log(1 - _GAIN):
+        if totals[layout] < totals[best] * (1 - _GAIN):
             best = layout
     return best
 

@@ -25,6 +25,7 @@ from modelswarm_serving.model.sampling.sampler import (
     Sampled,
     apply_temperature,
     candidate_count,
+    log_totals,
     make_result,
     noise_keys,
     top_count,
@@ -90,6 +91,7 @@ def sample_tokens(
     logits = logits.float()
     scores = apply_masks(apply_processors(logits, picks), picks)
     best, tokens = scores.max(dim=-1)
+    totals = log_totals(logits, *((best, tokens) if scores is logits else logits.max(dim=-1)))
     is_masked = torch.isneginf(best)
     decided = torch.ones_like(tokens, dtype=torch.float64)
     plain = [i for i, pick in enumerate(picks) if _is_drawn(pick) and not _has_filter(pick)]
@@ -102,7 +104,6 @@ def sample_tokens(
         index, values, keys = _drawn_rows(scores, picks, filtered)
         tokens[index], sure = _draw_filtered(values, keys, [picks[i] for i in filtered], whole)
         decided[index] = sure.double()
-    totals = torch.logsumexp(logits, dim=-1)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - totals
     decided = torch.where(is_masked, 1.0, decided)
     columns = [each.double() for each in (tokens, logprobs, decided, is_masked)]

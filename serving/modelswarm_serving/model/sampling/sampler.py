@@ -58,8 +58,8 @@ def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
     logits = logits.float()
     scores = apply_masks(apply_processors(logits, picks), picks)
     best, tokens = scores.max(dim=-1)
-    is_masked = torch.isneginf(best).tolist()
-    totals = torch.logsumexp(logits, dim=-1)
+    is_masked = [score == -math.inf for score in best.tolist()]
+    totals = log_totals(logits, *((best, tokens) if scores is logits else logits.max(dim=-1)))
     drawn = [
         i
         for i, (pick, total) in enumerate(zip(picks, totals.tolist(), strict=True))
@@ -83,6 +83,15 @@ def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
             strict=True,
         )
     ]
+
+
+def log_totals(logits: Tensor, best: Tensor, tokens: Tensor) -> Tensor:
+    """Return logsumexp of each row; `best`, `tokens`: its largest logit, and where it is.
+
+    log_softmax is one kernel, logsumexp eight. After a step's products their code is no longer in the caches: they took
+    115 us.
+    """
+    return best - torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
 
 
 def top_count(picks: Sequence[SampleRequest]) -> int:
