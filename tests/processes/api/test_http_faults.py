@@ -38,9 +38,7 @@ from support.processes.swarm import (
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 STILL_LOOKS = 5  # looks over more than a second: a server may get no processor for that long
-ROOM = ("--pages", "80")  # pages of 16 tokens: enough for one long answer, in a context of 1024
-WIDE = 2 * CONTEXT
-ALL = IDS | {"max_tokens": 750}  # most of these pages
+ROOM = ("--pages", "6400")  # pages of 16 tokens: enough for one endless answer
 
 
 def snapshot(endpoints: Endpoints) -> api_pb2.Snapshot:
@@ -137,12 +135,12 @@ def test_openai_client_raises_when_a_stream_breaks(tmp_path: Path) -> None:
 
 
 def test_request_without_room_is_refused_with_retry_after(tmp_path: Path) -> None:
-    with two_spans(tmp_path, *ROOM, context=WIDE) as swarm:
+    with two_spans(tmp_path, *ROOM, context=ENDLESS) as swarm:
         endpoints = swarm.gateway()
-        first = lines(endpoints, ALL)
+        first = lines(endpoints, FOREVER)
         next(first)
         for stream in (False, True):
-            body = ALL | {"stream": stream}
+            body = FOREVER | {"stream": stream}
             answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=30)
             assert answer.status_code == 429
             assert int(answer.headers["retry-after"]) >= 1
@@ -150,7 +148,7 @@ def test_request_without_room_is_refused_with_retry_after(tmp_path: Path) -> Non
             assert answer.json()["error"]["code"] == "no_capacity"
         with grpc.insecure_channel(endpoints.grpc) as channel:
             asked = api_pb2.GenerateRequest(
-                model=MODEL, prompt="go", max_tokens=ALL["max_tokens"], ignore_eos=True
+                model=MODEL, prompt="go", max_tokens=FOREVER["max_tokens"], ignore_eos=True
             )
             with pytest.raises(grpc.RpcError) as refused:
                 api_pb2_grpc.InferenceStub(channel).Generate(asked, timeout=30)
@@ -174,17 +172,17 @@ def test_idle_kept_session_gives_way_to_a_request(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_named_session_survives_a_refusal(tmp_path: Path) -> None:
-    with two_spans(tmp_path, *ROOM, context=WIDE) as swarm:
+    with two_spans(tmp_path, *ROOM, context=ENDLESS) as swarm:
         endpoints = swarm.gateway()
         short = IDS | {"max_tokens": 20, "session_id": "mine"}
         first = whole(endpoints, short)
-        with closing(lines(endpoints, ALL)) as busy:
+        with closing(lines(endpoints, FOREVER)) as busy:
             next(busy)
             answer = httpx.post(
                 f"{endpoints.url}/v1/completions", json=IDS | {"session_id": "mine"}
             )
             assert answer.status_code == 429
-            too_long = short | {"prompt": "x" * WIDE}
+            too_long = short | {"prompt": "x" * ENDLESS}
             assert httpx.post(f"{endpoints.url}/v1/completions", json=too_long).status_code == 400
             assert endpoints.metric("modelswarm_gateway_sessions", state="parked") == 1
         assert whole(endpoints, short) == first

@@ -12,6 +12,7 @@ from support.processes.swarm import ENDLESS, MODEL, Endpoints, HashSwarm, two_sp
 from support.response_streams import ResponseStream, text_of
 
 LEASE = ("--lease", "2")
+PATIENT = 20  # retries
 NEW = 24
 SHORT = 60  # tokens that a turn with a few words computes at most
 ASK: dict[str, Any] = {
@@ -135,6 +136,7 @@ def test_conversation_of_a_lost_gateway_goes_on_by_its_log(
         calm = owner.responses.create(**ASK)
         expected = owner.responses.create(**MORE, previous_response_id=calm.id)
     swarm.kill("lost")
+    client = client.with_options(max_retries=PATIENT)  # until the lease of the lost one is over
     not_found(client, previous_response_id=first.id, instructions="be kind")
     second = client.responses.create(**MORE, previous_response_id=first.id)
     assert second.output_text == expected.output_text

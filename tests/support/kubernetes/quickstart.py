@@ -5,9 +5,11 @@ Installs the release for the tests on real nodes. Only the folder of the cluster
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import subprocess
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,7 @@ NAMESPACE = "modelswarm"
 CRD = "modelswarms.modelswarm.io"
 BLOCKS = ("cluster", "install", "ask", "kill", "scale", "away")
 SECONDS = 420.0
+LOCK = Path(tempfile.gettempdir()) / "modelswarm-quickstart.lock"
 
 
 def blocks() -> dict[str, str]:
@@ -36,8 +39,15 @@ class Quickstart:
 
     def run(self, name: str) -> str:
         """Run one block up to its first failing command, which raises, and return the output."""
+        text = blocks()[name].replace(str(DEFAULT_STATE), str(self.cluster.layout.root))
+        if "port-forward" not in text:
+            return self._run(text)
+        with LOCK.open("w") as lock:  # another tree of this machine may use the same port
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return self._run(text)
+
+    def _run(self, text: str) -> str:
         root = self.cluster.layout.root
-        text = blocks()[name].replace(str(DEFAULT_STATE), str(root))
         done = subprocess.run(
             (
                 "bash",
