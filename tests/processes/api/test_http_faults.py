@@ -38,7 +38,7 @@ from support.processes.swarm import (
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 STILL_LOOKS = 5  # looks over more than a second: a server may get no processor for that long
-ROOM = ("--pages", "6400")  # pages of 16 tokens: enough for one endless answer
+ROOM = ("--pages", "8000")  # pages of 16 tokens: enough for one endless answer, not for two
 
 
 def snapshot(endpoints: Endpoints) -> api_pb2.Snapshot:
@@ -179,7 +179,7 @@ def test_named_session_survives_a_refusal(tmp_path: Path) -> None:
         with closing(lines(endpoints, FOREVER)) as busy:
             next(busy)
             answer = httpx.post(
-                f"{endpoints.url}/v1/completions", json=IDS | {"session_id": "mine"}
+                f"{endpoints.url}/v1/completions", json=FOREVER | {"session_id": "mine"}
             )
             assert answer.status_code == 429
             too_long = short | {"prompt": "x" * ENDLESS}
