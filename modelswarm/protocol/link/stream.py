@@ -20,6 +20,7 @@ from typing import Never, Protocol, cast
 
 from typing_extensions import Buffer, override
 
+from modelswarm.protocol.wire.codec import printable
 from modelswarm.protocol.wire.frames import MAX_FRAME
 
 MAX_MESSAGE = MAX_FRAME + (64 << 10)
@@ -297,7 +298,7 @@ class MessageStream(asyncio.BufferedProtocol):
             self._deliver(body)
         elif kind == _Kind.END:
             status, _, sentence = body.decode(errors="replace").partition("\n")
-            self.close(StreamBroken(_printable(sentence.split("\n", 1)[0]), status))
+            self.close(StreamBroken(printable(sentence.split("\n", 1)[0]), status))
 
     def _deliver(self, message: Buffer) -> None:
         if self._receive is None:
@@ -343,11 +344,6 @@ class MessageStream(asyncio.BufferedProtocol):
 
 
 _KINDS = frozenset(_Kind)
-
-
-def _printable(text: str) -> str:
-    """Return a text of a peer for logs: what is no line there, and does not change the terminal."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _describe(error: Exception | None) -> str:

@@ -111,11 +111,12 @@ def _text_field(name: str) -> _Field:
             )
         return value
 
-    clean = _printable if name == "detail" else str
+    clean = printable if name == "detail" else str
     return _Field(lambda proto, value: setattr(proto, name, clean(value)), take)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Return at most MAX_TEXT characters of a text, with blanks for what would end a line or change a terminal."""
     if len(text) <= MAX_TEXT and text.isprintable():
         return text
     return "".join(each if each.isprintable() else " " for each in text[:MAX_TEXT])
