@@ -324,9 +324,12 @@ class ServerCore:
         """True when a KV transfer waits for a step; the step may have to wait for the transfer rate."""
         return self._transfers.ready_count > 0
 
-    def finish_step(self, results: Sequence[Result], now: float) -> None:
+    def finish_step(
+        self, results: Sequence[Result], now: float, worked: float | None = None
+    ) -> None:
+        """`worked`: CPU seconds of a step that kept the event loop."""
         self._advance_clock(now)
-        self._steps.finish(results, now)
+        self._steps.finish(results, now, worked)
         self._deliver_loopback(now)
 
     def pause_admissions(self, now: float) -> None:

@@ -45,10 +45,16 @@ class StallEstimator:
             self._stalled = decay * self._stalled + stalled
         self._last_sample, self._longest_step = now, 0.0
 
-    def scaled(self, took: float) -> float:
-        """Return the seconds of a finished step with its share of all stalls; at least `took`."""
-        worked, self._stalled_in_step = max(0.0, took - self._stalled_in_step), 0.0
-        self._longest_step = max(self._longest_step, took)
+    def scaled(self, took: float, worked: float | None = None) -> float:
+        """Return the seconds of a finished step with its share of all stalls; at least `took`.
+
+        `worked`: CPU seconds of a step on the event loop. No sample can be taken during it, and it is short: if the
+        next one is late, the process was stalled.
+        """
+        if worked is None:
+            worked = max(0.0, took - self._stalled_in_step)
+            self._longest_step = max(self._longest_step, took)
+        self._stalled_in_step = 0.0
         return max(took, worked * self.slowdown)
 
     def discard_step(self) -> None:

@@ -183,7 +183,7 @@ class Steps:
         assert hop.started is not None
         return first if self._replay_log.is_enabled else min(max(first, hop.started.send_from), end)
 
-    def finish(self, results: Sequence[Result], now: float) -> None:
+    def finish(self, results: Sequence[Result], now: float, worked: float | None = None) -> None:
         if len(results) != self._task_count:
             wrong = Result(error=f"{len(results)} results for {self._task_count} tasks")
             results = [wrong] * self._task_count
@@ -194,15 +194,15 @@ class Steps:
             self._finish_transfers(results[count:], now)
         elif self._running:
             running, self._running = self._running, []
-            self._record_step(now - self._started_at)
+            self._record_step(now - self._started_at, worked)
             for (hop, work), result in zip(running, results, strict=True):
                 self._retire(hop, work, result, now)
 
-    def _record_step(self, took: float) -> None:
+    def _record_step(self, took: float, worked: float | None) -> None:
         """Record the time of a step of rows. Steps of KV do not count: they say nothing about speed."""
         self._fencing.steps += 1
         self._recent.append(took)
-        self.busy_seconds += self._stall_estimator.scaled(took)
+        self.busy_seconds += self._stall_estimator.scaled(took, worked)
         weight = MEAN_WEIGHT if self.mean_seconds else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
 

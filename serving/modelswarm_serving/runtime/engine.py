@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from modelswarm.errors import DeviceError
@@ -37,6 +37,7 @@ class StepDone:
     error: str | None = None  # the whole step failed; no results
     out_of_memory: bool = False  # because its device was full
     lost: DeviceError | None = None  # the device can do no more
+    worked: float | None = None  # CPU seconds of a step that ran on the event loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,9 @@ class Engine:
         meanwhile. So a plan in the pass after that knows it.
         """
         if isinstance(work, Sequence) and self.is_short(work):
-            self._loop.call_soon(self._done, self._step(work))
+            began = time.thread_time()
+            done = self._step(work)
+            self._loop.call_soon(self._done, replace(done, worked=time.thread_time() - began))
         else:
             self._work.put(work)
 

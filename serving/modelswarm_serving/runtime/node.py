@@ -310,7 +310,7 @@ class Node:
         now = self._clock()
         try:
             if done.error is None:
-                self._core.finish_step(done.results, now)
+                self._core.finish_step(done.results, now, done.worked)
             else:
                 if done.out_of_memory:
                     self._metrics.count_out_of_memory()

@@ -311,17 +311,22 @@ class Throttled:
         return at + work
 
 
-def slowdown_factor(alive: float, work: float, pause: float) -> float:
-    """Return the factor by which reported steps are longer than on a process that never stalls."""
+def slowdown_factor(alive: float, work: float, pause: float, *, on_loop: bool = False) -> float:
+    """Return the factor by which reported steps are longer than on a process that never stalls.
+
+    `on_loop`: no sample is taken while a step runs.
+    """
     seconds, process, stalls = 60.0, Throttled(alive, 60.0), StallEstimator()
     began = ready = sum_reported = 0.0
     ends, pulse, steps = process.done(0.0, work), SAMPLE_SECONDS, 0
     while ready < seconds:
-        if pulse < ends:
+        if pulse < (began if on_loop else ends):
             stalls.sample(pulse, max(0.0, pulse - began), SAMPLE_SECONDS)
             pulse = process.done(pulse + SAMPLE_SECONDS)
         else:
-            sum_reported, steps = sum_reported + stalls.scaled(ends - began), steps + 1
+            worked = work if on_loop else None
+            sum_reported, steps = sum_reported + stalls.scaled(ends - began, worked), steps + 1
+            pulse = max(pulse, ends) if on_loop else pulse
             ready = ends + pause
             began = process.done(ready)
             ends = process.done(began, work)
@@ -337,6 +342,13 @@ def test_reported_step_time_grows_with_stalled_share(
 ) -> None:
     """This holds for any number of steps, with stalls mostly in steps or mostly between. No stall counts twice."""
     assert 0.5 < alive * slowdown_factor(alive, work, pause) < 1.7
+
+
+@pytest.mark.parametrize("alive", [0.05, 0.3, 0.5, 0.8])
+@pytest.mark.parametrize(("work", "pause"), [(0.001, 0.0), (0.001, 0.02), (0.005, 0.001)])
+def test_steps_on_the_loop_hide_no_stalled_share(alive: float, work: float, pause: float) -> None:
+    factor = slowdown_factor(alive, work, pause, on_loop=True)
+    assert 0.5 < alive * factor < 1.7
 
 
 def test_single_long_outage_barely_raises_slowdown() -> None:

@@ -169,7 +169,9 @@ class ForcesOldTokens(ServerCore):
         self._forced: dict[tuple[str, int], tuple[int, ...]] = {}
 
     @override
-    def finish_step(self, results: Sequence[Result], now: float) -> None:
+    def finish_step(
+        self, results: Sequence[Result], now: float, worked: float | None = None
+    ) -> None:
         running = self._steps._running
         made = list(results)
         for at, ((hop, work), result) in enumerate(zip(running, results, strict=False)):
@@ -179,7 +181,7 @@ class ForcesOldTokens(ServerCore):
                 )
                 forced = kept[: work.sample.max_forced]
                 made[at] = replace(result, sampled=replace(result.sampled, forced=forced))
-        super().finish_step(made, now)
+        super().finish_step(made, now, worked)
 
 
 class LogsNoForcedTokens(GatewayCore):
