@@ -48,12 +48,14 @@ class StallEstimator:
     def scaled(self, took: float, worked: float | None = None) -> float:
         """Return the seconds of a finished step with its share of all stalls; at least `took`.
 
-        `worked`: CPU seconds of a step on the event loop. No sample can be taken during it, and it is short: if the
-        next one is late, the process was stalled.
+        `worked`: CPU seconds of a step on the event loop. No sample can be taken during it, and it is short. So a late
+        sample after it shows a stall, and so does a long step.
         """
         if worked is None:
             worked = max(0.0, took - self._stalled_in_step)
             self._longest_step = max(self._longest_step, took)
+        elif took < MIN_STALL:
+            worked = took
         self._stalled_in_step = 0.0
         return max(took, worked * self.slowdown)
 
