@@ -47,7 +47,7 @@ plan-%: $(STAMP)
 test: plan-fast style cluster-ready ## the fast tier, as CI runs it: 9 to 14 minutes with the cluster's programs cached
 	$(RUN_TESTS) fast $(PYTEST)
 
-test-all: plan-full style full-ready ## every test but those of the soak: half an hour
+test-all: plan-full style full-ready ## every test but those of the soak: about an hour
 	$(RUN_TESTS) full $(PYTEST)
 
 soak: plan-soak style cluster-ready ## hours: long outages, thousands of seeds, large clusters
