@@ -113,7 +113,14 @@ def test_throttled_server_is_ejected_and_its_streams_go_on(swarm: Running) -> No
         )  # if late, the server was suspected and the comparison restarts
         time.sleep(0.005)
     assert found, f"not found to be slow; it is {health(swarm, slow)}"
-    eventually("it is ejected", lambda: health(swarm, slow) == "ejected", SLOW_EJECTION_TIME)
+    eventually(
+        "it is ejected",
+        lambda: health(swarm, slow) == "ejected",
+        SLOW_EJECTION_TIME,
+        explain=lambda: [
+            (server.peer, server.health) for server in swarm.view.fetch_snapshot().servers
+        ],
+    )
     counts = [stream.count for stream in streams]
     for stream, count in zip(streams, counts, strict=True):
         check_answer(stream.read_and_cancel(count + READ_ON))

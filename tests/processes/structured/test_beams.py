@@ -22,6 +22,7 @@ from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 PROMPT = [65, 12, 200, 7, 9, 31, 8, 100]
+DISTURBED = 250  # tokens, so many that two drains end before the answer does
 LONG = PROMPT * 30  # longer than what a fork must save
 SOME_ENDS = list(range(0, 320, 20))
 NOTICED = ("--suspect-after", "2", "--fence-timeout", "3")  # a frozen server is
@@ -200,8 +201,8 @@ def test_disturbed_servers_change_no_beam(
 ) -> None:
     """Beams of a long prompt fork from one session. A server is disturbed in the middle, and another one later."""
     wanted = {"num_beams": 4, "num_return_sequences": 4}
-    expected = answers_of_transformers(toy_model, LONG, 40, wanted)
-    body = body_of(LONG, 40, wanted)
+    expected = answers_of_transformers(toy_model, LONG, DISTURBED, wanted)
+    body = body_of(LONG, DISTURBED, wanted)
     running.wait_whole()
     before = running.faults().resumed
     with ExitStack() as ends, ThreadPoolExecutor(1) as pool:
