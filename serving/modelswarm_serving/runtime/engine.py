@@ -62,7 +62,7 @@ class Engine:
         self._model = model
         self._done, self._part_done = done, part_done
         self._short_step_seconds = short_step_seconds
-        self._last: StepDone | None = None  # the last step of rows
+        self._last_rows, self._last_seconds = 0, 0.0  # of the last step of rows; 0 rows: none yet
         if short_step_seconds:
             model.prepare_thread()
         self._loop = asyncio.get_running_loop()
@@ -85,10 +85,11 @@ class Engine:
 
     def is_short(self, batch: Sequence[Task]) -> bool:
         """Return True if the batch is expected to be short, as the last step of rows was. Steps of KV can take long."""
-        last, rows = self._last, count_rows(batch)
-        if last is None or not rows:
+        rows = count_rows(batch)
+        if not self._last_rows or not rows:
             return False
-        return last.seconds * max(1.0, rows / last.rows) < self._short_step_seconds
+        growth = max(1.0, rows / self._last_rows)
+        return self._last_seconds * growth < self._short_step_seconds
 
     def _run(self) -> None:
         self._model.prepare_thread()
@@ -118,10 +119,10 @@ class Engine:
                 isinstance(error, OutOfDeviceMemory),
                 error if isinstance(error, DeviceError) else None,
             )
-        done = StepDone(results, rows, time.perf_counter() - began)
+        seconds = time.perf_counter() - began
         if rows:
-            self._last = done
-        return done
+            self._last_rows, self._last_seconds = rows, seconds
+        return StepDone(results, rows, seconds)
 
 
 def count_rows(batch: Sequence[Task]) -> int:

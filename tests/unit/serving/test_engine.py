@@ -53,15 +53,24 @@ def rows(count: int) -> list[Task]:
 
 async def run(short_step_seconds: float, works: Sequence[Sequence[Task]]) -> list[str]:
     """Run the works in turn; return the thread of each."""
+    return [thread for thread, _ in await outcomes(short_step_seconds, works)]
+
+
+async def outcomes(
+    short_step_seconds: float, works: Sequence[Sequence[Task]]
+) -> list[tuple[str, StepDone]]:
+    """Run the works in turn; return the thread and the end of each."""
     model = SlowRows()
+    ends: list[StepDone] = []
     done: asyncio.Queue[StepDone] = asyncio.Queue()
     engine = Engine(model, done.put_nowait, short_step_seconds=short_step_seconds)
     for work in works:
         engine.submit(work)
         assert done.empty(), "the end is reported in a later pass of the loop"
-        await asyncio.wait_for(done.get(), 60)
+        ends.append(await asyncio.wait_for(done.get(), 60))
     main = threading.main_thread().name
-    return ["loop" if name == main else name for name in model.threads]
+    threads = ["loop" if name == main else name for name in model.threads]
+    return list(zip(threads, ends, strict=True))
 
 
 async def test_short_steps_after_the_first_run_on_the_loop() -> None:
@@ -93,13 +102,9 @@ async def test_steps_of_kv_run_on_the_thread() -> None:
 
 
 async def test_failed_step_on_the_loop_is_reported_as_any_other() -> None:
-    model = SlowRows()
-    done: asyncio.Queue[StepDone] = asyncio.Queue()
-    engine = Engine(model, done.put_nowait, short_step_seconds=LONG)
-    for count in (1, 13, 1):
-        engine.submit(rows(count))
-    outcomes = [await asyncio.wait_for(done.get(), 60) for _ in range(3)]
-    assert [outcome.error for outcome in outcomes] == [None, "RuntimeError: thirteen", None]
+    found = await outcomes(LONG, [rows(1), rows(13), rows(1)])
+    assert [thread for thread, _ in found] == ["engine", "loop", "loop"]
+    assert [end.error for _, end in found] == [None, "RuntimeError: thirteen", None]
 
 
 async def test_socket_is_read_between_two_steps_on_the_loop() -> None:

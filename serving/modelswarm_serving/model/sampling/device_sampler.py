@@ -91,7 +91,7 @@ def sample_tokens(
     logits = logits.float()
     scores = apply_masks(apply_processors(logits, picks), picks)
     best, tokens = scores.max(dim=-1)
-    totals = log_totals(logits, *((best, tokens) if scores is logits else logits.max(dim=-1)))
+    totals = log_totals(logits, scores, best, tokens)
     is_masked = torch.isneginf(best)
     decided = torch.ones_like(tokens, dtype=torch.float64)
     plain = [i for i, pick in enumerate(picks) if _is_drawn(pick) and not _has_filter(pick)]

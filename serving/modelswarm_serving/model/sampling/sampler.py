@@ -59,7 +59,7 @@ def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
     scores = apply_masks(apply_processors(logits, picks), picks)
     best, tokens = scores.max(dim=-1)
     is_masked = [score == -math.inf for score in best.tolist()]
-    totals = log_totals(logits, *((best, tokens) if scores is logits else logits.max(dim=-1)))
+    totals = log_totals(logits, scores, best, tokens)
     drawn = [
         i
         for i, (pick, total) in enumerate(zip(picks, totals.tolist(), strict=True))
@@ -85,12 +85,14 @@ def sample(logits: Tensor, picks: Sequence[SampleRequest]) -> list[Sampled]:
     ]
 
 
-def log_totals(logits: Tensor, best: Tensor, tokens: Tensor) -> Tensor:
-    """Return logsumexp of each row; `best`, `tokens`: its largest logit, and where it is.
+def log_totals(logits: Tensor, scores: Tensor, best: Tensor, tokens: Tensor) -> Tensor:
+    """Return logsumexp of each row of the logits; `best`, `tokens`: the largest of the scores, and where it is.
 
     log_softmax is one kernel, logsumexp eight. After a step's products their code is no longer in the caches: they took
     115 us.
     """
+    if scores is not logits:
+        best, tokens = logits.max(dim=-1)
     return best - torch.log_softmax(logits, dim=-1).gather(1, tokens[:, None])[:, 0]
 
 
