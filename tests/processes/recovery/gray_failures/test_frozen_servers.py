@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,15 +11,13 @@ from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, VOCAB
 from support.processes.kill_scenarios import SAMPLED, check_four_answers, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
-from support.processes.streams import Answer, Request, Stream
-from support.processes.swarm import ENDLESS, Running, local_settings, metrics, running_swarm, total
+from support.processes.streams import Answer, Request
+from support.processes.swarm import ENDLESS, Running, local_settings, running_swarm
 
 from modelswarm.protocol.identity import name_of
-from modelswarm_gateway.core.servers.health import SLOW_EJECTION_TIME
 
 LONG = 50_000  # tokens of a cancelled answer
 READ_ON = 50  # tokens after a recovery
-FIND_SECONDS = 120.0  # seconds until a slow server is found, on a busy machine
 HEAD, TAIL = 0, 1
 
 
@@ -93,46 +90,3 @@ def takes_part_again(swarm: Running, peer: str) -> None:
         return swarm.rows(name_of(peer)) != rows
 
     eventually("it gets a session", worked)
-
-
-@pytest.mark.full
-def test_throttled_server_is_ejected_and_its_streams_go_on(swarm: Running) -> None:
-    """The server sends every heartbeat, and is about twenty times slower than its replica."""
-    swarm.wait_empty()
-    swarm.wait_whole()
-    streams = [ask_more(swarm, seed) for seed in range(6)]
-    slow = swarm.sessions()[0].route[HEAD].peer
-    name, until = name_of(slow), time.monotonic() + FIND_SECONDS
-    before, found = slow_ejections(swarm), False
-    while not found and time.monotonic() < until:
-        swarm.local.kill(name, signal.SIGSTOP)
-        time.sleep(0.095)
-        found = slow_ejections(swarm) > before
-        swarm.local.kill(
-            name, signal.SIGCONT
-        )  # if late, the server was suspected and the comparison restarts
-        time.sleep(0.005)
-    assert found, f"not found to be slow; it is {health(swarm, slow)}"
-    eventually(
-        "it is ejected",
-        lambda: health(swarm, slow) == "ejected",
-        SLOW_EJECTION_TIME,
-        explain=lambda: [
-            (server.peer, server.health) for server in swarm.view.fetch_snapshot().servers
-        ],
-    )
-    counts = [stream.count for stream in streams]
-    for stream, count in zip(streams, counts, strict=True):
-        check_answer(stream.read_and_cancel(count + READ_ON))
-    swarm.wait_empty()
-
-
-def slow_ejections(swarm: Running) -> float:
-    values = metrics(swarm.local.metrics)
-    return total(values, "modelswarm_gateway_ejections_total", 'cause="slow"')
-
-
-def ask_more(swarm: Running, seed: int) -> Stream:
-    stream = swarm.start(Request(prompt_of(50, 100 + seed, VOCAB), LONG, SAMPLED))
-    stream.wait_tokens(1)
-    return stream
