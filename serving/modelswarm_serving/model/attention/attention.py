@@ -25,6 +25,10 @@ from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import AttentionGroup, RowLayout, StepLayout
 
 ATTENTION_NAME = "modelswarm_paged"
+COPY_LIMIT = 16 * 1024 * 1024
+"""Bytes of keys and values up to which one row attends over a copy of them on a CPU. Attention reads head by head, one
+piece per position, which misses the caches; a copy reads in order. Measured on an AVX-512 EPYC with 100 to 4,000 keys:
+a copy takes 10 to 40 % less time up to this size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,8 @@ def attend_keys(
     queries_per_key = heads // kv_heads
     scaling, softcap = scoring.scaling, scoring.softcap
     if scoring.slopes is not None or scoring.sinks is not None:
+        if softcap is not None:
+            raise NotImplementedError("no family caps scores beside slopes or sinks")
         return attend_biased(group, query, k, v, scaling, scoring.slopes, scoring.sinks)
     if group.rows_each == 1:
         q = query.reshape(group.sequences, kv_heads, queries_per_key, size)
@@ -191,19 +197,22 @@ def attend_keys(
 
 
 def _gather_kv(store: Tensor, group: AttentionGroup) -> tuple[Tensor, Tensor]:
-    """Return keys and values, each [sequences, kv_heads, n_keys, D]; views where the slots are neighbours."""
+    """Return keys and values, each [sequences, kv_heads, n_keys, D]; views where many rows read neighbouring slots."""
     if not isinstance(group.slots, slice):
         picked = store.index_select(0, group.slots).view(
             group.sequences, group.n_keys, *store.shape[1:]
         )
         parts = picked.permute(2, 0, 3, 1, 4).unbind(0)
         return parts[0], parts[-1]
-    _, parts_each, kv_heads, size = store.shape
-    slot, both, head, one = store.stride()
+    run = store[group.slots]
+    if group.rows_each == 1 and run.nbytes <= COPY_LIMIT and store.device.type == "cpu":
+        run = run.clone()
+    _, parts_each, kv_heads, size = run.shape
+    slot, both, head, one = run.stride()
     shape, strides = (1, kv_heads, group.n_keys, size), (0, head, slot, one)
-    start = group.slots.start * slot
+    start = run.storage_offset()
     v_start = start + (parts_each - 1) * both
-    return store.as_strided(shape, strides, start), store.as_strided(shape, strides, v_start)
+    return run.as_strided(shape, strides, start), run.as_strided(shape, strides, v_start)
 
 
 def _softmax_attention(

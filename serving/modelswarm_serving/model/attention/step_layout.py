@@ -22,10 +22,10 @@ from modelswarm_serving.model.attention.staging import to_device
 from modelswarm_serving.model.base import BatchItem
 
 GATHER_LIMIT = 2 * 1024 * 1024
-GATHER_LIMIT_EACH = 96 * 1024
-"""Bytes of padded keys per block, in all and per sequence. Up to these limits decode rows attend as one gathered batch;
-above them they attend one by one, mostly on views. Measured with 2, 8 and 32 sequences of 64 to 1024 positions (AVX-512
-Xeon): both cost the same near the limits, and one by one is up to twice as fast beyond."""
+GATHER_KEYS = 256
+"""Bytes of padded keys of one block, and keys of a row, up to which decode rows attend as one gathered batch. Longer
+rows attend one by one. Measured on an AVX-512 EPYC with 4 and 8 rows and 32 to 4,000 keys each, 1 to 8 KB of keys and
+values per position: a batch is faster up to 300 keys, by 40 % at 32, and slower from 1,000 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class Blocks(Protocol):
 
 
 class StepLayout:
-    """Packed rows of one step; single rows first, so that decode is one run of rows."""
+    """Packed rows of one step; single rows first, so that decode is one run of rows, the shortest sequence first."""
 
     def __init__(self, items: Sequence[BatchItem], cache: KvCache) -> None:
         self._cache = cache
         self._device = cache.device
-        self.items = sorted(items, key=lambda work: work.count > 1)
+        self.items = sorted(items, key=_place_in_step)
         self.starts = list(accumulate((work.count for work in self.items), initial=0))
         self.rows = self.starts.pop()
         self.max_position = max(work.first + work.count for work in items) - 1  # position
@@ -151,24 +151,34 @@ class StepLayout:
     def _decode_groups(
         self, items: Sequence[BatchItem], window: int | None
     ) -> list[AttentionGroup]:
-        """Return the groups of items of one row each, which are the first rows of the step."""
+        """Return the groups of items of one row each, which are the first rows of the step, in order of length."""
         lengths = [visible_keys(work.first + 1, window) for work in items]
-        n, longest = len(items), max(lengths, default=0)
-        limit = min(GATHER_LIMIT, n * GATHER_LIMIT_EACH)
-        if n > 1 and n * longest * self._cache.key_bytes <= limit:
-            return [self._gathered_group(items, lengths, longest)]
-        return [
-            AttentionGroup(
-                row, 1, 1, length, self._slots_before(work, work.first + 1, length), None
-            )
-            for row, (work, length) in enumerate(zip(items, lengths, strict=True))
-        ]
+        groups: list[AttentionGroup] = []
+        start = 0
+        while start < len(items):
+            end = self._batch_end(lengths, start)
+            if end - start > 1:
+                groups.append(self._gathered_group(start, items[start:end], lengths[start:end]))
+            else:
+                work, length = items[start], lengths[start]
+                slots = self._slots_before(work, work.first + 1, length)
+                groups.append(AttentionGroup(start, 1, 1, length, slots, None))
+            start = end
+        return groups
+
+    def _batch_end(self, lengths: Sequence[int], start: int) -> int:
+        """Return the end of the batch of rows that begins at `start`; a batch of one row attends alone."""
+        end = start + 1
+        most = GATHER_LIMIT // self._cache.key_bytes  # padded keys
+        while end < len(lengths) and lengths[end] <= min(GATHER_KEYS, most // (end + 1 - start)):
+            end += 1
+        return end
 
     def _gathered_group(
-        self, items: Sequence[BatchItem], lengths: list[int], longest: int
+        self, start: int, items: Sequence[BatchItem], lengths: Sequence[int]
     ) -> AttentionGroup:
         """Return one padded group; in a shorter sequence the newest slot is read again and masked."""
-        size = self._cache.shape.page_size
+        size, longest = self._cache.shape.page_size, lengths[-1]
         used = max(work.first for work in items) // size + 1
         table = self._tensor([_padded(work.pages, used) for work in items])
         newest = self._tensor([[work.first] for work in items])
@@ -178,7 +188,7 @@ class StepLayout:
         where = table.gather(1, position // size) * size + position % size
         mask = torch.zeros(where.shape, dtype=self._cache.dtype, device=self._device)
         mask.masked_fill_(column >= seen, float("-inf"))
-        return AttentionGroup(0, len(items), 1, longest, where.view(-1), mask[:, None, None])
+        return AttentionGroup(start, len(items), 1, longest, where.view(-1), mask[:, None, None])
 
     def _prefill_group(self, item: BatchItem, row: int, window: int | None) -> AttentionGroup:
         """Return the group of one sequence's prefill rows: each sees the keys up to itself, at most `window`."""
@@ -231,6 +241,10 @@ def prefill_mask(
 
 def visible_keys(length: int, window: int | None) -> int:
     return length if window is None else min(length, window)
+
+
+def _place_in_step(item: BatchItem) -> tuple[bool, int]:
+    return item.count > 1, item.first if item.count == 1 else 0
 
 
 def _padded(pages: Sequence[int], count: int) -> list[int]:

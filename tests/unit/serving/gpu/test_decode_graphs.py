@@ -99,9 +99,10 @@ def test_page_table_has_the_pages_of_every_step() -> None:
             held[held.index(changed)] = list(changed)
         items = [decode_item(pages, pick.randrange(24)) for pages in pick.sample(held, 2)]
         size = pick.choice((1, 2))
-        static.fill(StepLayout(items[:size], CACHE), size)
+        layout = StepLayout(items[:size], CACHE)
+        static.fill(layout, size)
         (batch,) = layouts[size].tile_batches(1)
-        for tile, item in zip(batch.tiles.tolist(), items, strict=False):
+        for tile, item in zip(batch.tiles.tolist(), layout.items, strict=True):
             used = item.first // 4 + 1
             assert batch.table[tile[0], :used].tolist() == item.pages[:used]
 
