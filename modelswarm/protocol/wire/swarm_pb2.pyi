@@ -1146,6 +1146,7 @@ class Heartbeat(_message.Message):
     STEPPING_MS_FIELD_NUMBER: _builtins.int
     STEP_P99_MS_FIELD_NUMBER: _builtins.int
     BUSY_MS_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
     RUNNING_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     steps: _builtins.int
@@ -1159,6 +1160,7 @@ class Heartbeat(_message.Message):
     stepping_ms: _builtins.float
     step_p99_ms: _builtins.float
     busy_ms: _builtins.float
+    read_bytes: _builtins.int
     running: _builtins.int
     drain: Global___DrainState.ValueType
     def __init__(
@@ -1175,12 +1177,13 @@ class Heartbeat(_message.Message):
         stepping_ms: _builtins.float = ...,
         step_p99_ms: _builtins.float = ...,
         busy_ms: _builtins.float = ...,
+        read_bytes: _builtins.int = ...,
         running: _builtins.int = ...,
         drain: Global___DrainState.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "drain", b"drain", "draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "rows", b"rows", "running", b"running", "sessions", b"sessions", "step_ms", b"step_ms", "step_p99_ms", b"step_p99_ms", "stepping_ms", b"stepping_ms", "steps", b"steps", "total_pages", b"total_pages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_ms", b"busy_ms", "drain", b"drain", "draining", b"draining", "free_pages", b"free_pages", "oldest_ready_ms", b"oldest_ready_ms", "read_bytes", b"read_bytes", "rows", b"rows", "running", b"running", "sessions", b"sessions", "step_ms", b"step_ms", "step_p99_ms", b"step_p99_ms", "stepping_ms", b"stepping_ms", "steps", b"steps", "total_pages", b"total_pages"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -399,6 +399,7 @@ class ServerCore:
             stepping_ms=1000 * self._steps.seconds_running(self._now),
             step_p99_ms=1000 * self._steps.p99_seconds,
             busy_ms=1000 * self._steps.busy_seconds,
+            read_bytes=self._steps.read_bytes,
             running=self._running_count(),
             drain=self._drain_state,
         )

@@ -49,6 +49,7 @@ class Steps:
         self.rows = 0
         self.mean_seconds = 0.0
         self.busy_seconds = 0.0  # of steps that ran rows, each with its share of stalls
+        self.read_bytes = 0  # of weights and KV in those steps, in one block
         self._stall_estimator = StallEstimator()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
@@ -194,14 +195,18 @@ class Steps:
             self._finish_transfers(results[count:], now)
         elif self._running:
             running, self._running = self._running, []
-            self._record_step(now - self._started_at, worked)
+            self._record_step(running, now - self._started_at, worked)
             for (hop, work), result in zip(running, results, strict=True):
                 self._retire(hop, work, result, now)
 
-    def _record_step(self, took: float, worked: float | None) -> None:
+    def _record_step(
+        self, running: Sequence[tuple[Hop, BatchItem]], took: float, worked: float | None
+    ) -> None:
         """Record the time of a step of rows. Steps of KV do not count: they say nothing about speed."""
         self._fencing.steps += 1
         self._recent.append(took)
+        positions = sum(work.first + work.count for _, work in running)
+        self.read_bytes += self._shape.block_bytes + positions * self._shape.kv_bytes
         self.busy_seconds += self._stall_estimator.scaled(took, worked)
         weight = MEAN_WEIGHT if self.mean_seconds else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)

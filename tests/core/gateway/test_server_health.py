@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from support.core.gateway import TWICE, Swarm, swarm_of
 from support.core.peer_comparison import compare, slow
@@ -13,6 +15,7 @@ from support.core.server import MODEL, Server, expected
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.messages import FenceAck, Heartbeat
 from modelswarm_gateway.core.detection.outlier_detector import MIN_DEVIATIONS, MIN_RATIO
+from modelswarm_gateway.core.detection.peer_comparison import PeerGroup
 from modelswarm_gateway.core.interface.effects import MigrationEnded, Rerouted
 from modelswarm_gateway.core.servers.health import (
     BASE_EJECTION_TIME,
@@ -21,7 +24,7 @@ from modelswarm_gateway.core.servers.health import (
     SLOW_EJECTION_TIME,
     HealthTable,
 )
-from modelswarm_gateway.core.servers.step_times import MAX_AGE, MIN_STEPS, StepTimes
+from modelswarm_gateway.core.servers.step_times import MAX_AGE, MIN_STEPS, StepCost, StepTimes
 
 
 def test_unknown_server_is_healthy() -> None:
@@ -202,13 +205,21 @@ def measured_times(step: float, rows: int = 1, steps: int = 40) -> StepTimes:
     for number in range(steps + 1):
         busy = 1000 * step * number
         pace.record_heartbeat(
-            Heartbeat(steps=number, rows=rows * number, busy_ms=busy, step_ms=1000 * step), 0.1
+            Heartbeat(
+                steps=number,
+                rows=rows * number,
+                busy_ms=busy,
+                step_ms=1000 * step,
+                read_bytes=1_000_000 * number,
+            ),
+            0.1,
         )
     return pace
 
 
 def test_step_time_is_kept_per_block_and_step_size() -> None:
-    assert measured_times(0.02, rows=4).per_block(2, 1.0) == {2: pytest.approx(0.01)}
+    costs = measured_times(0.02, rows=4).per_block(2, 1.0)
+    assert list(costs) == [2] and costs[2] == pytest.approx((0.01, 1e6))
     assert measured_times(0.5, rows=100).prefill_seconds_per_row == pytest.approx(0.005)
 
 
@@ -274,6 +285,36 @@ def test_small_steps_longer_than_large_steps_are_slow() -> None:
     assert same is not None and same.ratio == pytest.approx(0.2 / 0.19), (
         "steps of the same size take precedence"
     )
+
+
+def test_longer_steps_with_longer_contexts_are_not_slow() -> None:
+    short = [{0: StepCost(0.004, 1e6)}, {0: StepCost(0.006, 1e6)}]
+    compared = compare({0: StepCost(0.06, 10e6)}, short)
+    assert compared is not None and not slow(compared)
+    assert compared.ratio == pytest.approx(0.006 / 0.005)
+    compared = compare({0: StepCost(0.06, 2e6)}, short)
+    assert compared is not None and slow(compared), "twice as long contexts explain a factor of two"
+
+
+def test_shorter_contexts_do_not_make_a_server_slow() -> None:
+    """Steps of a small model take as long with short contexts."""
+    compared = compare({0: StepCost(0.01, 1e6)}, [{0: StepCost(0.012, 50e6)}])
+    assert compared is not None and compared.ratio < 1.0
+
+
+@pytest.mark.parametrize(("read_bytes", "is_suspected"), [(6e6, False), (1e6, True)])
+def test_own_baseline_grows_with_contexts(read_bytes: float, is_suspected: bool) -> None:
+    """The server was healthy among its peers; now it is the only one with steps, which take six times as long."""
+    group = PeerGroup()
+    for peer in ("s", "t"):
+        group.add_peer(peer)
+        group.set_costs(peer, {0: StepCost(0.01, 1e6)}, math.inf)
+    none = np.zeros(len(group.peers), dtype=np.bool_)
+    assert not group.compare_with_baseline(group.compare(), none, MIN_RATIO).any()
+    group.remove_peer("t")
+    group.set_costs("s", {0: StepCost(0.06, read_bytes)}, math.inf)
+    found = group.compare_with_baseline(group.compare(), none, MIN_RATIO)
+    assert group.peers_at(found) == (["s"] if is_suspected else [])
 
 
 def test_comparison_tolerates_half_of_replicas_being_wrong() -> None:

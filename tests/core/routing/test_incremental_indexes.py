@@ -13,17 +13,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.core.fleets import IDLE, hello
-from support.core.peer_comparison import compare_simply
+from support.core.peer_comparison import as_costs, compare_simply
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Hello
-from modelswarm_gateway.core.detection.peer_comparison import PeerGroup, SecondsBySize
+from modelswarm_gateway.core.detection.peer_comparison import CostBySize, PeerGroup
 from modelswarm_gateway.core.routing.cost_model import CostModel, Needs
 from modelswarm_gateway.core.routing.cost_table import UPDATES_PER_CHOICE, CostTable
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.routing.zones import ZoneDelays
 from modelswarm_gateway.core.servers.server import Server
+from modelswarm_gateway.core.servers.step_times import StepCost
 from modelswarm_gateway.core.servers.variant import ModelVariant, variant_of
 
 BLOCKS = 4
@@ -324,29 +325,36 @@ def test_incremental_coverage_equals_recomputed_coverage(
 
 
 SECONDS = st.sampled_from([0.00001, 0.0001, 0.01, 0.011, 0.012, 0.02, 0.2, 0.25, 4.0])
-TIMES = st.dictionaries(st.integers(0, 3), SECONDS, max_size=4)
+READ_BYTES = st.sampled_from([0.0, 1e6, 1.1e6, 3e6, 1e8])
+COSTS = st.dictionaries(st.integers(0, 3), st.builds(StepCost, SECONDS, READ_BYTES), max_size=4)
 
 
-@given(st.lists(st.tuples(NAMES, TIMES), min_size=1, max_size=30), st.frozensets(NAMES))
-@example([(0, {0: 0.01, 2: 0.01}), (1, {1: 1e-05, 3: 0.0001})], frozenset())  # equal ratios
+@given(st.lists(st.tuples(NAMES, COSTS), min_size=1, max_size=30), st.frozensets(NAMES))
+@example(
+    [
+        (0, as_costs({0: 0.01, 2: 0.01})),
+        (1, as_costs({1: 1e-05, 3: 0.0001})),
+    ],
+    frozenset(),
+)  # equal ratios
 @settings(max_examples=300, deadline=None)
 def test_group_comparison_equals_one_by_one_comparison(
-    times_by_name: Sequence[tuple[int, SecondsBySize]], gone: frozenset[int]
+    costs_by_name: Sequence[tuple[int, CostBySize]], gone: frozenset[int]
 ) -> None:
-    group, known = PeerGroup(), dict[str, SecondsBySize]()
-    for name, times in times_by_name:
+    group, known = PeerGroup(), dict[str, CostBySize]()
+    for name, costs in costs_by_name:
         if peer(name) not in known:
             group.add_peer(peer(name))
-        group.set_times(peer(name), times, 0.0)
-        known[peer(name)] = times
+        group.set_costs(peer(name), costs, 0.0)
+        known[peer(name)] = costs
     for name in gone & {int(each[1]) for each in known}:
         group.remove_peer(peer(name))
         del known[peer(name)]
     look = group.compare()
-    for each, times in known.items():
+    for each, costs in known.items():
         row = group.peers.index(each)
         others = [those for other, those in known.items() if other != each]
-        simple = compare_simply(times, others)
+        simple = compare_simply(costs, others)
         if simple is None:
             assert look.ratios[row] != look.ratios[row], (
                 "NaN: there is no other server to compare with"

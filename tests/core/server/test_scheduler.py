@@ -239,6 +239,20 @@ def test_busy_time_includes_stalls_between_steps() -> None:
     assert heartbeat.step_ms == pytest.approx(1.0), "deadlines use the steps without stalls"
 
 
+def test_heartbeat_counts_what_steps_read_in_a_block() -> None:
+    """One step of two prompts, of three and of five positions."""
+    network = ServerNetwork()
+    clients = sessions(network, [3, 5])
+    (server,) = network.servers.values()
+    start_all(clients, 50)
+    network.deliver_all()
+    server.begin_step(0.0)
+    server.end_step(0.01)
+    shape = server.model.shape
+    assert server.core.heartbeat().steps == 1
+    assert server.core.heartbeat().read_bytes == shape.block_bytes + 8 * shape.kv_bytes
+
+
 def test_long_and_failed_steps_are_not_counted_as_stalls() -> None:
     network = ServerNetwork()
     clients = sessions(network, [3, 3])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TypeAlias
 
 from modelswarm_gateway.core.detection.outlier_detector import MIN_DEVIATIONS, MIN_RATIO
 from modelswarm_gateway.core.detection.peer_comparison import (
@@ -13,8 +14,11 @@ from modelswarm_gateway.core.detection.peer_comparison import (
     MIN_SPREAD,
     TIMER_NOISE,
     PeerGroup,
-    SecondsBySize,
 )
+from modelswarm_gateway.core.servers.step_times import StepCost
+
+# By step size. A number is a time; nothing is known of what these steps read.
+Costs: TypeAlias = Mapping[int, StepCost | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +31,18 @@ def slow(compared: Compared) -> bool:
     return compared.ratio >= MIN_RATIO and compared.deviations >= MIN_DEVIATIONS
 
 
-def compare(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compared | None:
+def as_costs(given: Costs) -> dict[int, StepCost]:
+    return {
+        size: each if isinstance(each, StepCost) else StepCost(each) for size, each in given.items()
+    }
+
+
+def compare(own: Costs, others: Sequence[Costs]) -> Compared | None:
     """Return the comparison by the product; None without a step size in common."""
     group = PeerGroup()
     for number, times in enumerate((own, *others)):
         group.add_peer(f"s{number}")
-        group.set_times(f"s{number}", times, math.inf)
+        group.set_costs(f"s{number}", as_costs(times), math.inf)
     look = group.compare()
     row = group.peers.index("s0")
     if math.isnan(look.ratios[row]):
@@ -40,25 +50,30 @@ def compare(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compared | N
     return Compared(float(look.ratios[row]), float(look.deviations[row]))
 
 
-def compare_simply(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compared | None:
-    return _simply(own, others) or _simply(own, [at_most(times) for times in others])
+def compare_simply(own: Costs, others: Sequence[Costs]) -> Compared | None:
+    costs, known = as_costs(own), [as_costs(each) for each in others]
+    return _simply(costs, known) or _simply(costs, [at_most(times) for times in known])
 
 
-def at_most(times: SecondsBySize) -> SecondsBySize:
-    """Return an upper bound of the time of a step of any size: the time of the next larger size."""
+def at_most(times: Mapping[int, StepCost]) -> dict[int, StepCost]:
+    """Return an upper bound of the time of a step of any size: the cost of the next larger size."""
     return {
         size: times[min(each for each in times if each >= size)]
         for size in range(max(times, default=-1) + 1)
     }
 
 
-def _simply(own: SecondsBySize, others: Sequence[SecondsBySize]) -> Compared | None:
+def _simply(
+    own: Mapping[int, StepCost], others: Sequence[Mapping[int, StepCost]]
+) -> Compared | None:
     found = []
-    for size, seconds in sorted(own.items()):
-        known = [times[size] for times in others if size in times]
+    for size, cost in sorted(own.items()):
+        known = [costs[size].seconds for costs in others if size in costs]
         if not known:
             continue
-        typical, seconds = max(TIMER_NOISE, median(known)), max(TIMER_NOISE, seconds)
+        reads = median(costs[size].read_bytes for costs in others if size in costs)
+        more = max(1.0, cost.read_bytes / reads) if reads else 1.0
+        typical, seconds = max(TIMER_NOISE, median(known)), max(TIMER_NOISE, cost.seconds / more)
         spread = MAD_TO_SIGMA * median(abs(each - typical) for each in known)
         spread = max(spread, MIN_SPREAD * typical)
         found.append(Compared(seconds / typical, (seconds - typical) / spread))

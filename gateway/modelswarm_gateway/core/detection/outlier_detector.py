@@ -1,6 +1,7 @@
 """Outlier detection: finds servers that run but are much slower than their peer group (gray failures).
 
 `monitor.py` asks once a second; `peer_comparison.py` compares. Times per block of steps of equal size are compared.
+Steps with longer contexts may take longer, by as much as they read more weights and KV.
 A peer group does the same work: the same variant, as many blocks, with or without sampling. Only a comparison finds an
 outlier: under overload all servers are equally slow, and none is found. Knows no sessions and moves none.
 """
@@ -138,8 +139,8 @@ class OutlierDetector:
         if server is None or peer not in self._group_of:
             return
         steps = self._registry.health.step_times(peer)
-        times = steps.per_block(server.hello.last - server.hello.first, now)
-        self._groups[self._group_of[peer]].set_times(peer, times, steps.fresh_until(now))
+        costs = steps.per_block(server.hello.last - server.hello.first, now)
+        self._groups[self._group_of[peer]].set_costs(peer, costs, steps.fresh_until(now))
 
     def _report_slowness(self, name: PeerGroupKey, comparison: Comparison) -> list[PeerId]:
         """Return the outliers of a group, the slowest first. Sets the slowness of servers whose score it changes."""

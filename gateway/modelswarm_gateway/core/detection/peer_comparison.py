@@ -2,7 +2,9 @@
 
 Pure; used by `outlier_detector.py`. Each server is compared with the median of the others, in units of their median
 absolute deviation. From one server to the next, both medians differ by at most one place in the sorted order. So
-comparing thousands takes as long as a few sorts. Knows no health and no sessions.
+comparing thousands takes as long as a few sorts. A server that reads more per step, because its sessions are longer,
+may take that much longer (roofline model of a decode step). One that reads less gets no shorter limit: small models
+are not bound by memory. Knows no health and no sessions.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from modelswarm.protocol.identity import PeerId
+from modelswarm_gateway.core.servers.step_times import StepCost
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -29,8 +32,11 @@ TIMER_NOISE = 0.0001
 # Number of rows that a table grows by at least.
 SPARE_ROWS = 64
 
-# Seconds per block of a step, by the step's size (log2 of its rows).
-SecondsBySize: TypeAlias = Mapping[int, float]
+# Cost of a step in one block, by the step's size (log2 of its rows).
+CostBySize: TypeAlias = Mapping[int, StepCost]
+
+
+_UNKNOWN = StepCost(math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,9 @@ class PeerGroup:
         self.reported: Floats = np.zeros(0)  # ratio last reported to the registry; NaN: none
         self._row_of: dict[PeerId, int] = {}
         self._free: list[int] = []
-        self.columns: dict[int, Floats] = {}  # times by step size; NaN: not known
-        self._baselines: dict[int, Floats] = {}  # times a server without a peer is compared with
+        # By step size: [2, rows], seconds and bytes read; NaN: not known.
+        self.columns: dict[int, Floats] = {}
+        self._baselines: dict[int, Floats] = {}  # what a server without a peer is compared with
         # Servers that were compared with others and were no outlier.
         self._known_healthy: Bools = np.zeros(0, dtype=np.bool_)
 
@@ -72,28 +79,28 @@ class PeerGroup:
             self._known_healthy = np.append(self._known_healthy, np.zeros(more, dtype=np.bool_))
             for columns in (self.columns, self._baselines):
                 for size, column in columns.items():
-                    columns[size] = np.append(column, np.full(more, math.nan))
+                    columns[size] = np.append(column, np.full((2, more), math.nan), axis=1)
         row = self._row_of[peer] = self._free.pop()
         self.peers[row] = peer
         self.reported[row], self._known_healthy[row] = math.nan, False
 
     def remove_peer(self, peer: PeerId) -> None:
-        self.set_times(peer, {}, math.inf)
+        self.set_costs(peer, {}, math.inf)
         row = self._row_of.pop(peer)
         for column in self._baselines.values():
-            column[row] = math.nan
+            column[:, row] = math.nan
         self.peers[row] = ""
         self._free.append(row)
 
-    def set_times(self, peer: PeerId, times: SecondsBySize, fresh_until: float) -> None:
-        """Replace the step times of a server."""
+    def set_costs(self, peer: PeerId, costs: CostBySize, fresh_until: float) -> None:
+        """Replace the costs of the steps of a server."""
         row = self._row_of[peer]
         self.fresh_until[row] = fresh_until
-        for size in times.keys() - self.columns.keys():
-            self.columns[size] = np.full(len(self.peers), math.nan)
-            self._baselines[size] = np.full(len(self.peers), math.nan)
+        for size in costs.keys() - self.columns.keys():
+            self.columns[size] = np.full((2, len(self.peers)), math.nan)
+            self._baselines[size] = np.full((2, len(self.peers)), math.nan)
         for size, column in self.columns.items():
-            column[row] = times.get(size, math.nan)
+            column[:, row] = costs.get(size, _UNKNOWN)
 
     def compare(self) -> Comparison:
         """Compare all servers by steps of equal size.
@@ -105,14 +112,13 @@ class PeerGroup:
             columns = [self.columns[size] for size in sizes]
             same = _median_size([_compare_column(column) for column in columns], len(self.peers))
             alone = np.isnan(same.ratios)
-            if not any((alone & ~np.isnan(column)).any() for column in columns):
+            if not any((alone & ~np.isnan(column[0])).any() for column in columns):
                 return same
             found = []
-            least = np.full(
-                len(self.peers), math.nan
-            )  # upper bound of the time of a step of this size
+            # Upper bound of the time of a step of this size.
+            least = np.full((2, len(self.peers)), math.nan)
             for column in reversed(columns):
-                known = ~np.isnan(column)
+                known = ~np.isnan(column[0])
                 least = np.where(known, column, least)
                 found.append(_compare_column(least, known & alone))
             larger = _median_size(found, len(self.peers))
@@ -124,8 +130,8 @@ class PeerGroup:
     def compare_with_baseline(self, comparison: Comparison, slow: Bools, min_ratio: float) -> Bools:
         """Return servers without a peer whose step time is at least `min_ratio` times their own baseline.
 
-        The baseline is the time at the last comparison that found the server healthy, lowered by every shorter time
-        since. It is updated here, except for servers in `slow`.
+        The baseline is the cost at the last comparison that found the server healthy, or of any shorter step since. It
+        is updated here, except for servers in `slow`.
         """
         alone = np.isnan(comparison.ratios)
         healthy = ~alone & ~slow
@@ -133,10 +139,11 @@ class PeerGroup:
         found = np.zeros(len(self.peers), dtype=np.bool_)
         for size, column in self.columns.items():
             baseline = self._baselines[size]
-            limit = min_ratio * np.maximum(TIMER_NOISE, baseline)
-            found |= alone & (np.maximum(TIMER_NOISE, column) >= limit)
-            kept = np.where(alone, np.fmin(baseline, column), baseline)
-            self._baselines[size] = np.where(healthy & ~np.isnan(column), column, kept)
+            limit = min_ratio * np.maximum(TIMER_NOISE, baseline[0])
+            found |= alone & (_comparable_seconds(column, baseline[1]) >= limit)
+            known = ~np.isnan(column[0])
+            lower = alone & ~(baseline[0] <= column[0])
+            self._baselines[size] = np.where(known & (healthy | lower), column, baseline)
         return found
 
     def peers_at(self, rows: Bools) -> list[PeerId]:
@@ -146,7 +153,7 @@ class PeerGroup:
         """Return servers with step times that were never compared with others and found healthy."""
         known = np.zeros(len(self.peers), dtype=np.bool_)
         for column in self.columns.values():
-            known |= ~np.isnan(column)
+            known |= ~np.isnan(column[0])
         return known & np.isnan(comparison.ratios) & ~self._known_healthy
 
 
@@ -156,7 +163,8 @@ def compare_groups(groups: Sequence[PeerGroup]) -> list[Comparison]:
     sizes = sorted({size for group in groups for size in group.columns})
     columns = [
         np.concatenate(
-            [group.columns.get(size, np.full(len(group.peers), math.nan)) for group in groups]
+            [group.columns.get(size, np.full((2, len(group.peers)), math.nan)) for group in groups],
+            axis=1,
         )
         for size in sizes
     ]
@@ -191,22 +199,31 @@ def _median_size(found: Sequence[tuple[Floats, Floats]], count: int) -> Comparis
 
 def _compare_column(column: Floats, rows: Bools | None = None) -> tuple[Floats, Floats]:
     """Return ratios and deviations by steps of one size; with `rows`, of these rows only."""
-    ratios, deviations = np.full_like(column, math.nan), np.full_like(column, math.nan)
-    known = np.flatnonzero(~np.isnan(column))
+    ratios, deviations = np.full((2, column.shape[1]), math.nan)
+    known = np.flatnonzero(~np.isnan(column[0]))
     if known.size < 2:
         return ratios, deviations
-    own = column[known]
+    own, reads = column[:, known]
     typical = np.maximum(TIMER_NOISE, median_of_others(own))
     spread = np.empty_like(own)
     for each in np.unique(typical):  # a few
         here = typical == each
         spread[here] = median_of_others(np.abs(own - each))[here]
     spread = np.maximum(MAD_TO_SIGMA * spread, MIN_SPREAD * typical)
-    seconds = np.maximum(TIMER_NOISE, own)
+    seconds = _comparable_seconds(column[:, known], median_of_others(reads))
     ratios[known], deviations[known] = seconds / typical, (seconds - typical) / spread
     if rows is not None:
         ratios[~rows] = deviations[~rows] = math.nan
     return ratios, deviations
+
+
+def _comparable_seconds(column: Floats, typical_reads: Floats) -> Floats:
+    """Return the seconds, less by as much as each server reads more than is typical."""
+    seconds, reads = column
+    more = np.fmax(
+        1.0, np.divide(reads, typical_reads, where=typical_reads > 0, out=np.ones_like(reads))
+    )
+    return np.asarray(np.maximum(TIMER_NOISE, seconds / more))
 
 
 def median_of_others(values: Floats) -> Floats:

@@ -1,4 +1,4 @@
-"""The step times of one server, from its heartbeats: seconds per step, by the number of rows in a step.
+"""The step times of one server, from its heartbeats: seconds and bytes read per step, by the rows in a step.
 
 Pure; kept by `health.py`, read by `outlier_detector.py` and `token_deadlines.py`. Knows no other server.
 """
@@ -9,6 +9,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
 from modelswarm.protocol.messages import FenceAck, Heartbeat
 
@@ -34,6 +35,13 @@ HUNG_STEPS = 8.0
 PREFILL_ROWS = 8
 
 
+class StepCost(NamedTuple):
+    """A step, by block."""
+
+    seconds: float
+    read_bytes: float = 0.0  # of weights and KV; 0: unknown
+
+
 @dataclass(slots=True)
 class _Samples:
     """Steps of one size."""
@@ -42,6 +50,7 @@ class _Samples:
     count: int = 0  # steps
     last_at: float = 0.0
     median: float = 0.0  # the median of `seconds`
+    read_bytes: float = 0.0  # of a step of the last heartbeat, in one block
 
     def is_fresh(self, now: float) -> bool:
         """True if there are enough steps, and they are not too old."""
@@ -81,6 +90,7 @@ class StepTimes:
         samples = self._by_size.setdefault(size, _Samples())
         samples.seconds.append(busy / steps)
         samples.median = median(samples.seconds)
+        samples.read_bytes = max(0, heartbeat.read_bytes - before.read_bytes) / steps
         samples.count += steps
         samples.last_at = now
         if rows / steps >= PREFILL_ROWS:
@@ -126,10 +136,10 @@ class StepTimes:
             else DEFAULT_ROW_SECONDS
         )
 
-    def per_block(self, blocks: int, now: float) -> dict[int, float]:
-        """Return the seconds per block of a step, by its size, for sizes with fresh samples."""
+    def per_block(self, blocks: int, now: float) -> dict[int, StepCost]:
+        """Return the cost of a step by its size, for sizes with fresh samples."""
         return {
-            size: samples.median / blocks
+            size: StepCost(samples.median / blocks, samples.read_bytes)
             for size, samples in self._by_size.items()
             if samples.is_fresh(now)
         }

@@ -263,6 +263,7 @@ def plan_shape(
         max_length=length,
         vocab_size=config.vocab,
         kv_bytes=facts.kv_bytes(options.dtype),
+        block_bytes=facts.weight_bytes(first, last, options.dtype) // (last - first),
         logit_bytes=config.vocab * DTYPES[options.dtype],
         hidden_bytes=facts.row_bytes(options.dtype),
     )

@@ -1,4 +1,4 @@
-"""A server that runs 5 of every 100 ms: it is found to be slow, and its streams go on elsewhere, unchanged."""
+"""Outlier detection: a throttled server is found, one with long sessions is not ejected; no stream changes."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ pytestmark = pytest.mark.full
 
 LENGTH = 4096  # positions; no stream of a throttled server comes so far
 FIND_SECONDS = 120.0  # seconds until a slow server is found, on a busy machine
+LONG = 12_000  # tokens of a long prompt
+COMPARED_SECONDS = 20.0  # seconds in which a slow server is found
 SHORT = 200  # tokens of an answer of a healthy server
 READ_ON = 50  # tokens after the ejection
 HEAD = 0
@@ -110,3 +112,26 @@ def ejections(swarm: Running) -> float:
     """Return how often a server was ejected because it was slow."""
     values = metrics(swarm.local.metrics)
     return total(values, "modelswarm_gateway_ejections_total", 'cause="slow"')
+
+
+def test_server_with_a_long_session_is_not_ejected(tmp_path: Path) -> None:
+    """A session of 12,000 tokens makes steps several times longer than those of the replica, whose sessions are short.
+
+    While heartbeats did not tell what steps read, two servers were ejected within 20 s.
+    """
+    length = LONG + LENGTH
+    folder = make_toy(tmp_path / "toy", length=length)
+    settings = local_settings("long", detects_silence=True)
+    with running_swarm(
+        folder, "long", spans=2, replicas=2, length=length, settings=settings
+    ) as swarm:
+        long = swarm.start(Request(prompt_of(LONG, next(SEEDS), VOCAB), LENGTH, SAMPLED))
+        long.wait_tokens(1)
+        short = [ask(swarm) for _ in range(3)]
+        model, count = load_whole(folder), long.count
+        until = time.monotonic() + COMPARED_SECONDS
+        while time.monotonic() < until:
+            short = [replace_long(swarm, model, stream) for stream in short]
+            time.sleep(0.05)
+        assert ejections(swarm) == 0
+        assert long.count > count
