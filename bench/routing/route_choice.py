@@ -183,7 +183,7 @@ def measure_comparison(rng: random.Random) -> float:
     for each in alike:
         registry.register(each)
         detector.add_server(each.peer)
-    latest = {each.peer: Heartbeat(steps=1, rows=1, busy_ms=1.0) for each in alike}
+    latest = {each.peer: Heartbeat(steps=1, rows=1, busy_ms=1.0, read_bytes=1e9) for each in alike}
     times = []
     for second in range(10):
         now = float(second)
@@ -198,6 +198,7 @@ def measure_comparison(rng: random.Random) -> float:
                     steps=before.steps + 10,
                     rows=before.rows + 10 * rows,
                     busy_ms=before.busy_ms + rng.uniform(80.0, 120.0),
+                    read_bytes=before.read_bytes + rng.uniform(0.5e10, 2e10),
                 )
                 registry.on_heartbeat(peer, latest[peer], now)
         began = time.process_time()

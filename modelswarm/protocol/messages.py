@@ -374,9 +374,7 @@ class Heartbeat:
     stepping_ms: float = 0.0  # age of the running step; 0: none is running
     step_p99_ms: float = 0.0  # of about the last hundred steps
     busy_ms: float = 0.0  # total time in steps with stalls; `steps`, `rows` give step times
-    read_bytes: int = (
-        0  # of weights and KV that these steps read in one block; explains longer steps
-    )
+    read_bytes: float = 0.0  # of weights and KV in one block, by these steps
     running: int = 0  # sessions in a turn now: the load for route choice
     drain: DrainState | None = None  # from a gateway: a request; from a server: the latest request
 

@@ -1160,7 +1160,7 @@ class Heartbeat(_message.Message):
     stepping_ms: _builtins.float
     step_p99_ms: _builtins.float
     busy_ms: _builtins.float
-    read_bytes: _builtins.int
+    read_bytes: _builtins.float
     running: _builtins.int
     drain: Global___DrainState.ValueType
     def __init__(
@@ -1177,7 +1177,7 @@ class Heartbeat(_message.Message):
         stepping_ms: _builtins.float = ...,
         step_p99_ms: _builtins.float = ...,
         busy_ms: _builtins.float = ...,
-        read_bytes: _builtins.int = ...,
+        read_bytes: _builtins.float = ...,
         running: _builtins.int = ...,
         drain: Global___DrainState.ValueType = ...,
     ) -> None: ...

@@ -49,7 +49,9 @@ class Steps:
         self.rows = 0
         self.mean_seconds = 0.0
         self.busy_seconds = 0.0  # of steps that ran rows, each with its share of stalls
-        self.read_bytes = 0  # of weights and KV in those steps, in one block
+        self.read_bytes = 0.0  # of weights and KV in those steps, in one block
+        windows = parts.shape.windows or (None,)
+        self._windows = {each: windows.count(each) / len(windows) for each in windows}
         self._stall_estimator = StallEstimator()
         self._recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
@@ -205,11 +207,19 @@ class Steps:
         """Record the time of a step of rows. Steps of KV do not count: they say nothing about speed."""
         self._fencing.steps += 1
         self._recent.append(took)
-        positions = sum(work.first + work.count for _, work in running)
+        positions = sum(self._read_positions(work) for _, work in running)
         self.read_bytes += self._shape.block_bytes + positions * self._shape.kv_bytes
         self.busy_seconds += self._stall_estimator.scaled(took, worked)
         weight = MEAN_WEIGHT if self.mean_seconds else 1.0
         self.mean_seconds += weight * (took - self.mean_seconds)
+
+    def _read_positions(self, work: BatchItem) -> float:
+        """Return the positions whose KV the item reads, as a mean over the blocks."""
+        end = work.first + work.count
+        return sum(
+            share * (end if window is None else min(end, window + work.count - 1))
+            for window, share in self._windows.items()
+        )
 
     def _finish_forks(self, results: Sequence[Result], now: float) -> None:
         for hop in self._forks.take_results(results):

@@ -38,9 +38,8 @@ class ModelShape:
     max_length: int  # most positions of one session (the model's context)
     vocab_size: int
     kv_bytes: int = 8  # keys and values of one position in one block; the hash model's by default
-    block_bytes: int = (
-        1 << 16
-    )  # weights of one block; the hash model has none, but each step takes some time
+    block_bytes: int = 1 << 16  # weights that a step reads in one block
+    windows: tuple[int | None, ...] = ()  # sliding window of each block here; (): none has any
     logit_bytes: int = 0  # a returned row of logits; 0: this model returns none
     hidden_bytes: int = 0  # a returned row of last hidden states; 0: this model returns none
 

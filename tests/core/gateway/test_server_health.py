@@ -24,7 +24,13 @@ from modelswarm_gateway.core.servers.health import (
     SLOW_EJECTION_TIME,
     HealthTable,
 )
-from modelswarm_gateway.core.servers.step_times import MAX_AGE, MIN_STEPS, StepCost, StepTimes
+from modelswarm_gateway.core.servers.step_times import (
+    MAX_AGE,
+    MAX_SAMPLES,
+    MIN_STEPS,
+    StepCost,
+    StepTimes,
+)
 
 
 def test_unknown_server_is_healthy() -> None:
@@ -315,6 +321,37 @@ def test_own_baseline_grows_with_contexts(read_bytes: float, is_suspected: bool)
     group.set_costs("s", {0: StepCost(0.06, read_bytes)}, math.inf)
     found = group.compare_with_baseline(group.compare(), none, MIN_RATIO)
     assert group.peers_at(found) == (["s"] if is_suspected else [])
+
+
+def test_short_steps_lower_the_baseline() -> None:
+    group = PeerGroup()
+    group.add_peer("s")
+    none = np.zeros(len(group.peers), dtype=np.bool_)
+    for seconds, is_suspected in ((0.01, False), (0.002, False), (0.012, True)):
+        group.set_costs("s", {0: StepCost(seconds, 1e6)}, math.inf)
+        found = group.compare_with_baseline(group.compare(), none, MIN_RATIO)
+        assert group.peers_at(found) == (["s"] if is_suspected else [])
+
+
+@pytest.mark.parametrize(("last", "is_slow"), [((0.006, 1e6), False), ((0.06, 10e6), True)])
+def test_one_heartbeat_decides_neither_times_nor_bytes(
+    last: tuple[float, float], is_slow: bool
+) -> None:
+    """Nine heartbeats of another load come before: of a long session, or of a slow server."""
+    before = (0.06, 1e6) if is_slow else (0.06, 10e6)
+    times, heartbeat = StepTimes(), Heartbeat()
+    times.record_heartbeat(heartbeat, 0.0)
+    for seconds, read in [before] * MAX_SAMPLES + [last]:
+        heartbeat = replace(
+            heartbeat,
+            steps=heartbeat.steps + 5,
+            rows=heartbeat.rows + 5,
+            busy_ms=heartbeat.busy_ms + 5000 * seconds,
+            read_bytes=heartbeat.read_bytes + 5 * read,
+        )
+        times.record_heartbeat(heartbeat, 0.1)
+    compared = compare(times.per_block(1, 1.0), [{0: StepCost(0.006, 1e6)}])
+    assert compared is not None and slow(compared) == is_slow
 
 
 def test_comparison_tolerates_half_of_replicas_being_wrong() -> None:

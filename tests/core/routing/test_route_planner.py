@@ -173,7 +173,7 @@ NONSENSE = (float("nan"), float("inf"), -5.0)
 
 
 @pytest.mark.parametrize(
-    "field", ["step_ms", "step_p99_ms", "oldest_ready_ms", "stepping_ms", "busy_ms"]
+    "field", ["step_ms", "step_p99_ms", "oldest_ready_ms", "stepping_ms", "busy_ms", "read_bytes"]
 )
 @pytest.mark.parametrize("value", NONSENSE)
 def test_invalid_heartbeat_values_spoil_no_other_route(field: str, value: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,10 +74,13 @@ def test_implausible_time_becomes_the_worst_accepted_one(
     ("value", "taken"),
     [(0.0, 0.0), (0.25, 0.25), (1e12, 1e12), (-0.25, 0.0), (math.inf, 0.0), (math.nan, 0.0)],
 )
-def test_implausible_busy_time_counts_as_none(value: float, taken: float) -> None:
-    assert sanitized(replace(IDLE, busy_ms=value)) == replace(IDLE, busy_ms=taken)
-    both = replace(IDLE, busy_ms=value, running=MAX_RUNNING + 1)
-    assert sanitized(both) == replace(IDLE, busy_ms=taken, running=MAX_RUNNING)
+@pytest.mark.parametrize("field", ["busy_ms", "read_bytes"])
+def test_implausible_sums_count_as_none(field: str, value: float, taken: float) -> None:
+    fair: dict[str, Any] = {field: taken}
+    sent = replace(IDLE, **{**fair, field: value})
+    assert sanitized(sent) == replace(IDLE, **fair)
+    both = replace(sent, running=MAX_RUNNING + 1)
+    assert sanitized(both) == replace(IDLE, running=MAX_RUNNING, **fair)
 
 
 def test_plausible_heartbeat_stays_the_same_object() -> None:

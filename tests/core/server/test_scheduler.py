@@ -239,18 +239,24 @@ def test_busy_time_includes_stalls_between_steps() -> None:
     assert heartbeat.step_ms == pytest.approx(1.0), "deadlines use the steps without stalls"
 
 
-def test_heartbeat_counts_what_steps_read_in_a_block() -> None:
-    """One step of two prompts, of three and of five positions."""
+@pytest.mark.parametrize(("windows", "decoded"), [((), 4 + 6), ((4, None), 4 + 5)])
+def test_heartbeat_counts_what_steps_read_in_a_block(
+    windows: tuple[int | None, ...], decoded: int
+) -> None:
+    """A step of two prompts, of three and of five positions, and a decode step of both sessions."""
     network = ServerNetwork()
-    clients = sessions(network, [3, 5])
+    clients = sessions(network, [3, 5], windows=windows)
     (server,) = network.servers.values()
     start_all(clients, 50)
     network.deliver_all()
-    server.begin_step(0.0)
-    server.end_step(0.01)
     shape = server.model.shape
-    assert server.core.heartbeat().steps == 1
-    assert server.core.heartbeat().read_bytes == shape.block_bytes + 8 * shape.kv_bytes
+    for steps, positions in ((1, 3 + 5), (2, 3 + 5 + decoded)):
+        network.deliver_all()
+        server.begin_step(0.0)
+        server.end_step(0.01)
+        heartbeat = server.core.heartbeat()
+        assert heartbeat.steps == steps
+        assert heartbeat.read_bytes == steps * shape.block_bytes + positions * shape.kv_bytes
 
 
 def test_long_and_failed_steps_are_not_counted_as_stalls() -> None:

@@ -55,6 +55,7 @@ class Options(TypedDict, total=False):
     replay_bytes: int
     transfer_rate: int
     fork_step_bytes: int
+    windows: tuple[int | None, ...]
 
 
 @dataclass(eq=False)
@@ -156,6 +157,7 @@ def make_server(
         max_length=options.get("max_length", 4096),
         vocab_size=VOCABULARY,
         hidden_bytes=options.get("row_bytes", 8),
+        windows=options.get("windows", ()),
     )
     peer = f"{name}/1/b"
     address = Address(peer, f"{name}:1")

@@ -101,7 +101,7 @@ MESSAGES: list[Message] = [
     OwnedSessions((OwnedSession("s", HANDLE, EPOCH), OwnedSession("t", 1, EPOCH))),
     OwnedSessions(()),
     Close(HANDLE),
-    Heartbeat(1, 2.5, 3.25, 4, 5, 6, 7, True, 8.5, 9.25, busy_ms=10.5, read_bytes=7, running=8),
+    Heartbeat(1, 2.5, 3.25, 4, 5, 6, 7, True, 8.5, 9.25, busy_ms=10.5, read_bytes=7e20, running=8),
     Heartbeat(drain=DrainState.DRAIN),
     Heartbeat(),
     ModelFileRequest("tokenizer.json"),

@@ -165,20 +165,23 @@ def sanitized(heartbeat: Heartbeat) -> Heartbeat:
         heartbeat.oldest_ready_ms,
         heartbeat.stepping_ms,
     )
-    fair = (
-        all(0 <= each <= MAX_PLAUSIBLE_MS for each in times) and 0 <= heartbeat.busy_ms < math.inf
+    sums = (heartbeat.busy_ms, heartbeat.read_bytes)
+    fair = all(0 <= each <= MAX_PLAUSIBLE_MS for each in times) and all(
+        0 <= each < math.inf for each in sums
     )
     if fair and heartbeat.running <= MAX_RUNNING:
         return heartbeat
     step, p99, oldest, stepping = (
         t if 0 <= t <= MAX_PLAUSIBLE_MS else MAX_PLAUSIBLE_MS for t in times
     )
+    busy, read = (each if 0 <= each < math.inf else 0.0 for each in sums)
     return replace(
         heartbeat,
         step_ms=step,
         step_p99_ms=p99,
         oldest_ready_ms=oldest,
         stepping_ms=stepping,
-        busy_ms=heartbeat.busy_ms if 0 <= heartbeat.busy_ms < math.inf else 0.0,
+        busy_ms=busy,
+        read_bytes=read,
         running=min(heartbeat.running, MAX_RUNNING),
     )

@@ -47,10 +47,12 @@ class _Samples:
     """Steps of one size."""
 
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))  # by heartbeat
+    reads: deque[float] = field(
+        default_factory=lambda: deque(maxlen=MAX_SAMPLES)
+    )  # bytes per block
     count: int = 0  # steps
     last_at: float = 0.0
     median: float = 0.0  # the median of `seconds`
-    read_bytes: float = 0.0  # of a step of the last heartbeat, in one block
 
     def is_fresh(self, now: float) -> bool:
         """True if there are enough steps, and they are not too old."""
@@ -90,7 +92,7 @@ class StepTimes:
         samples = self._by_size.setdefault(size, _Samples())
         samples.seconds.append(busy / steps)
         samples.median = median(samples.seconds)
-        samples.read_bytes = max(0, heartbeat.read_bytes - before.read_bytes) / steps
+        samples.reads.append(max(0.0, heartbeat.read_bytes - before.read_bytes) / steps)
         samples.count += steps
         samples.last_at = now
         if rows / steps >= PREFILL_ROWS:
@@ -139,7 +141,7 @@ class StepTimes:
     def per_block(self, blocks: int, now: float) -> dict[int, StepCost]:
         """Return the cost of a step by its size, for sizes with fresh samples."""
         return {
-            size: StepCost(samples.median / blocks, samples.read_bytes)
+            size: StepCost(samples.median / blocks, median(samples.reads))
             for size, samples in self._by_size.items()
             if samples.is_fresh(now)
         }

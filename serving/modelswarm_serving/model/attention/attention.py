@@ -178,9 +178,10 @@ def attend_keys(
     kv_heads = k.shape[1]
     queries_per_key = heads // kv_heads
     scaling, softcap = scoring.scaling, scoring.softcap
+    extras = (softcap, scoring.slopes, scoring.sinks)
+    if sum(each is not None for each in extras) > 1:
+        raise NotImplementedError("no family has two of capped scores, slopes and sinks")
     if scoring.slopes is not None or scoring.sinks is not None:
-        if softcap is not None:
-            raise NotImplementedError("no family caps scores beside slopes or sinks")
         return attend_biased(group, query, k, v, scaling, scoring.slopes, scoring.sinks)
     if group.rows_each == 1:
         q = query.reshape(group.sequences, kv_heads, queries_per_key, size)
@@ -197,7 +198,7 @@ def attend_keys(
 
 
 def _gather_kv(store: Tensor, group: AttentionGroup) -> tuple[Tensor, Tensor]:
-    """Return keys and values, each [sequences, kv_heads, n_keys, D]; views where many rows read neighbouring slots."""
+    """Return keys and values, each [sequences, kv_heads, n_keys, D]; views where they are not gathered or copied."""
     if not isinstance(group.slots, slice):
         picked = store.index_select(0, group.slots).view(
             group.sequences, group.n_keys, *store.shape[1:]

@@ -22,10 +22,14 @@ from modelswarm_serving.model.attention.staging import to_device
 from modelswarm_serving.model.base import BatchItem
 
 GATHER_LIMIT = 2 * 1024 * 1024
-GATHER_KEYS = 256
-"""Bytes of padded keys of one block, and keys of a row, up to which decode rows attend as one gathered batch. Longer
-rows attend one by one. Measured on an AVX-512 EPYC with 4 and 8 rows and 32 to 4,000 keys each, 1 to 8 KB of keys and
-values per position: a batch is faster up to 300 keys, by 40 % at 32, and slower from 1,000 on."""
+GATHER_KEYS, GATHER_EACH = 256, 96 * 1024
+"""Limits of a batch of decode rows that attend over gathered, padded keys: bytes of its keys in one block, and keys of
+a row or their bytes. Longer rows attend one by one. Measured on an AVX-512 EPYC with 4 and 8 rows of 32 to 4,000 keys.
+With 1 to 8 KB per position a batch is faster up to 300 keys, by 40 % at 32, and slower from 1,000 on. With fewer bytes
+it is faster up to 700 keys and more."""
+GATHER_SPREAD, GATHER_SHORT = 2, 32
+"""A batch has rows of up to so many times the keys of its shortest row, which counts as `GATHER_SHORT` at least. Beside
+a row of 250 keys, the padding of three rows of 16 took more time than their own calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +173,13 @@ class StepLayout:
     def _batch_end(self, lengths: Sequence[int], start: int) -> int:
         """Return the end of the batch of rows that begins at `start`; a batch of one row attends alone."""
         end = start + 1
-        most = GATHER_LIMIT // self._cache.key_bytes  # padded keys
-        while end < len(lengths) and lengths[end] <= min(GATHER_KEYS, most // (end + 1 - start)):
+        key_bytes = self._cache.key_bytes
+        longest = min(
+            max(GATHER_KEYS, GATHER_EACH // key_bytes),
+            GATHER_SPREAD * max(GATHER_SHORT, lengths[start]),
+        )
+        padded = GATHER_LIMIT // key_bytes
+        while end < len(lengths) and lengths[end] <= min(longest, padded // (end + 1 - start)):
             end += 1
         return end
 

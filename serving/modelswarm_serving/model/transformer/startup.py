@@ -152,7 +152,7 @@ def _load_checked(
         served = choose_blocks(loaded, cache, backend, folder, sessions, options.weight_layout)
         blocks, check, layout = served.blocks, served.check, served.layout
         adapters = _load_adapters(loaded, blocks, check, cache, backend, folder, shape, options)
-    rows, output = check.rows, check.output
+    rows, output, windows = check.rows, check.output, tuple(call.window for call in check.calls)
     if not device.is_cpu:
         probe = with_pages(shape, pages)
         kv, hardware = PagedKv(cache, backend), SpanHardware(device, threads)
@@ -170,7 +170,7 @@ def _load_checked(
         graphs = _capture_decode(blocks, cache, backend, rows.shape[1], shape, options.graph_rows)
         if graphs is not None:
             check_decode(graphs, rows, output, cache, folder)
-    shape = with_pages(shape, pages)
+    shape = replace(with_pages(shape, pages), windows=windows)
     tokenizer = (options.tokenizer or folder) / TOKENIZER_FILE
     grammars = GrammarMatchers(tokenizer, shape.vocab_size) if shape.is_tail else None
     kv, hardware = PagedKv(cache, backend, graphs), SpanHardware(device, threads, layout)
@@ -263,11 +263,22 @@ def plan_shape(
         max_length=length,
         vocab_size=config.vocab,
         kv_bytes=facts.kv_bytes(options.dtype),
-        block_bytes=facts.weight_bytes(first, last, options.dtype) // (last - first),
+        block_bytes=_read_block_bytes(facts, first, last, options.dtype),
         logit_bytes=config.vocab * DTYPES[options.dtype],
         hidden_bytes=facts.row_bytes(options.dtype),
     )
     return shape, facts
+
+
+def _read_block_bytes(facts: ModelFacts, first: int, last: int, dtype: str) -> int:
+    """Return the weights that a step reads, by block; a tail reads the output head, too.
+
+    A step reads a few rows of the embedding only. Of a MoE block all experts count.
+    """
+    elements = facts.block_elements
+    if facts.config.part(first, last).is_tail:
+        elements += facts.embedding_elements // (last - first)
+    return elements * DTYPES[dtype]
 
 
 def _check_options(options: SpanOptions) -> None:

@@ -135,3 +135,5 @@ def test_server_with_a_long_session_is_not_ejected(tmp_path: Path) -> None:
             time.sleep(0.05)
         assert ejections(swarm) == 0
         assert long.count > count
+        for stream in (long, *short):
+            check_stream(model, stream, stream.count + READ_ON)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
-from support.models.interpreted import LIMITS, attend_densely, random_scoring
+from support.models.interpreted import LIMITS, attend_densely
 
 from modelswarm_serving.model.attention import attention, step_layout
 from modelswarm_serving.model.attention.backend import Scoring
@@ -15,21 +14,30 @@ from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.attention.step_layout import GATHER_KEYS, StepLayout
 from modelswarm_serving.model.base import BatchItem
 
-PAGE, SIZE = 16, 8
-LENGTHS = (GATHER_KEYS + 1, 1, 40, GATHER_KEYS, 700, 16, 17)  # positions of each session
+PAGE, KV_HEADS, SIZE = 16, 2, 64
+LENGTHS = (GATHER_KEYS + 1, 1, 40, GATHER_KEYS, 700, 16, 200, 17)  # positions of each session
 TOTAL = sum(-(-length // PAGE) for length in LENGTHS)
+SLOPES, SINKS = torch.tensor([0.5, 0.1, 0.02, 0.004]), torch.tensor([-1.0, 0.5, 2.0, 4.0])
+SCORINGS = {
+    "plain": Scoring(0.125),
+    "window": Scoring(0.125, window=20),
+    "softcap": Scoring(0.125, softcap=2.0),
+    "slopes": Scoring(0.125, slopes=SLOPES),
+    "sinks": Scoring(0.125, sinks=SINKS),
+    "window and sinks": Scoring(0.125, window=150, sinks=SINKS),
+}
 
 
-def make_cache(kv_heads: int = 2) -> KvCache:
-    shape = KvCacheShape(1, TOTAL, PAGE, kv_heads, SIZE)
+def make_cache() -> KvCache:
+    shape = KvCacheShape(1, TOTAL, PAGE, KV_HEADS, SIZE)
     return KvCache(shape, torch.float32, torch.device("cpu"))
 
 
-def decode_items(scattered_by: int = 0) -> list[BatchItem]:
-    """Return the newest row of each session; without a seed, its pages are neighbours."""
+def decode_items(*, scattered: bool = False) -> list[BatchItem]:
+    """Return the newest row of each session; its pages are neighbours, or scattered."""
     pages = list(range(TOTAL))
-    if scattered_by:
-        random.Random(scattered_by).shuffle(pages)
+    if scattered:
+        random.Random(3).shuffle(pages)
     items = []
     for length in LENGTHS:
         held, pages = pages[: -(-length // PAGE)], pages[-(-length // PAGE) :]
@@ -37,22 +45,28 @@ def decode_items(scattered_by: int = 0) -> list[BatchItem]:
     return items
 
 
+def groups(window: int | None = None) -> list[tuple[int, int, int]]:
+    """Return the first row, the rows and the padded keys of each group."""
+    found = StepLayout(decode_items(), make_cache()).attention_groups(window)
+    return [(group.start, group.sequences, group.n_keys) for group in found]
+
+
 @pytest.mark.parametrize("pages", ["copied", "viewed", "scattered"])
-@pytest.mark.parametrize("seed", range(1, 13))
+@pytest.mark.parametrize("heads", [KV_HEADS, 2 * KV_HEADS])
+@pytest.mark.parametrize("scoring", SCORINGS.values(), ids=SCORINGS)
 def test_decode_rows_equal_dense_attention(
-    monkeypatch: pytest.MonkeyPatch, pages: str, seed: int
+    monkeypatch: pytest.MonkeyPatch, pages: str, heads: int, scoring: Scoring
 ) -> None:
     if pages == "viewed":
         monkeypatch.setattr(attention, "COPY_LIMIT", 0)
-    pick, noise = random.Random(seed), torch.Generator().manual_seed(seed)
-    kv_heads, heads = 2, 2 * pick.choice((1, 3))
-    cache = make_cache(kv_heads)
+    slopes, sinks = (
+        None if each is None else each[:heads] for each in (scoring.slopes, scoring.sinks)
+    )
+    scoring = Scoring(scoring.scaling, scoring.window, scoring.softcap, slopes, sinks)
+    noise, cache = torch.Generator().manual_seed(5), make_cache()
     store = cache.blocks[0].normal_(generator=noise)
-    layout = StepLayout(decode_items(seed if pages == "scattered" else 0), cache)
+    layout = StepLayout(decode_items(scattered=pages == "scattered"), cache)
     query = torch.randn(layout.rows, heads, SIZE, generator=noise)
-    scoring = random_scoring(pick, noise, heads, SIZE)
-    if scoring.softcap is not None:  # no family caps scores beside slopes or sinks
-        scoring = replace(scoring, slopes=None, sinks=None)
     out = attention.SDPA.attend(layout, store, query, scoring)
     for row, item in enumerate(layout.items):
         end = item.first + 1
@@ -64,36 +78,33 @@ def test_decode_rows_equal_dense_attention(
         )
 
 
-def test_short_rows_attend_together_and_long_rows_alone() -> None:
-    groups = StepLayout(decode_items(), make_cache()).attention_groups(None)
-    assert [(group.start, group.sequences, group.n_keys) for group in groups] == [
-        (0, 5, GATHER_KEYS),
-        (5, 1, GATHER_KEYS + 1),
-        (6, 1, 700),
-    ]
+def test_rows_of_similar_length_attend_together() -> None:
+    single = [(6, 1, GATHER_KEYS + 1), (7, 1, 700)]
+    assert groups() == [(0, 4, 40), (4, 2, GATHER_KEYS), *single]
+
+
+def test_longer_rows_attend_together_if_their_keys_are_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_layout, "GATHER_EACH", 400 * make_cache().key_bytes)
+    assert groups() == [(0, 4, 40), (4, 3, GATHER_KEYS + 1), (7, 1, 700)]
 
 
 def test_windows_decide_which_rows_are_short() -> None:
-    groups = StepLayout(decode_items(), make_cache()).attention_groups(20)
-    assert [(group.start, group.sequences, group.n_keys) for group in groups] == [(0, 7, 20)]
+    assert groups(20) == [(0, 8, 20)]
 
 
 def test_batches_of_rows_stay_below_the_limit_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are 1, 16, 17, 40 and 256 keys long; the limit is 85 padded keys."""
-    cache = make_cache()
-    monkeypatch.setattr(step_layout, "GATHER_LIMIT", 85 * cache.key_bytes)
-    groups = StepLayout(decode_items(), cache).attention_groups(None)
-    assert [(group.sequences, group.n_keys) for group in groups] == [
-        (3, 17),
-        (1, 40),
-        (1, GATHER_KEYS),
-        (1, GATHER_KEYS + 1),
-        (1, 700),
-    ]
+    """The limit is 85 padded keys, and the fourth row has 40."""
+    monkeypatch.setattr(step_layout, "GATHER_LIMIT", 85 * make_cache().key_bytes)
+    assert [rows for _, rows, _ in groups()] == [3, 1, 1, 1, 1, 1]
 
 
-def test_capped_scores_with_slopes_are_refused() -> None:
+@pytest.mark.parametrize(
+    "scoring", [Scoring(1.0, None, 5.0, SLOPES), Scoring(1.0, None, None, SLOPES, SINKS)]
+)
+def test_scores_that_no_family_has_are_refused(scoring: Scoring) -> None:
     layout = StepLayout(decode_items(), cache := make_cache())
-    query, scoring = torch.zeros(layout.rows, 2, SIZE), Scoring(1.0, None, 5.0, torch.ones(2))
-    with pytest.raises(NotImplementedError, match="cap"):
+    query = torch.zeros(layout.rows, 4, SIZE)
+    with pytest.raises(NotImplementedError, match="no family"):
         attention.SDPA.attend(layout, cache.blocks[0], query, scoring)
