@@ -77,6 +77,16 @@ class ModelFacts:
         elements = (last - first) * self.block_elements + tables * self.embedding_elements
         return elements * DTYPES[dtype]
 
+    def read_bytes(self, first: int, last: int, dtype: str) -> int:
+        """Return the weights that a step of blocks [first, last) reads, in bytes per block.
+
+        A tail reads the output head, too. Of the embedding a step reads a few rows; of a MoE block all experts count.
+        """
+        elements = self.block_elements
+        if self.config.part(first, last).is_tail:
+            elements += self.embedding_elements // (last - first)
+        return elements * DTYPES[dtype]
+
     def kv_bytes(self, dtype: str) -> int:
         """Return the KV bytes of one position in one block."""
         return self.kv_elements * DTYPES[dtype]

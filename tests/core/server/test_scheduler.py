@@ -248,7 +248,6 @@ def test_heartbeat_counts_what_steps_read_in_a_block(
     clients = sessions(network, [3, 5], windows=windows)
     (server,) = network.servers.values()
     start_all(clients, 50)
-    network.deliver_all()
     shape = server.model.shape
     for steps, positions in ((1, 3 + 5), (2, 3 + 5 + decoded)):
         network.deliver_all()

@@ -13,6 +13,7 @@ from modelswarm_gateway.core.detection.peer_comparison import (
     MAD_TO_SIGMA,
     MIN_SPREAD,
     TIMER_NOISE,
+    CostBySize,
     PeerGroup,
 )
 from modelswarm_gateway.core.servers.step_times import StepCost
@@ -31,7 +32,7 @@ def slow(compared: Compared) -> bool:
     return compared.ratio >= MIN_RATIO and compared.deviations >= MIN_DEVIATIONS
 
 
-def as_costs(given: Costs) -> dict[int, StepCost]:
+def as_costs(given: Costs) -> CostBySize:
     return {
         size: each if isinstance(each, StepCost) else StepCost(each) for size, each in given.items()
     }
@@ -50,22 +51,19 @@ def compare(own: Costs, others: Sequence[Costs]) -> Compared | None:
     return Compared(float(look.ratios[row]), float(look.deviations[row]))
 
 
-def compare_simply(own: Costs, others: Sequence[Costs]) -> Compared | None:
-    costs, known = as_costs(own), [as_costs(each) for each in others]
-    return _simply(costs, known) or _simply(costs, [at_most(times) for times in known])
+def compare_simply(own: CostBySize, others: Sequence[CostBySize]) -> Compared | None:
+    return _simply(own, others) or _simply(own, [at_most(costs) for costs in others])
 
 
-def at_most(times: Mapping[int, StepCost]) -> dict[int, StepCost]:
+def at_most(costs: CostBySize) -> CostBySize:
     """Return an upper bound of the time of a step of any size: the cost of the next larger size."""
     return {
-        size: times[min(each for each in times if each >= size)]
-        for size in range(max(times, default=-1) + 1)
+        size: costs[min(each for each in costs if each >= size)]
+        for size in range(max(costs, default=-1) + 1)
     }
 
 
-def _simply(
-    own: Mapping[int, StepCost], others: Sequence[Mapping[int, StepCost]]
-) -> Compared | None:
+def _simply(own: CostBySize, others: Sequence[CostBySize]) -> Compared | None:
     found = []
     for size, cost in sorted(own.items()):
         known = [costs[size].seconds for costs in others if size in costs]

@@ -127,6 +127,11 @@ class Running:
             resumed=int(total(values, "modelswarm_gateway_recoveries_total", 'outcome="resumed"')),
         )
 
+    def ejections(self, cause: str) -> int:
+        """Return the number of ejections of servers for this cause."""
+        values = metrics(self.local.metrics)
+        return int(total(values, "modelswarm_gateway_ejections_total", f'cause="{cause}"'))
+
     def members(self) -> list[MemberFile]:
         return [server.member for server in self.local.servers if server.member is not None]
 

@@ -203,14 +203,15 @@ def _compare_column(column: Floats, rows: Bools | None = None) -> tuple[Floats, 
     known = np.flatnonzero(~np.isnan(column[0]))
     if known.size < 2:
         return ratios, deviations
-    own, reads = column[:, known]
+    costs = column[:, known]
+    own, reads = costs
     typical = np.maximum(TIMER_NOISE, median_of_others(own))
     spread = np.empty_like(own)
     for each in np.unique(typical):  # a few
         here = typical == each
         spread[here] = median_of_others(np.abs(own - each))[here]
     spread = np.maximum(MAD_TO_SIGMA * spread, MIN_SPREAD * typical)
-    seconds = _comparable_seconds(column[:, known], median_of_others(reads))
+    seconds = _comparable_seconds(costs, median_of_others(reads))
     ratios[known], deviations[known] = seconds / typical, (seconds - typical) / spread
     if rows is not None:
         ratios[~rows] = deviations[~rows] = math.nan

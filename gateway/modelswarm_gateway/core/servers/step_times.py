@@ -46,13 +46,14 @@ class StepCost(NamedTuple):
 class _Samples:
     """Steps of one size."""
 
-    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))  # by heartbeat
-    reads: deque[float] = field(
-        default_factory=lambda: deque(maxlen=MAX_SAMPLES)
-    )  # bytes per block
+    # By heartbeat: seconds of all blocks and bytes of one, each of a step.
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
+    reads: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_SAMPLES))
     count: int = 0  # steps
     last_at: float = 0.0
-    median: float = 0.0  # the median of `seconds`
+    # The medians of both. They change with a heartbeat, and are read for many servers at once.
+    median: float = 0.0
+    median_read: float = 0.0
 
     def is_fresh(self, now: float) -> bool:
         """True if there are enough steps, and they are not too old."""
@@ -91,8 +92,8 @@ class StepTimes:
         size = round(math.log2(max(1.0, rows / steps)))
         samples = self._by_size.setdefault(size, _Samples())
         samples.seconds.append(busy / steps)
-        samples.median = median(samples.seconds)
         samples.reads.append(max(0.0, heartbeat.read_bytes - before.read_bytes) / steps)
+        samples.median, samples.median_read = median(samples.seconds), median(samples.reads)
         samples.count += steps
         samples.last_at = now
         if rows / steps >= PREFILL_ROWS:
@@ -141,7 +142,7 @@ class StepTimes:
     def per_block(self, blocks: int, now: float) -> dict[int, StepCost]:
         """Return the cost of a step by its size, for sizes with fresh samples."""
         return {
-            size: StepCost(samples.median / blocks, median(samples.reads))
+            size: StepCost(samples.median / blocks, samples.median_read)
             for size, samples in self._by_size.items()
             if samples.is_fresh(now)
         }

@@ -178,10 +178,9 @@ def attend_keys(
     kv_heads = k.shape[1]
     queries_per_key = heads // kv_heads
     scaling, softcap = scoring.scaling, scoring.softcap
-    extras = (softcap, scoring.slopes, scoring.sinks)
-    if sum(each is not None for each in extras) > 1:
-        raise NotImplementedError("no family has two of capped scores, slopes and sinks")
     if scoring.slopes is not None or scoring.sinks is not None:
+        if softcap is not None or (scoring.slopes is not None and scoring.sinks is not None):
+            raise NotImplementedError("no family has two of capped scores, slopes and sinks")
         return attend_biased(group, query, k, v, scaling, scoring.slopes, scoring.sinks)
     if group.rows_each == 1:
         q = query.reshape(group.sequences, kv_heads, queries_per_key, size)

@@ -263,22 +263,11 @@ def plan_shape(
         max_length=length,
         vocab_size=config.vocab,
         kv_bytes=facts.kv_bytes(options.dtype),
-        block_bytes=_read_block_bytes(facts, first, last, options.dtype),
+        block_bytes=facts.read_bytes(first, last, options.dtype),
         logit_bytes=config.vocab * DTYPES[options.dtype],
         hidden_bytes=facts.row_bytes(options.dtype),
     )
     return shape, facts
-
-
-def _read_block_bytes(facts: ModelFacts, first: int, last: int, dtype: str) -> int:
-    """Return the weights that a step reads, by block; a tail reads the output head, too.
-
-    A step reads a few rows of the embedding only. Of a MoE block all experts count.
-    """
-    elements = facts.block_elements
-    if facts.config.part(first, last).is_tail:
-        elements += facts.embedding_elements // (last - first)
-    return elements * DTYPES[dtype]
 
 
 def _check_options(options: SpanOptions) -> None:

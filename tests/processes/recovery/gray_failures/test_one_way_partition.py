@@ -21,7 +21,7 @@ from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
 from support.processes.streams import Request
-from support.processes.swarm import Running, metrics, total
+from support.processes.swarm import Running
 
 from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.protocol.identity import name_of
@@ -55,7 +55,7 @@ def test_one_way_partition_reroutes_only_its_link(scene: World, link: str) -> No
 def one_direction_dies(scene: World, link: str) -> int:
     """Cut one direction of the link; return the number of other servers that were found to be silent."""
     swarm = scene.running
-    before, silent = swarm.faults(), _found_silent(swarm)
+    before, silent = swarm.faults(), swarm.ejections("silent")
     felt = scene.network.felt[CAUSE]
     stream = swarm.start(Request(prompt_of(200, 7, VOCAB), NEW, SAMPLED))
     stream.wait_tokens(30)
@@ -80,7 +80,7 @@ def one_direction_dies(scene: World, link: str) -> int:
     assert swarm.faults().resumed > before.resumed
     assert took < WITHIN
     assert watch.left, f"the route never changed: {watch.routes}"
-    others = _found_silent(swarm) - silent - (link == "tail to gateway")
+    others = swarm.ejections("silent") - silent - (link == "tail to gateway")
     assert others >= 0, "the silence was not found"
     assert len(watch.left - ends) <= others, f"{watch.left - ends} were left: {watch.routes}"
     assert len(watch.ejected - ends) <= others, f"{watch.ejected - ends} were ejected"
@@ -132,12 +132,6 @@ class _Watch:
                 route = tuple(hop.peer for hop in session.route)
                 if session.state == "running" and route not in self.routes[-1:]:
                     self.routes.append(route)
-
-
-def _found_silent(swarm: Running) -> int:
-    """Return the number of ejections because of silence."""
-    values = metrics(swarm.local.metrics)
-    return int(total(values, "modelswarm_gateway_ejections_total", 'cause="silent"'))
 
 
 def _route(swarm: Running) -> list[str]:

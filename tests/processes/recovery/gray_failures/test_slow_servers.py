@@ -16,7 +16,7 @@ from support.models.tiny_models import VOCAB, load_whole, make_toy
 from support.processes.kill_scenarios import SAMPLED, prompt_of
 from support.processes.oracles import check_contiguous, check_tokens
 from support.processes.streams import Request, Stream
-from support.processes.swarm import Running, local_settings, metrics, running_swarm, total
+from support.processes.swarm import Running, local_settings, running_swarm
 
 from modelswarm.protocol.identity import name_of
 
@@ -52,7 +52,7 @@ def test_throttled_server_is_ejected_and_its_streams_go_on(tmp_path: Path) -> No
         replaced = [stream for stream, head in others if head != slow]
         model, until = load_whole(folder), time.monotonic() + FIND_SECONDS
         with throttled(swarm, name_of(slow)):
-            while ejections(swarm) == 0 and time.monotonic() < until:
+            while swarm.ejections("slow") == 0 and time.monotonic() < until:
                 replaced = [replace_long(swarm, model, stream) for stream in replaced]
                 time.sleep(0.05)
         healths = {server.peer: server.health for server in swarm.view.fetch_snapshot().servers}
@@ -108,12 +108,6 @@ def check_stream(model: PreTrainedModel, stream: Stream, count: int) -> None:
     check_tokens(model, answer)
 
 
-def ejections(swarm: Running) -> float:
-    """Return how often a server was ejected because it was slow."""
-    values = metrics(swarm.local.metrics)
-    return total(values, "modelswarm_gateway_ejections_total", 'cause="slow"')
-
-
 def test_server_with_a_long_session_is_not_ejected(tmp_path: Path) -> None:
     """A session of 12,000 tokens makes steps several times longer than those of the replica, whose sessions are short.
 
@@ -133,7 +127,7 @@ def test_server_with_a_long_session_is_not_ejected(tmp_path: Path) -> None:
         while time.monotonic() < until:
             short = [replace_long(swarm, model, stream) for stream in short]
             time.sleep(0.05)
-        assert ejections(swarm) == 0
+        assert swarm.ejections("slow") == 0
         assert long.count > count
         for stream in (long, *short):
             check_stream(model, stream, stream.count + READ_ON)

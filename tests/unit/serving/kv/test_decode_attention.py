@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_decode_rows_equal_dense_attention(
     slopes, sinks = (
         None if each is None else each[:heads] for each in (scoring.slopes, scoring.sinks)
     )
-    scoring = Scoring(scoring.scaling, scoring.window, scoring.softcap, slopes, sinks)
+    scoring = replace(scoring, slopes=slopes, sinks=sinks)
     noise, cache = torch.Generator().manual_seed(5), make_cache()
     store = cache.blocks[0].normal_(generator=noise)
     layout = StepLayout(decode_items(scattered=pages == "scattered"), cache)
