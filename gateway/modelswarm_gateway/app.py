@@ -29,8 +29,8 @@ from modelswarm_gateway.discovery.readiness import Readiness
 from modelswarm_gateway.generation.service import GenerationService, ServiceSettings
 from modelswarm_gateway.metrics.collectors import PodCollector
 from modelswarm_gateway.metrics.counters import Metrics
+from modelswarm_gateway.runtime.browser_page import open_browser_page
 from modelswarm_gateway.runtime.node import Node
-from modelswarm_gateway.runtime.page import open_page
 from modelswarm_gateway.settings import Settings, advertised_targets, dead_seconds
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class GatewayApp:
             ),
             AsgiServer(build_metrics_app(metrics.registry), sockets[1]),
         ]
-        pages = open_page(settings.ui, http_servers[0].target, admin_target)
+        pages = open_browser_page(settings.ui, http_servers[0].target, admin_target)
         servers: list[_Server] = [grpc_server, admin_server, *http_servers, *pages]
         for server in servers:
             await server.start()

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from modelswarm.cli.facts.completion import print_completion
+from modelswarm.cli.json_output.completion import print_completion
 from modelswarm.cli.options.model import choose_model
 from modelswarm.cli.terminal.endings import LENGTH, length_remark
 from modelswarm.cli.terminal.printing import print_piece

@@ -32,6 +32,7 @@ class LocalSettings:
     threads: int | None = 1  # per server; None: the CPUs of this process, divided among the servers
     lease: float | None = None  # seconds, for servers and gateways; None: the default
     hold_limit: float | None = None  # seconds, of the gateways; None: the document's
+    tool_call_parser: str = ""  # of the gateways; empty: found by each model's chat template
     vllm_metrics: bool = False
     cors_origins: tuple[str, ...] = ()
     token_budget: int | None = None  # rows per step of a server; None: the server's default
@@ -126,6 +127,8 @@ def gateway_command(
     }
     if settings.lease is not None:
         flags["--lease"] = str(settings.lease)
+    if settings.tool_call_parser:
+        flags["--tool-call-parser"] = settings.tool_call_parser
     more = ["--vllm-metrics"] if settings.vllm_metrics else []
     more += [part for origin in settings.cors_origins for part in ("--cors-origin", origin)]
     more += [part for peer in replaces for part in ("--replaces", peer)]

@@ -17,17 +17,14 @@ from modelswarm.placement.plan import SwarmPlan, plan_swarm
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.process.control_groups import ROOT
 from modelswarm.process.cpu_features import cpu_kernels, has_fast_bfloat16
-from modelswarm.resources.loading import load_document
 from modelswarm.resources.spec import Model, ModelSwarm
 
 
-def plan_file(path: Path | str, memory: str | None = None) -> SwarmPlan:
-    """Return the plan for a document's file. `memory`: of one server, as the user wrote it."""
-    return plan_document(load_document(path), memory)
-
-
 def plan_document(swarm: ModelSwarm, memory: str | None = None, device: str = "cpu") -> SwarmPlan:
-    """Return the plan for a document. `device`: of all servers, as their flag takes it."""
+    """Return the plan for a document.
+
+    `memory`: of one server, as the user wrote it. `device`: of all servers, as their flag takes it.
+    """
     limit = None if memory is None else bytes_of(memory, "--memory")
     source = source_address(swarm.spec.model)
 

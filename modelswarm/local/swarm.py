@@ -54,10 +54,10 @@ from modelswarm.placement.plan import SwarmPlan
 from modelswarm.placement.slots import Slot, coverage, slots_of
 from modelswarm.process.run_files import (
     GatewayFile,
-    MemberFile,
+    ServerFile,
     clear_run_file,
     read_gateway_file,
-    read_member_file,
+    read_server_file,
 )
 from modelswarm.process.start_progress import StartProgress
 from modelswarm.protocol.identity import PeerId
@@ -74,7 +74,7 @@ class LocalServer:
 
     slot: Slot
     job_status: JobStatus
-    member: MemberFile | None
+    member: ServerFile | None
     progress: StartProgress = IMPORTING  # of its present process, while that starts
 
 
@@ -304,10 +304,10 @@ class LocalSwarm:
             other_gateways=tuple(others),
         )
 
-    def _member_of(self, job: JobStatus) -> MemberFile | None:
+    def _member_of(self, job: JobStatus) -> ServerFile | None:
         if job.state is not JobState.READY or self._folder is None:
             return None
-        return read_member_file(self._folder.members, job.name)
+        return read_server_file(self._folder.members, job.name)
 
     def _progress_of(self, job: JobStatus) -> StartProgress:
         if job.state is not JobState.STARTING or self._folder is None:
@@ -330,7 +330,7 @@ class LocalSwarm:
             return server_command(self.plan, slot, self._settings, folder, incarnation, parent_fd)
 
         def ready(pid: int) -> bool:
-            member = read_member_file(folder.members, slot.name)
+            member = read_server_file(folder.members, slot.name)
             return member is not None and member.pid == pid
 
         def forget() -> None:

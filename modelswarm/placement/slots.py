@@ -13,7 +13,7 @@ from modelswarm.placement.spans import Span
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    name: str  # unique in the swarm; name of the server process and of its member file
+    name: str  # unique in the swarm; name of the server process and of its run file
     span_index: int
     span: Span
     ordinal: int

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 RunFile = TypeVar("RunFile", bound=BaseModel)
 
 
-class MemberFile(BaseModel):
+class ServerFile(BaseModel):
     """The file of one ready server in the discovery folder. A gateway needs only `peer` and `target` to dial it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -77,9 +77,9 @@ def remove_run_file(path: Path) -> None:
         return  # removed already, or written by another process
 
 
-def read_member_file(folder: Path, name: str) -> MemberFile | None:
+def read_server_file(folder: Path, name: str) -> ServerFile | None:
     """Return the file of server `name`, or None while the server is not ready."""
-    return _read_run_file(folder / f"{name}.json", MemberFile)
+    return _read_run_file(folder / f"{name}.json", ServerFile)
 
 
 def read_gateway_file(path: Path) -> GatewayFile | None:

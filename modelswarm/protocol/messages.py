@@ -276,7 +276,6 @@ class FaultKind(enum.Enum):
     GAP = "gap"
     LINK_DOWN = "link_down"
     DRAINING = "draining"
-    OVERDUE = "overdue"
     UNKNOWN_HANDLE = "unknown_handle"
     FAILED = "failed"  # the model step failed for this session
     NOT_FINITE = "not_finite"  # its logits have a NaN or an infinity

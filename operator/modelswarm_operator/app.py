@@ -31,7 +31,7 @@ from modelswarm_operator.kube.leader_election import Lease
 from modelswarm_operator.observability.logs import set_up_logging
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.observability.probe_server import ProbeServer
-from modelswarm_operator.settings import Settings, parse
+from modelswarm_operator.settings import Settings, parse_settings
 
 log = logging.getLogger(__name__)
 PROGRAM = "modelswarm-operator"
@@ -41,7 +41,7 @@ PERMISSION_CHECK_SECONDS = 10.0  # between two checks while a permission is miss
 
 def main(arguments: Sequence[str] | None = None) -> int:
     return run_with_exit_code(
-        PROGRAM, lambda: _run_app(parse(sys.argv[1:] if arguments is None else arguments))
+        PROGRAM, lambda: _run_app(parse_settings(sys.argv[1:] if arguments is None else arguments))
     )
 
 

@@ -69,17 +69,17 @@ _OPTIONS: list[click.Parameter] = [
 ]  # fmt: skip
 
 
-def parse(arguments: Sequence[str]) -> Settings:
+def parse_settings(arguments: Sequence[str]) -> Settings:
     command = click.Command(
         "modelswarm-operator",
         params=_OPTIONS,
-        callback=_settings,
+        callback=_build_settings,
         help="Run ModelSwarm resources as block servers.",
     )
     return read_flags(command, Settings, arguments)
 
 
-def _settings(
+def _build_settings(
     server_image: str,
     image_pull_policy: str,
     gateway_url: str,

@@ -42,7 +42,7 @@ from modelswarm_serving.runtime.memory_check import check_memory_limit
 from modelswarm_serving.runtime.model_files import open_model_files
 from modelswarm_serving.runtime.node import Node, error_text
 from modelswarm_serving.runtime.probe_server import ProbeServer
-from modelswarm_serving.settings import Settings, parse
+from modelswarm_serving.settings import Settings, parse_settings
 
 if TYPE_CHECKING:
     from modelswarm_serving.model.transformer.startup import SpanOptions
@@ -66,7 +66,9 @@ def main() -> Never:
 def run(arguments: Sequence[str]) -> int:
     """Run the server and return its exit code. An unexpected error is raised, with its traceback."""
     exit_on_signals()  # until the node handles signals itself
-    return run_with_exit_code(PROGRAM, lambda: _serve(parse(arguments)), name_flag=_flag_name)
+    return run_with_exit_code(
+        PROGRAM, lambda: _serve(parse_settings(arguments)), name_flag=_flag_name
+    )
 
 
 def _serve(settings: Settings) -> int:

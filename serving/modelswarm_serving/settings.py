@@ -146,17 +146,17 @@ _OPTIONS: list[click.Parameter] = [
 ]  # fmt: skip
 
 
-def parse(arguments: Sequence[str]) -> Settings:
+def parse_settings(arguments: Sequence[str]) -> Settings:
     command = click.Command(
         "modelswarm-server",
         params=_OPTIONS,
-        callback=_settings,
+        callback=_build_settings,
         help="Hold some blocks of a model and serve them to a swarm.",
     )
     return read_flags(command, Settings, arguments)
 
 
-def _settings(
+def _build_settings(
     blocks: str,
     memory: str | None,
     replay_memory: str | None,

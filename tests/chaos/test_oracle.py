@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from chaos.schedule import LEASE_SECONDS
 from support.chaos.clients import Observation
-from support.chaos.oracle import ANOTHER, PATIENCE, Oracle, Outage
+from support.chaos.oracle import ANOTHER, REFUSAL_SECONDS, Oracle, Outage
 from support.chaos.reference import check_text
 from support.models.tiny_models import write_tokenizer
 from support.processes.server import gone_within, group_alive
@@ -104,9 +104,9 @@ def test_a_wait_beyond_its_bound_is_found() -> None:
 
 
 def test_endless_refusal_is_found() -> None:
-    observed = observation(NOTHING, "no_capacity", asked=100.0 - PATIENCE - 1.0)
+    observed = observation(NOTHING, "no_capacity", asked=100.0 - REFUSAL_SECONDS - 1.0)
     assert violations(observed)
-    assert not violations(replace(observed, asked=100.0 - PATIENCE + 1.0))
+    assert not violations(replace(observed, asked=100.0 - REFUSAL_SECONDS + 1.0))
 
 
 @pytest.mark.parametrize(

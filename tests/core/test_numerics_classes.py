@@ -87,8 +87,8 @@ def test_blocks_that_stay_do_not_count() -> None:
     swarm.gateway.start("s", PROMPT, 20, ahead=4)
     busy = swarm.serve(2, 4, of_class(A))
     whole = swarm.serve(0, 4, of_class(A))
-    beat = Heartbeat(running=20, free_pages=1000, total_pages=1024)
-    swarm.core.receive(busy.peer, beat, swarm.now)
+    heartbeat = Heartbeat(running=20, free_pages=1000, total_pages=1024)
+    swarm.core.receive(busy.peer, heartbeat, swarm.now)
     swarm.kill(tail.peer)
     assert swarm.route("s")[-1] is whole
     finish(swarm)

@@ -59,6 +59,7 @@ RULES = {  # of docs/protocol.md: a part of the name, which stands beside the nu
     21: "detect",
 }
 BARE_RULE = re.compile(r"\(R(\d+)\)")
+RULE_LIST = re.compile(r"\bR\d+, R\d+")
 BESIDE = 45  # characters before the number
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf)\.(?=\s)")
 LIST_ITEM = r"(?:[-*]|\d+\.)\s"
@@ -235,6 +236,9 @@ def bare_rules(paths: list[Path]) -> Iterator[str]:
             if RULES.get(int(match[1]), "no such rule") not in before:
                 line = text.count("\n", 0, match.start()) + 1
                 yield f"{path}:{line}: the rule {match[0]} without its name"
+        for match in RULE_LIST.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"{path}:{line}: the rules {match[0]} without their names"
 
 
 @cache

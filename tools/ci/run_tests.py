@@ -205,7 +205,7 @@ def run_again(result: Result, tier: str, runner: Sequence[str]) -> None:
     result.flaky = [name for name in names if name not in still]
     result.failed -= len(result.flaky)
     result.passed += len(result.flaky)
-    note(result.flaky)
+    record_flaky(result.flaky)
 
 
 def last_failed(part: Part) -> list[str]:
@@ -213,8 +213,8 @@ def last_failed(part: Part) -> list[str]:
     return sorted(json.loads(path.read_text())) if path.exists() else []
 
 
-def note(names: Sequence[str]) -> None:
-    """A test that is in the ledger twice in a week needs a mend."""
+def record_flaky(names: Sequence[str]) -> None:
+    """Append the tests to the ledger of this machine, with time and commit. Two lines of a test in a week: mend it."""
     describe = ["git", "describe", "--always", "--dirty"]
     done = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
     CACHE.mkdir(parents=True, exist_ok=True)

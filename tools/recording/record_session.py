@@ -3,8 +3,8 @@
     make recording        (a minute; or .venv/bin/python -m tools.recording.record_session [--draw])
 
 Three shells on pseudo-terminals are typed to as a person would. Nothing on the screen is made up. An answer with a lost
-or doubled number ends the recording with an error and writes no file. `--draw` only draws the picture again. Where
-port 8000 is taken, the session runs in a network namespace of its own (needs root).
+or doubled number ends the recording with an error and writes no file. `--draw` only draws the picture again. Where one
+of the ports 8000 to 8003 is taken, the session runs in a network namespace of its own (needs root).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SECONDS_PER_KEY = 0.04
 SECONDS_PER_LOOK = 0.05  # frames of the recording
 SECONDS_TO_READ = 2.5
 SECONDS = 300.0  # for any answer of the programs, on a slow machine
-PORTS = (8000, 8001, 8002)
+PORTS = (8000, 8001, 8002, 8003)
 SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 
 

@@ -75,7 +75,7 @@ class SessionBackend(TurnBackend, Protocol):
         not the expected one."""
         ...
 
-    def kept_turn(self, session: str) -> ParkedTurn | None:
+    def parked_turn(self, session: str) -> ParkedTurn | None:
         """Return the log and the last turn of an open session; None if it had no turn."""
         ...
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from modelswarm.process.run_files import MemberFile
+from modelswarm.process.run_files import ServerFile
 from modelswarm.protocol.identity import Address, PeerId
 from modelswarm_gateway.discovery.dialer import Endpoint
 
@@ -85,7 +85,7 @@ class FileSource:
             log.warning("ignored %s: larger than %d bytes", path, MAX_FILE_BYTES)
             return None
         try:
-            member = MemberFile.model_validate_json(path.read_bytes())
+            member = ServerFile.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:
             log.warning("ignored %s: not a run file: %s", path, str(error).splitlines()[0])
             return None

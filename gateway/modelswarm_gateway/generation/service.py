@@ -199,12 +199,12 @@ class GenerationService:
             key = (request.model, request.session_id)
             check = partial(_resume, request, tokens)
             if request.resume_after is not None and self.named_sessions.is_busy(key):
-                check(self._kept_turn(key))  # only a client that has the log may end its stream
+                check(self._parked_turn(key))  # only a client that has the log may end its stream
                 self._replace_stream(key)
             epoch_floor = await self._locator.acquire(request, key, check)
             if request.resume_after is not None and self.named_sessions.is_busy(key):
                 raise self.named_sessions.busy_error(key)
-            kept = self._kept_turn(key)
+            kept = self._parked_turn(key)
             check_same_blocks(request, kept)
             resumed = check(kept)
             if resumed is not None:
@@ -215,7 +215,7 @@ class GenerationService:
                 if kept is not None and (kept.is_empty or request.position == 0):
                     first = replace(request, append=False)
                     tokens = await encode_prompt(first, tokenizer, card.max_length)
-                    if self._kept_turn(key) != kept:
+                    if self._parked_turn(key) != kept:
                         raise self.named_sessions.busy_error(key)
                     kept = replace(kept, tokens=())
                 turn = replace(turn, tokens=append_to_log(kept, tokens, request.position))
@@ -266,11 +266,11 @@ class GenerationService:
         )
         return target in location.owner_target.split(",") if location.is_owner_alive else None
 
-    def _kept_turn(self, key: SessionKey) -> ParkedTurn | None:
+    def _parked_turn(self, key: SessionKey) -> ParkedTurn | None:
         """Return the log and the last turn of a session that is kept here; None if there is none."""
         sessions = self.named_sessions
         return (
-            self.backend.kept_turn(sessions.session_name(key))
+            self.backend.parked_turn(sessions.session_name(key))
             if sessions.has_session(key)
             else None
         )
@@ -284,7 +284,7 @@ class GenerationService:
         if request.parent_id is None:
             return replace(turn, reservation=request.reservation, begin=0)
         parent = (key[0], request.parent_id)
-        kept = self._kept_turn(parent)
+        kept = self._parked_turn(parent)
         if kept is None:
             raise session_expired()
         whole = Reservation(kept.turn.session_length, kept.turn.session_ttl, kept.turn.blocks)

@@ -94,7 +94,7 @@ async def fork_session(
     await service.await_turn_end(key)
     if sessions.is_busy(key):
         raise sessions.busy_error(key)
-    kept = service.backend.kept_turn(sessions.session_name(key))
+    kept = service.backend.parked_turn(sessions.session_name(key))
     if kept is not None and kept.turn.blocks is not None:
         detail = "a session of blocks is not forked; open another one, and send it the rows"
         raise invalid_field("session_id", detail)
@@ -137,7 +137,7 @@ async def session_state(service: GenerationService, key: SessionKey) -> SessionS
         location = await check_elsewhere(service, key)
         kept = kept_view(service, key)  # the core releases a session that ran elsewhere since
     if kept is not None and (location is None or location.last_started <= kept.newest_run_epoch):
-        log = service.backend.kept_turn(kept.session)
+        log = service.backend.parked_turn(kept.session)
         return SessionState(kept, log, service.named_sessions.seconds_left(key))
     if location is not None and location.log_holders:
         detail = "the gateway of this session was lost; the session's next turn takes it over"

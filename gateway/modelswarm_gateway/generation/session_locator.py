@@ -114,7 +114,7 @@ class SessionLocator:
             if await self._backend.take_over(
                 location, key[0], partial(_check_log, location, check)
             ):
-                taken = self._backend.kept_turn(location.session)
+                taken = self._backend.parked_turn(location.session)
                 ttl = taken.turn.session_ttl if taken else 0
                 self._named_sessions.add_idle(key, location.session, ttl)
                 return location.epoch.counter

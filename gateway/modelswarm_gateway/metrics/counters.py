@@ -51,8 +51,9 @@ RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 
 HOP_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 OTHER_MODEL = "other"
 REROUTE_CAUSES = (
-    *(trouble.value for trouble in FaultKind if trouble is not FaultKind.NO_TOKEN),
+    *(kind.value for kind in FaultKind if kind is not FaultKind.NO_TOKEN),
     "silent",
+    "overdue",
     "late",
 )
 EJECTION_CAUSES = ("silent", "overdue", "failed", "slow")

@@ -101,8 +101,8 @@ class Node:
             replaces=tuple(replaces),
         )
         self._lease_seconds = settings.lease_seconds
-        self._silence_seconds = settings.suspect_after_seconds
-        self._fence_seconds = settings.fence_timeout_seconds
+        self._suspect_after_seconds = settings.suspect_after_seconds
+        self._fence_timeout_seconds = settings.fence_timeout_seconds
         self._links = Links(hello, self)
         self._source = source
         self._dialer = Dialer(source, self._links.dial, clock)
@@ -165,9 +165,9 @@ class Node:
         log.info("linked to %s: %s, blocks %d:%d", peer, hello.model, hello.first, hello.last)
         if (fault := lease_fault(self._lease_seconds, hello)) is not None:
             log.warning("%s", fault)
-        if (fault := heartbeat_fault(self._silence_seconds, hello)) is not None:
+        if (fault := heartbeat_fault(self._suspect_after_seconds, hello)) is not None:
             log.error("%s", fault)
-        if (fault := hold_fault(self._fence_seconds, hello)) is not None:
+        if (fault := hold_fault(self._fence_timeout_seconds, hello)) is not None:
             log.warning("%s", fault)
         self._heartbeats.on_peer_connected(peer)
         self._dialer.on_peer_connected(peer, hello.model)
@@ -233,7 +233,7 @@ class Node:
             self.recovery_events.session_opened(where.session, model)
         return taken_over
 
-    def kept_turn(self, session: str) -> ParkedTurn | None:
+    def parked_turn(self, session: str) -> ParkedTurn | None:
         return self._core.parked_turn(session)
 
     def opaque_bytes(self) -> int:

@@ -19,8 +19,8 @@ from modelswarm.cli.batch.input_file import (
 )
 from modelswarm.cli.batch.output_file import BatchAnswer, OutputFile, check_output, open_output
 from modelswarm.cli.batch.progress import ProgressBar
-from modelswarm.cli.batch.sending import BatchSender, Patience
-from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.batch.sending import BatchSender, RequestTimeouts
+from modelswarm.cli.json_output.printing import print_json
 from modelswarm.cli.options.model import choose_model
 from modelswarm.cli.terminal.names import count_of
 from modelswarm.client.api.sync_client import Client
@@ -35,7 +35,7 @@ class BatchOptions:
 
     model: str | None  # of lines that name none; None: the gateway's first
     concurrency: int
-    patience: Patience
+    timeouts: RequestTimeouts
     as_json: bool
 
 
@@ -90,7 +90,7 @@ async def _send_missing(
         if digest(request.custom_id) not in output.finished
     )
     with ProgressBar(facts.n_lines, len(output.finished), output.n_failed) as bar:
-        async with BatchSender(base, model, options.concurrency, options.patience) as sender:
+        async with BatchSender(base, model, options.concurrency, options.timeouts) as sender:
 
             def keep(request: BatchRequest, answer: BatchAnswer) -> None:
                 output.append_answer(request.custom_id, answer)

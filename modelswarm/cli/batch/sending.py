@@ -35,8 +35,8 @@ _KEEPALIVE = [
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """Limits of one request, in seconds, and the clock and the sleep that they are measured with."""
+class RequestTimeouts:
+    """Timeouts of one request, in seconds, and the clock and the sleep that they are measured with."""
 
     answer: float  # from the request to the end of its answer
     retries: float  # from the first of several failures in a row to the last try
@@ -47,13 +47,13 @@ class Patience:
 class BatchSender:
     """Sends requests to the gateway at `base`; at most `concurrency` connections."""
 
-    def __init__(self, base: str, model: str, concurrency: int, patience: Patience) -> None:
+    def __init__(self, base: str, model: str, concurrency: int, timeouts: RequestTimeouts) -> None:
         """`model`: that of requests that name none."""
-        self._base, self._model, self._patience = base, model, patience
+        self._base, self._model, self._timeouts = base, model, timeouts
         limits = httpx.Limits(max_connections=concurrency, max_keepalive_connections=concurrency)
         self._http = httpx.AsyncClient(
             base_url=base,
-            timeout=httpx.Timeout(patience.answer, connect=CONNECT_SECONDS),
+            timeout=httpx.Timeout(timeouts.answer, connect=CONNECT_SECONDS),
             transport=httpx.AsyncHTTPTransport(
                 limits=limits, socket_options=_KEEPALIVE, trust_env=False
             ),
@@ -67,17 +67,17 @@ class BatchSender:
 
     async def fetch_answer(self, request: BatchRequest) -> BatchAnswer:
         """Return the answer. GatewayUnreachableError if no gateway accepts connections for the time of retries."""
-        clock, pause, deadline = self._patience.clock, FIRST_PAUSE_SECONDS, None
+        clock, pause, deadline = self._timeouts.clock, FIRST_PAUSE_SECONDS, None
         content = json.dumps({"model": self._model} | request.body).encode()
         while True:
             tried = await self._try_once(request.url, content)
             if isinstance(tried, BatchAnswer):
                 return tried
-            deadline = deadline or clock() + self._patience.retries
+            deadline = deadline or clock() + self._timeouts.retries
             wait = max(pause, tried.retry_after) * random.uniform(1.0, 1.25)
             if clock() + wait > deadline:
                 return tried.give_up()
-            await self._patience.sleep(wait)
+            await self._timeouts.sleep(wait)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
     async def _try_once(self, url: str, content: bytes) -> BatchAnswer | Failure:
@@ -88,7 +88,7 @@ class BatchSender:
             message = f"no gateway answers at {self._base}"
             return Failure(None, GatewayUnreachableError(message, self._base), cause=error)
         except httpx.ReadTimeout:
-            message = f"no answer within {self._patience.answer:g} s; --timeout SECONDS allows more"
+            message = f"no answer within {self._timeouts.answer:g} s; --timeout SECONDS allows more"
             return _failed("timeout", message)
         except httpx.TransportError as error:
             message = f"the connection to the gateway broke before its answer: {error or type(error).__name__}"

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import click
 
-from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.json_output.printing import print_json
 from modelswarm.cli.terminal.endings import LENGTH, length_remark
 from modelswarm.cli.terminal.printing import print_piece
 from modelswarm.cli.terminal.wrapping import WrappingWriter

@@ -76,10 +76,10 @@ def batch(
             raise UserError(field, f"- is not a file; {detail}")
 
     from modelswarm.cli.batch.run import BatchOptions, run_batch
-    from modelswarm.cli.batch.sending import Patience
+    from modelswarm.cli.batch.sending import RequestTimeouts
 
     target = http_target(name, url)
     options = BatchOptions(
-        model or target.model, concurrency, Patience(timeout, retry_for), as_json
+        model or target.model, concurrency, RequestTimeouts(timeout, retry_for), as_json
     )
     return run_batch(target.base, source, output, retry_failed, options)

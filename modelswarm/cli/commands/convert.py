@@ -48,8 +48,8 @@ def convert(
         raise UserError("convert", f"needs {package}; pip install 'modelswarm[serving]'")
 
     from modelswarm.checkpoint.sources import resolve_config_files
-    from modelswarm.cli.facts.conversion import conversion_facts
-    from modelswarm.cli.facts.printing import print_json
+    from modelswarm.cli.json_output.conversion import conversion_fields
+    from modelswarm.cli.json_output.printing import print_json
     from modelswarm.conversion.gpt2 import convert_gpt2, write_model
     from modelswarm.conversion.state_file import read_state_file
 
@@ -58,11 +58,11 @@ def convert(
         tokenizer = resolve_config_files(model_address(tokenizer_name, "--tokenizer-name"))
     model = convert_gpt2(read_state_file(state_dict), heads, activation)
     write_model(model, folder, tokenizer)
-    facts = conversion_facts(folder, model.config, has_tokenizer=tokenizer is not None)
+    shown = conversion_fields(folder, model.config, has_tokenizer=tokenizer is not None)
     if as_json:
-        print_json(facts)
+        print_json(shown)
         return
     click.echo(
-        f"{folder}: {facts['n_blocks']} blocks of width {facts['width']} with {facts['heads']} heads, "
-        f"{facts['vocab_size']} tokens, {facts['max_length']} positions, {facts['activation']}, {facts['dtype']}"
+        f"{folder}: {shown['n_blocks']} blocks of width {shown['width']} with {shown['heads']} heads, "
+        f"{shown['vocab_size']} tokens, {shown['max_length']} positions, {shown['activation']}, {shown['dtype']}"
     )

@@ -83,10 +83,10 @@ def _full_name(client: SwarmClient, server: str) -> str:
 
 
 def _print_facts(state: api_pb2.DrainProgress) -> None:
-    from modelswarm.cli.facts.printing import print_json
-    from modelswarm.client.message_facts import message_facts
+    from modelswarm.cli.json_output.printing import print_json
+    from modelswarm.client.message_fields import message_fields
 
-    print_json(message_facts(state))
+    print_json(message_fields(state))
 
 
 class _LinePrinter:

@@ -89,7 +89,7 @@ def _print_tails(folder: LogFolder, tails: list[LogLines]) -> None:
 
 
 def _print_facts(folder: LogFolder, part: LogLines) -> None:
-    from modelswarm.cli.facts.printing import print_json
+    from modelswarm.cli.json_output.printing import print_json
 
     print_json(
         {

@@ -1,4 +1,4 @@
-"""Options of `modelswarm plan FILE`. The table is in `modelswarm.cli.plan`, the JSON in `modelswarm.cli.facts`."""
+"""Options of `modelswarm plan FILE`. `modelswarm.cli.plan` has the table, `modelswarm.cli.json_output` the JSON."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def plan(file: Path, memory: str | None, device: str, as_json: bool) -> None:
 
     planned = plan_document(document, memory, device)
     if as_json:
-        from modelswarm.cli.facts.plan import plan_facts
-        from modelswarm.cli.facts.printing import print_json
+        from modelswarm.cli.json_output.plan import plan_fields
+        from modelswarm.cli.json_output.printing import print_json
 
-        print_json(plan_facts(planned))
+        print_json(plan_fields(planned))
     else:
         from modelswarm.cli.plan import print_plan
 

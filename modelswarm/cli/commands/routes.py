@@ -19,7 +19,7 @@ def routes(model: str, name: str | None, url: str | None, admin: str | None, as_
     """
     target = admin_target(name, url, admin)
     if as_json:
-        from modelswarm.cli.facts.routes import print_routes
+        from modelswarm.cli.json_output.routes import print_routes
 
         print_routes(target.address, model)
     else:

@@ -50,13 +50,13 @@ def list_(name: str | None, url: str | None, admin: str | None, as_json: bool) -
 
     A session is shown by the hash of its session_id.
     """
-    from modelswarm.cli.facts.sessions import fetch_snapshots, list_facts
+    from modelswarm.cli.json_output.sessions import fetch_snapshots, list_fields
 
     snapshots = fetch_snapshots(admin_target(name, url, admin))
     if as_json:
-        from modelswarm.cli.facts.printing import print_json
+        from modelswarm.cli.json_output.printing import print_json
 
-        print_json(list_facts(snapshots))
+        print_json(list_fields(snapshots))
     else:
         from modelswarm.cli.screens.sessions import print_session_tables
 
@@ -93,7 +93,7 @@ def close(
 
     A session that is answering is not closed: its client ends the answer, by leaving it.
     """
-    from modelswarm.cli.facts.printing import print_json
+    from modelswarm.cli.json_output.printing import print_json
     from modelswarm.client.api.sync_client import Client
 
     target, missing = http_target(name, url), 0
@@ -144,10 +144,10 @@ def fork(
 
 def _print_state(session: SessionState, as_json: bool) -> None:
     if as_json:
-        from modelswarm.cli.facts.printing import print_json
-        from modelswarm.cli.facts.sessions import session_facts
+        from modelswarm.cli.json_output.printing import print_json
+        from modelswarm.cli.json_output.sessions import session_fields
 
-        print_json(session_facts(session))
+        print_json(session_fields(session))
     else:
         from modelswarm.cli.screens.sessions import print_session
 

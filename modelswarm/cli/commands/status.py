@@ -31,7 +31,7 @@ def status(
         return
     target = admin_target(name, url, admin)
     if as_json:
-        from modelswarm.cli.facts.status import print_status
+        from modelswarm.cli.json_output.status import print_status
 
         print_status(target, session, watch)
     else:
@@ -46,7 +46,7 @@ def _show_start(name: str | None, watch: bool, as_json: bool) -> bool:
     if starting is None:
         return False
     if as_json:
-        from modelswarm.cli.facts.start import print_start
+        from modelswarm.cli.json_output.start import print_start
 
         print_start(starting, watch)
     else:

@@ -42,7 +42,7 @@ def ui(
     server = PageServer(host, port, Source(shown.address, chat, shown.run))
     with run_until_signal(server.stop, lambda: None):
         if as_json:
-            from modelswarm.cli.facts.printing import print_json
+            from modelswarm.cli.json_output.printing import print_json
 
             print_json({"url": server.url})
         else:

@@ -72,6 +72,13 @@ MAX_GATEWAYS = 16
     type=Seconds(0, 86400),
     help="Seconds that a session waits for a lost server, instead of sessions.holdLimit in FILE.",
 )
+@click.option(
+    "--tool-call-parser",
+    default="",
+    metavar="NAME",
+    help="Parser of tool calls for all models, like hermes; none: requests with tools are refused. "
+    "Default: found by each model's chat template.",
+)
 @click.option("--vllm-metrics", is_flag=True, help="Export the metrics under vLLM's names too.")
 @click.option(
     "--cors-origin",
@@ -112,7 +119,7 @@ def up(
 
     settings = LocalSettings(**chosen)
     if as_json:
-        from modelswarm.cli.facts.up import run_up_json
+        from modelswarm.cli.json_output.up import run_up_json
 
         run_up_json(document, memory, settings)
     else:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from modelswarm.cli.demo.comparison import Comparison, Recording
 from modelswarm.cli.demo.example import load_example
-from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.json_output.printing import print_json
 from modelswarm.cli.terminal.signals import run_until_signal
 from modelswarm.cli.terminal.tables import make_console
 from modelswarm.cli.terminal.wrapping import WrappingWriter

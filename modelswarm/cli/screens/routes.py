@@ -12,7 +12,7 @@ from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column
 from modelswarm.cli.terminal.states import READY, server_state, session_state, state_cell
 from modelswarm.cli.terminal.tables import Column, FittedTable, make_console
-from modelswarm.client.message_facts import session_name
+from modelswarm.client.message_fields import session_name
 from modelswarm.client.swarm import SwarmClient, format_route
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from modelswarm.cli.terminal.names import common_beginning
 from modelswarm.cli.terminal.states import session_state, state_cell
 from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, make_console
-from modelswarm.client.message_facts import session_name
+from modelswarm.client.message_fields import session_name
 from modelswarm.client.swarm import format_route
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2

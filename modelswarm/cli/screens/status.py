@@ -9,14 +9,14 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from modelswarm.cli.facts.status import WATCH_SECONDS, fetch_status
+from modelswarm.cli.json_output.status import WATCH_SECONDS, fetch_status
 from modelswarm.cli.options.target import AdminTarget
 from modelswarm.cli.screens.sessions import session_table
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column, pages_cell
 from modelswarm.cli.terminal.states import server_state, state_cell
 from modelswarm.cli.terminal.tables import Column, FittedTable, make_console
-from modelswarm.client.message_facts import session_name
+from modelswarm.client.message_fields import session_name
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.run_folder import gateway_process
 from modelswarm.protocol.identity import name_of

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from modelswarm.cli.facts.start import WATCH_SECONDS, read_processes
+from modelswarm.cli.json_output.start import WATCH_SECONDS, read_processes
 from modelswarm.cli.terminal.names import common_beginning
 from modelswarm.cli.terminal.server_cells import name_cell, name_column
 from modelswarm.cli.terminal.start_lines import phase_cell

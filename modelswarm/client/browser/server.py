@@ -159,9 +159,9 @@ class PageHandler(BaseHTTPRequestHandler):
             for event in events:
                 self.wfile.write(f"data: {to_json(event)}\n\n".encode())
 
-    def _send_json(self, status: HTTPStatus, facts: Mapping[str, Any]) -> None:
+    def _send_json(self, status: HTTPStatus, fields: Mapping[str, Any]) -> None:
         self._send_head(status, "application/json", {})
-        self.wfile.write(to_json(facts).encode())
+        self.wfile.write(to_json(fields).encode())
 
     def _send_head(self, status: HTTPStatus, kind: str, headers: Mapping[str, str]) -> None:
         self.send_response(status)

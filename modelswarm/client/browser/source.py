@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from modelswarm.client.api.sync_client import Client
-from modelswarm.client.message_facts import message_facts
+from modelswarm.client.message_fields import message_fields
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.local.run_folder import LocalProcess, RunInfo, list_runs, server_processes
@@ -55,10 +55,10 @@ class Source:
     def _fetch(self, client: SwarmClient) -> dict[str, Any]:
         can = {"can_kill": self.can_kill, "can_chat": self.http is not None}
         try:
-            facts = message_facts(client.fetch_snapshot())
+            shown = message_fields(client.fetch_snapshot())
         except ModelSwarmError as error:
             return {**can, "error": str(error)}
-        return {**can, "error": None, "swarm": self.run.name if self.run else None, **facts}
+        return {**can, "error": None, "swarm": self.run.name if self.run else None, **shown}
 
     def chat(self, body: Mapping[str, Any]) -> tuple[str, Events]:
         """Return the session as snapshots name it, and the events of one turn. Raise UserError for a wrong body."""

@@ -28,7 +28,7 @@ from modelswarm.errors import ModelSourceError
 _CONFIG_ARGUMENTS = ("cache_dir", "local_files_only", "revision", "token")
 """Arguments of transformers' from_pretrained that concern the two files."""
 _CHOICE = "the gateway chooses servers; `modelswarm drain` takes one out of use"
-_RECOVERY = "the gateway replaces lost servers; `--hold-limit` of `modelswarm up` is its patience"
+_RECOVERY = "the gateway replaces lost servers; `--hold-limit` of `modelswarm up` is its timeout"
 _LIST = "the gateway keeps the list of servers"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _OWN_ARGUMENTS = ("gateway", "served_name", "sampling", "tuning_mode", "pre_seq_len")

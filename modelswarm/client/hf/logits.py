@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from modelswarm.client.sessions.session import GatewaySession
-from modelswarm.protocol.fork_sources import common_length
+from modelswarm.protocol.input_log import common_prefix_length
 from modelswarm.protocol.wire import api_pb2
 
 
 def read_logits(session: GatewaySession, log: list[int], count: int) -> Tensor:
     """Bring the session to `log`, and return the logits [count, vocabulary] of its last entries, in float32."""
-    common = min(common_length(session.tokens, log), len(log) - count)
+    common = min(common_prefix_length(session.tokens, log), len(log) - count)
     if common < session.position:
         session.rewind(common)
     parts = session.read_rows(log[common:], all_positions=count > 1)

@@ -20,7 +20,7 @@ from modelswarm.client.hf.logits import read_logits
 from modelswarm.client.sessions.errors import NoCapacityError, SessionClosedError
 from modelswarm.client.sessions.session import GatewaySession
 from modelswarm.client.tensors import side_by_side
-from modelswarm.protocol.fork_sources import Source, choose_sources
+from modelswarm.protocol.beam_forks import Source, choose_sources
 
 _hf: Any = import_module("transformers")
 

@@ -19,7 +19,7 @@ from modelswarm.client.sessions.errors import (
     SessionClosedError,
 )
 from modelswarm.client.sessions.session import GatewaySession, StepOptions
-from modelswarm.protocol.fork_sources import common_length
+from modelswarm.protocol.input_log import common_prefix_length
 
 InputRule: TypeAlias = Literal["auto", "append", "transcript"]
 
@@ -159,7 +159,7 @@ class ModelSession:
     def begin_turn(self, place: int, context: list[int], *, has_input: bool) -> list[int]:
         """Go back to what the context and the log of a row have in common, and return what is new."""
         row = self._rows[place]
-        common = common_length(row.tokens, context)
+        common = common_prefix_length(row.tokens, context)
         if common < row.position:
             row.rewind(common)
         if has_input:
@@ -187,4 +187,4 @@ class ModelSession:
     def _is_transcript(self, place: int, given: list[int]) -> bool:
         if self._inputs != "auto":
             return self._inputs == "transcript"
-        return common_length(self._rows[place].tokens, given) >= self._prompt_ends[place]
+        return common_prefix_length(self._rows[place].tokens, given) >= self._prompt_ends[place]

@@ -62,14 +62,14 @@ class Job:
 
 
 class PipelineEngine:
-    """`patience`: seconds without an answer to any prompt after which a delayed prompt fails."""
+    """`progress_timeout`: seconds without an answer to any prompt after which a delayed prompt fails."""
 
     def __init__(
         self,
         client: AsyncClient,
         model: ServedModel,
         most: int,
-        patience: float,
+        progress_timeout: float,
         rows: AnswerRows,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -77,7 +77,7 @@ class PipelineEngine:
         self.model, self.most, self.rows = model, most, rows
         self.thread = threading.get_ident()  # of the loop
         self._loop = asyncio.get_running_loop()
-        self._client, self._patience, self._clock = client, patience, clock
+        self._client, self._progress_timeout, self._clock = client, progress_timeout, clock
         self._admission = Admission(most)
         self._last_progress = clock()
         self._adapters: dict[str, ServedModel] = {}
@@ -170,7 +170,7 @@ class PipelineEngine:
                 return
             except _DELAYING as error:
                 since = max(began, self._last_progress)
-                if has_begun or self._clock() - since > self._patience:
+                if has_begun or self._clock() - since > self._progress_timeout:
                     raise
                 if isinstance(error, RateLimitError):
                     self._admission.lower_limit()
@@ -223,7 +223,7 @@ class PipelineEngine:
                 )
                 return replace(response, logits=logits, last_hidden_state=states)
             except (UnavailableError, UnreachableError) as error:
-                if self._clock() - began > self._patience:
+                if self._clock() - began > self._progress_timeout:
                     raise
                 pause = getattr(error, "retry_after", CONFLICT_SECONDS)
             await asyncio.sleep(pause)

@@ -1,1 +1,1 @@
-"""Sessions over the gateway's gRPC door: a context that the servers keep between steps."""
+"""Sessions over the gateway's gRPC API: a context that the servers keep between steps."""

@@ -1,4 +1,4 @@
-"""The connection to a gateway's gRPC door, shared by all sessions and answers of a model.
+"""The connection to a gateway's gRPC API, shared by all sessions and answers of a model.
 
 Addresses: `host:port`, `http://host:port` and `grpc://host:port` without TLS; `https://host:port` and
 `grpcs://host:port` with it. The port is that of --grpc, by default 8001.

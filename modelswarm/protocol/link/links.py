@@ -269,10 +269,10 @@ class Links:
     async def _wait_for_end(self, link: _Link, tasks: list[asyncio.Task[Never]]) -> str:
         """Wait until the link must end; return the reason."""
         clock = asyncio.get_running_loop().time
-        patience = self._limits.stalled_seconds / 4
+        poll_seconds = self._limits.stalled_seconds / 4
         ends: list[asyncio.Future[Any]] = [*tasks, link.broken]
         while True:
-            await asyncio.wait(ends, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(ends, timeout=poll_seconds, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
                     return _describe_failure(task)

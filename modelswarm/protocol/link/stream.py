@@ -1,7 +1,7 @@
 """A TCP connection as a stream of messages: framing, backpressure, keepalive, and an end with a reason.
 
-Each message has a header `kind u8 | 0 0 0 | length u32`, little endian. Kinds beside messages are beats, and the end of
-a refused stream. Used by `listener.py`, which opens and accepts connections. Knows no links.
+Each message has a header `kind u8 | 0 0 0 | length u32`, little endian. Kinds beside messages are keepalives, and the
+end of a refused stream. Used by `listener.py`, which opens and accepts connections. Knows no links.
 
 Measured on two cores of an EPYC, between two servers that decode: a row of 4 KB takes 62 us. As a message of a gRPC
 stream it took 175 us, most of them to wake threads.
@@ -26,10 +26,10 @@ from modelswarm.protocol.wire.frames import MAX_FRAME
 MAX_MESSAGE = MAX_FRAME + (64 << 10)
 """Largest message in bytes; a longer one ends its stream before it is read."""
 
-BEAT_SECONDS = 3.0
-"""Each end sends a beat so often, from its event loop."""
-MISSED_BEATS = 3
-"""A stream ends when nothing came for so many beats, within 9 to 12 s. An event loop may stand still for 5 s."""
+KEEPALIVE_SECONDS = 3.0
+"""Each end sends a keepalive so often, from its event loop."""
+MISSED_KEEPALIVES = 3
+"""A stream ends when nothing came for so many keepalives, within 9 to 12 s. An event loop may stand still for 5 s."""
 UNACKNOWLEDGED_SECONDS = 4.0
 """A lane ends when its data were not acknowledged, or its full buffers not read, for so long. Kept by the kernel."""
 
@@ -47,7 +47,7 @@ _HEADER = struct.Struct("<BxxxI")  # kind, length
 
 class _Kind(IntEnum):
     MESSAGE = 0
-    BEAT = 1
+    KEEPALIVE = 1
     END = 2
 
 
@@ -113,8 +113,8 @@ class MessageStream(asyncio.BufferedProtocol):
         self._failure: Exception | None = None
         self._is_finished = False  # nothing more is written
         self._timer: asyncio.TimerHandle | None = None
-        self._heard = True  # something came since the last beat
-        self._missed = 0  # beats since something came
+        self._heard = True  # something came since the last keepalive
+        self._missed = 0  # keepalives since something came
         self.paused_since: float | None = None
         """Time of the loop since which the peer takes too little; None while it takes all."""
 
@@ -219,7 +219,7 @@ class MessageStream(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(_WRITE_HIGH, _WRITE_LOW)
         self._writable.set()
-        self._timer = self._loop.call_later(BEAT_SECONDS, self._beat)
+        self._timer = self._loop.call_later(KEEPALIVE_SECONDS, self._send_keepalive)
         self._on_opened(self)
 
     @override
@@ -270,7 +270,7 @@ class MessageStream(asyncio.BufferedProtocol):
         while self._filled - at >= _HEADER.size and self._failure is None:
             kind, length = _HEADER.unpack_from(self._buffer, at)
             start = at + _HEADER.size
-            if length > MAX_MESSAGE or kind not in _KINDS or (length and kind == _Kind.BEAT):
+            if length > MAX_MESSAGE or kind not in _KINDS or (length and kind == _Kind.KEEPALIVE):
                 self._refuse_header(kind, length)
                 return
             if start + length <= self._filled:
@@ -324,8 +324,8 @@ class MessageStream(asyncio.BufferedProtocol):
             reason = "what came is no message of a link"
         self.close(StreamBroken(reason))
 
-    def _beat(self) -> None:
-        """Show the peer that this process lives. End the stream if nothing came for long.
+    def _send_keepalive(self) -> None:
+        """Show the peer that this process runs. End the stream if nothing came for long.
 
         No answer is asked for: it would wait behind all data that a slow network or a slow reader has yet to take. A
         process that was stopped itself reads what has come before it judges: the loop runs reads before timers.
@@ -333,14 +333,14 @@ class MessageStream(asyncio.BufferedProtocol):
         is_full = self._receive is None and self._unread >= _READ_HIGH  # the socket is not read
         self._missed = 0 if self._heard or is_full else self._missed + 1
         self._heard = False
-        if self._missed >= MISSED_BEATS:
-            seconds = MISSED_BEATS * BEAT_SECONDS
+        if self._missed >= MISSED_KEEPALIVES:
+            seconds = MISSED_KEEPALIVES * KEEPALIVE_SECONDS
             self.close(StreamBroken(f"nothing came from the peer for {seconds:g} s"))
             return
         # A peer for which data wait hears those, or reads nothing.
         if self.paused_since is None and not self._is_finished:
-            self._put(_Kind.BEAT)
-        self._timer = self._loop.call_later(BEAT_SECONDS, self._beat)
+            self._put(_Kind.KEEPALIVE)
+        self._timer = self._loop.call_later(KEEPALIVE_SECONDS, self._send_keepalive)
 
 
 _KINDS = frozenset(_Kind)

@@ -97,7 +97,6 @@ class _FaultKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FaultKind.V
     FAULT_KIND_GAP: _FaultKind.ValueType  # 1
     FAULT_KIND_LINK_DOWN: _FaultKind.ValueType  # 2
     FAULT_KIND_DRAINING: _FaultKind.ValueType  # 3
-    FAULT_KIND_OVERDUE: _FaultKind.ValueType  # 4
     FAULT_KIND_UNKNOWN_HANDLE: _FaultKind.ValueType  # 5
     FAULT_KIND_FAILED: _FaultKind.ValueType  # 6
     FAULT_KIND_NOT_FINITE: _FaultKind.ValueType  # 7
@@ -109,7 +108,6 @@ FAULT_KIND_UNSPECIFIED: FaultKind.ValueType  # 0
 FAULT_KIND_GAP: FaultKind.ValueType  # 1
 FAULT_KIND_LINK_DOWN: FaultKind.ValueType  # 2
 FAULT_KIND_DRAINING: FaultKind.ValueType  # 3
-FAULT_KIND_OVERDUE: FaultKind.ValueType  # 4
 FAULT_KIND_UNKNOWN_HANDLE: FaultKind.ValueType  # 5
 FAULT_KIND_FAILED: FaultKind.ValueType  # 6
 FAULT_KIND_NOT_FINITE: FaultKind.ValueType  # 7

@@ -1,4 +1,6 @@
-"""Creates, truncates and frees hops: Fence, Close, OwnedSessions, leases (R2, R3, R8: fences; R12, R19: leases).
+"""Creates, truncates and frees hops: Fence, Close, OwnedSessions, leases.
+
+Rules: R2 (fencing), R3 (lowest cuts), R8 (parked), R12 (admission) and R19 (leases).
 
 Used by `server.py`. Owns the hop table and the pages. Knows of a running epoch only how to stop it.
 """
@@ -349,9 +351,9 @@ class Fencing:
         else:
             self.admission.release_hop(hop)
 
-    def on_owned_sessions(self, peer: PeerId, live: OwnedSessions) -> None:
+    def on_owned_sessions(self, peer: PeerId, owned: OwnedSessions) -> None:
         """Free the hops that the gateway does not list, and report each one, in case the list was out of date."""
-        named = {(entry.handle, entry.session) for entry in live.sessions}
+        named = {(entry.handle, entry.session) for entry in owned.sessions}
         for hop in self.hops.owned_by([peer]):
             if (hop.handle, hop.session) not in named:
                 self._report_and_free(hop, "not in the gateway's list of owned sessions")

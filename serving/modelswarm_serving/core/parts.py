@@ -1,6 +1,7 @@
 """The parts that several modules of one server core share.
 
-Made by `server.py`, passed to the constructors of `Fencing`, `Steps` and `KvTransfers`. Knows only the types.
+Made by `server.py`, passed to the constructors of `Fencing`, `KvForks`, `Steps` and `KvTransfers`. Knows only the
+types.
 """
 
 from __future__ import annotations

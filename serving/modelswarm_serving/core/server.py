@@ -172,11 +172,11 @@ class ServerCore:
             case _:
                 pass  # meant for gateways, or answered by the shell
 
-    def _on_owned_sessions(self, peer: PeerId, live: OwnedSessions) -> None:
+    def _on_owned_sessions(self, peer: PeerId, owned: OwnedSessions) -> None:
         """Reconcile once per link: a later repetition would not list the sessions opened since."""
         if peer not in self._reconciled:
             self._reconciled.add(peer)
-            self._fencing.on_owned_sessions(peer, live)
+            self._fencing.on_owned_sessions(peer, owned)
 
     def _on_drain_request(self, peer: PeerId, requested: DrainState | None) -> None:
         """Store the drain request of one gateway and repeat it to all, so that every gateway migrates sessions."""
@@ -460,5 +460,5 @@ class ServerCore:
         )
 
     def handles(self) -> tuple[Handle, ...]:
-        """Handles of all hops, for tests and `status`."""
+        """Return the handles of all hops, for tests."""
         return tuple(hop.handle for hop in self._fencing.hops)

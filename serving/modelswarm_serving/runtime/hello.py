@@ -1,4 +1,4 @@
-"""The identity of this server: its Hello for every link, and its member file for the discovery folder.
+"""The identity of this server: its Hello for every link, and its run file for the discovery folder.
 
 Used by `node.py`. Both hold the same facts in two forms. Nothing here changes while the process runs; knows no links.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from modelswarm.process.run_files import MemberFile
+from modelswarm.process.run_files import ServerFile
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Adapter, Hello, Lane, Role
 from modelswarm_serving.model.base import ModelShape
@@ -59,10 +59,10 @@ class ServerIdentity:
             adapters=tuple(sorted(adapters)),
         )
 
-    def member_file(self, target: str, metrics: str) -> MemberFile:
-        """Return the member file of this server, which listens at `target`."""
+    def run_file(self, target: str, metrics: str) -> ServerFile:
+        """Return the run file of this server, which listens at `target`."""
         settings, shape = self.settings, self.shape
-        return MemberFile(
+        return ServerFile(
             name=settings.name,
             peer=self.peer,
             target=settings.advertise or target,

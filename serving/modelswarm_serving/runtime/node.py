@@ -177,7 +177,7 @@ class Node:
         return grammars.version
 
     def _withdraw(self) -> None:
-        """Keep new gateways and probes away: not ready any more, no member file."""
+        """Keep new gateways and probes away: not ready any more, no run file."""
         self._liveness.mark_stopping()
         if self._settings.discovery_dir is not None:
             remove_run_file(self._settings.discovery_dir / f"{self._settings.name}.json")
@@ -385,7 +385,7 @@ class Node:
             return
         metrics = "" if self._probe_server is None else self._probe_server.target
         try:
-            member = self._identity.member_file(target, metrics)
+            member = self._identity.run_file(target, metrics)
             write_run_file(folder / f"{member.name}.json", member.model_dump())
         except OSError as error:
             raise UserError(

@@ -12,12 +12,14 @@ from modelswarm.placement.memory import PROCESS_BYTES
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.process.memory_limit import read_resident_bytes
 from modelswarm_serving.app import span_options
-from modelswarm_serving.settings import parse
+from modelswarm_serving.settings import parse_settings
 
 
 def main() -> int:
     span_options(
-        parse(["--model", "demo://counting", "--blocks", "0:8", "--name", "s", "--device", "cpu"]),
+        parse_settings(
+            ["--model", "demo://counting", "--blocks", "0:8", "--name", "s", "--device", "cpu"]
+        ),
         None,
     )
     measured = read_resident_bytes() or 0

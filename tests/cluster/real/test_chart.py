@@ -28,7 +28,7 @@ from support.kubernetes.chart import (
 from modelswarm_gateway.settings import parse_settings as parse_gateway
 from modelswarm_operator.kube import access_review
 from modelswarm_operator.reconcile.manifests.manifests import METRICS_PORT
-from modelswarm_operator.settings import parse as parse_operator
+from modelswarm_operator.settings import parse_settings as parse_operator
 from tools import make_images
 from tools.make_chart_docs import read_values, replace_table
 

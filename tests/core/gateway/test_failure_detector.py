@@ -1,4 +1,4 @@
-"""The failure detector in virtual time: suspicion of silent servers, and recovery from a frozen server."""
+"""The failure detector in virtual time: silent servers are suspected, and streams recover from a frozen server."""
 
 from __future__ import annotations
 
@@ -25,90 +25,90 @@ from modelswarm_gateway.core.interface.effects import (
 FIRST = 4 * FIRST_ESTIMATE  # seconds: the timeout of a server without heartbeats so far
 
 
-def beating(gaps: list[float]) -> tuple[FailureDetector, float]:
+def detector_after(gaps: list[float]) -> tuple[FailureDetector, float]:
     """Return a detector that heard a server on a live route with these gaps, and the time of the last message."""
-    suspicion, time = FailureDetector(0.3), 0.0
-    suspicion.add_peer("a", time)
-    suspicion.set_monitored({"a"}, time)
+    detector, time = FailureDetector(0.3), 0.0
+    detector.add_peer("a", time)
+    detector.set_monitored({"a"}, time)
     for gap in gaps:
         time += gap
-        suspicion.on_message("a", time)
-    return suspicion, time
+        detector.on_message("a", time)
+    return detector, time
 
 
 def test_regular_server_is_suspected_after_four_gaps() -> None:
-    suspicion, time = beating([0.1] * 300)
-    assert suspicion.detect(time + 0.39) == []
-    assert suspicion.detect(time + 0.41) == ["a"]
+    detector, time = detector_after([0.1] * 300)
+    assert detector.detect(time + 0.39) == []
+    assert detector.detect(time + 0.41) == ["a"]
 
 
 def test_frequent_messages_do_not_shorten_the_timeout() -> None:
-    suspicion, time = beating([0.01] * 1000 + [0.11] * 200)
-    assert suspicion.timeout("a") == pytest.approx(0.44)
-    assert suspicion.detect(time + 0.3) == []
+    detector, time = detector_after([0.01] * 1000 + [0.11] * 200)
+    assert detector.timeout("a") == pytest.approx(0.44)
+    assert detector.detect(time + 0.3) == []
 
 
 def test_late_heartbeats_lengthen_timeout_up_to_maximum() -> None:
-    assert beating([0.1, 0.3] * 200)[0].timeout("a") == pytest.approx(1.2)
-    assert beating([2.0] * 200)[0].timeout("a") == MAX_TIMEOUT
+    assert detector_after([0.1, 0.3] * 200)[0].timeout("a") == pytest.approx(1.2)
+    assert detector_after([2.0] * 200)[0].timeout("a") == MAX_TIMEOUT
 
 
 @pytest.mark.parametrize(
-    ("interval", "patience"), [(5.0, 15.0), (1e9, 15.0), (0.2, FIRST), (1.0, 3.0)]
+    ("interval", "timeout"), [(5.0, 15.0), (1e9, 15.0), (0.2, FIRST), (1.0, 3.0)]
 )
-def test_declared_heartbeat_interval_sets_timeout(interval: float, patience: float) -> None:
-    suspicion = FailureDetector(0.3)
-    suspicion.add_peer("a", 0.0, interval)
-    suspicion.set_monitored({"a"}, 0.0)
-    assert suspicion.timeout("a") == pytest.approx(patience)
+def test_declared_heartbeat_interval_sets_timeout(interval: float, timeout: float) -> None:
+    detector = FailureDetector(0.3)
+    detector.add_peer("a", 0.0, interval)
+    detector.set_monitored({"a"}, 0.0)
+    assert detector.timeout("a") == pytest.approx(timeout)
 
 
 def test_hello_heartbeat_interval_reaches_failure_detector() -> None:
     swarm = Swarm()
     for _ in range(2):
         swarm.serve(0, 4, {"heartbeat_ms": 1000})
-    suspicion = swarm.core._health_monitor._failure_detector
-    assert {suspicion.timeout(peer) for peer in swarm.servers} == {3.0}
+    detector = swarm.core._health_monitor._failure_detector
+    assert {detector.timeout(peer) for peer in swarm.servers} == {3.0}
 
 
 def test_idle_server_is_not_suspected() -> None:
-    suspicion = FailureDetector(0.3)
-    suspicion.add_peer("a", 0.0)
-    suspicion.set_monitored((), 1000.0)
-    assert suspicion.detect(1000.0) == []
+    detector = FailureDetector(0.3)
+    detector.add_peer("a", 0.0)
+    detector.set_monitored((), 1000.0)
+    assert detector.detect(1000.0) == []
 
 
 def test_timeout_starts_at_first_live_route() -> None:
-    suspicion = FailureDetector(0.3)
-    suspicion.add_peer("a", 0.0)
-    suspicion.set_monitored({"a"}, 4.9)
-    assert suspicion.detect(4.9 + 0.9 * FIRST) == []
-    assert suspicion.detect(4.9 + 1.1 * FIRST) == ["a"]
+    detector = FailureDetector(0.3)
+    detector.add_peer("a", 0.0)
+    detector.set_monitored({"a"}, 4.9)
+    assert detector.detect(4.9 + 0.9 * FIRST) == []
+    assert detector.detect(4.9 + 1.1 * FIRST) == ["a"]
 
 
 def test_pause_before_live_route_is_not_counted_as_gap() -> None:
-    suspicion = FailureDetector(0.3)
-    suspicion.add_peer("a", 0.0)
-    suspicion.set_monitored({"a"}, 5.0)
-    suspicion.on_message("a", 5.1)
-    assert suspicion.timeout("a") == pytest.approx(FIRST)
+    detector = FailureDetector(0.3)
+    detector.add_peer("a", 0.0)
+    detector.set_monitored({"a"}, 5.0)
+    detector.on_message("a", 5.1)
+    assert detector.timeout("a") == pytest.approx(FIRST)
 
 
 def test_outage_is_detected_once_and_keeps_the_timeout() -> None:
-    suspicion, time = beating([0.1] * 300)
-    assert suspicion.detect(time + 1.0) == ["a"]
-    assert suspicion.detect(time + 2.0) == []
-    assert suspicion.suspected == {"a"}
-    assert suspicion.on_message("a", time + 60.0)
-    assert not suspicion.suspected
-    assert suspicion.timeout("a") == pytest.approx(0.4)
+    detector, time = detector_after([0.1] * 300)
+    assert detector.detect(time + 1.0) == ["a"]
+    assert detector.detect(time + 2.0) == []
+    assert detector.suspected == {"a"}
+    assert detector.on_message("a", time + 60.0)
+    assert not detector.suspected
+    assert detector.timeout("a") == pytest.approx(0.4)
 
 
 def test_removed_server_is_not_suspected() -> None:
-    suspicion, time = beating([0.1] * 300)
-    suspicion.remove_peer("a")
-    assert suspicion.detect(time + 9.0) == []
-    assert not suspicion.on_message("a", time + 9.0)
+    detector, time = detector_after([0.1] * 300)
+    detector.remove_peer("a")
+    assert detector.detect(time + 9.0) == []
+    assert not detector.on_message("a", time + 9.0)
 
 
 def test_stall_clock_does_not_advance_during_stall() -> None:

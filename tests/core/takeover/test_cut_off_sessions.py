@@ -153,7 +153,7 @@ def service_of(desk: Desk) -> GenerationService:
         model_card=lambda _: object(),
         find_session=desk.find_session,
         session=desk.session,
-        kept_turn=desk.kept_turn,
+        parked_turn=desk.parked_turn,
     )
     service = SimpleNamespace(named_sessions=desk.book, backend=backend, await_turn_end=nothing)
     return cast("GenerationService", service)

@@ -18,7 +18,7 @@ from modelswarm.local.swarm import LocalSwarm
 from modelswarm.resources.spec import ModelSwarm
 from modelswarm_serving.app import load
 from modelswarm_serving.runtime.model_files import ModelFiles, open_model_files
-from modelswarm_serving.settings import parse
+from modelswarm_serving.settings import parse_settings
 
 TEMPLATE = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
 
@@ -114,8 +114,8 @@ def test_model_without_tokenizer_is_served_with_another(
     flags = ["--name", "s", "--blocks", "0:2", "--model", f"file://{bare}", "--max-length", "64"]
 
     with pytest.raises(UserError, match=r"has no tokenizer\.json"):
-        load(parse(flags))
-    loaded = load(parse([*flags, "--tokenizer", f"file://{words}"]))
+        load(parse_settings(flags))
+    loaded = load(parse_settings([*flags, "--tokenizer", f"file://{words}"]))
 
     assert loaded.files.read_file("tokenizer.json") == (words / "tokenizer.json").read_bytes()
     assert loaded.revision.endswith(loaded.files.revision_suffix)

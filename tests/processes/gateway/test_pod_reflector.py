@@ -165,7 +165,7 @@ async def test_pods_are_listed_page_by_page_and_then_watched(tmp_path: Path) -> 
         assert unready_reason([it.watch]) is None
 
 
-async def test_all_namespaces_share_one_watch(tmp_path: Path) -> None:
+async def test_empty_scope_lists_pods_of_all_namespaces(tmp_path: Path) -> None:
     async with watching(tmp_path, [listed("7", make_pod("a"))], [watched()], scope="") as it:
         await it.until_present("a")
 

@@ -16,8 +16,6 @@ from support.processes.swarm import ENDLESS, MODEL, Endpoints, two_spans
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.generation.resumption import parse_event_id
 
-PROMPT_LENGTH = 2  # tokens of the prompt of FOREVER
-
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoints]:

@@ -13,7 +13,7 @@ from modelswarm.protocol.wire import api_pb2_grpc
 
 @pytest.fixture(scope="package")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with two_spans(tmp_path_factory.mktemp("door"), context=ENDLESS) as made:
+    with two_spans(tmp_path_factory.mktemp("grpc"), context=ENDLESS) as made:
         yield made
 
 

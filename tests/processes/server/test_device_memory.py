@@ -34,7 +34,7 @@ from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 from modelswarm_serving.runtime.engine import Engine, StepDone
 from modelswarm_serving.runtime.liveness import Liveness
 from modelswarm_serving.runtime.node import Node
-from modelswarm_serving.settings import parse
+from modelswarm_serving.settings import parse_settings
 
 MIB = 1 << 20
 BLOCKS = 4
@@ -243,7 +243,7 @@ async def test_lost_device_ends_the_server(
     span, library = span_and_library
     library.broken = FAULT
     flags = ["--discovery-dir", str(tmp_path), "--name", "s0", "--blocks", "0:4", "--hash-model"]
-    settings = parse([*flags, "--hash-blocks", "4"])
+    settings = parse_settings([*flags, "--hash-blocks", "4"])
     broken = cast("Any", SpanOnDevice(span, FaultyDevice))
     loaded = replace(load_settings(settings), model=broken)
     node = Node(settings, loaded, Liveness(time.monotonic))

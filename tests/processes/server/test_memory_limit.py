@@ -21,7 +21,7 @@ from modelswarm.placement.plan import SwarmPlan
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.resources.spec import ModelSwarm
 from modelswarm_serving.app import load
-from modelswarm_serving.settings import parse
+from modelswarm_serving.settings import parse_settings
 
 GIB = 1 << 30
 CONTEXT = 4096
@@ -59,7 +59,7 @@ def write_limit(root: Path, limit: int, resident: int = 0) -> Path:
 
 def test_server_above_its_limit_is_refused_unloaded(tmp_path: Path) -> None:
     """940 MiB of KV in a container of 1 GiB, as in the bug report."""
-    settings = parse([*FLAGS, "--pages", "7524"])
+    settings = parse_settings([*FLAGS, "--pages", "7524"])
     with pytest.raises(MemoryLimitError, match="a memory limit of 1 GiB; set ") as refused:
         load(settings, write_limit(tmp_path, GIB))
     assert "process 768 MiB" in str(refused.value) and "KV 940 MiB" in str(refused.value)
@@ -67,14 +67,14 @@ def test_server_above_its_limit_is_refused_unloaded(tmp_path: Path) -> None:
 
 def test_server_of_the_plan_loads_within_its_limit(tmp_path: Path) -> None:
     (server,) = plan("1Gi", 1).servers
-    settings = parse([*FLAGS, "--pages", str(server.pages)])
+    settings = parse_settings([*FLAGS, "--pages", str(server.pages)])
     loaded = load(settings, write_limit(tmp_path, GIB, PROCESS_BYTES))
     assert loaded.model.shape.total_pages == server.pages
 
 
 def test_measured_process_replaces_a_smaller_constant(tmp_path: Path) -> None:
     (server,) = plan("1Gi", 1).servers
-    settings = parse([*FLAGS, "--pages", str(server.pages)])
+    settings = parse_settings([*FLAGS, "--pages", str(server.pages)])
     with pytest.raises(MemoryLimitError, match=r"process 900 MiB, .* set spec\.sessions\.conc"):
         load(settings, write_limit(tmp_path, GIB, 900 << 20))
 

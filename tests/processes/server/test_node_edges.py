@@ -22,7 +22,7 @@ from modelswarm_serving.model.base import Result, Task
 from modelswarm_serving.model.hash_model import HashModel
 from modelswarm_serving.runtime.liveness import Liveness
 from modelswarm_serving.runtime.node import Node
-from modelswarm_serving.settings import parse
+from modelswarm_serving.settings import parse_settings
 
 
 class NothingModel(HashModel):
@@ -46,7 +46,7 @@ async def served(
 ) -> AsyncIterator[tuple[asyncio.Task[None], FakeGateway]]:
     """Yield a server in this process that holds all blocks of such a model, and a gateway linked to it."""
     flags = ["--discovery-dir", str(folder), "--name", "s0", "--blocks", "0:4", "--hash-model"]
-    settings = parse([*flags, "--hash-blocks", "4"])
+    settings = parse_settings([*flags, "--hash-blocks", "4"])
     loaded = load(settings)
     with_model = replace(loaded, model=model(loaded.model.shape))
     shell = Node(settings, with_model, Liveness(time.monotonic))

@@ -62,7 +62,7 @@ async def test_long_prompt_is_sent_in_several_steps_and_frames(tmp_path: Path) -
 
 
 @pytest.mark.full
-async def test_ready_server_describes_itself_in_its_member_file(tmp_path: Path) -> None:
+async def test_ready_server_describes_itself_in_its_run_file(tmp_path: Path) -> None:
     flags = ("--metrics", "127.0.0.1:0", "--incarnation", "7", "--served-name", "m")
     async with servers(tmp_path, ["2:4"], *HASH, *flags) as (server,):
         member = server.member

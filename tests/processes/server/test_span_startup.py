@@ -45,7 +45,7 @@ from modelswarm_serving.model.transformer.startup import (
     plan_shape,
 )
 from modelswarm_serving.runtime.node import replay_limit
-from modelswarm_serving.settings import parse
+from modelswarm_serving.settings import parse_settings
 
 pytestmark = pytest.mark.full
 
@@ -235,7 +235,7 @@ def test_memory_budget_leaves_the_rest_to_pages(folder: Path) -> None:
 def test_all_parts_of_a_server_fit_into_its_memory(
     folder: Path, memory: str, flags: tuple[str, ...]
 ) -> None:
-    settings = parse(["--name", "s", "--model", f"file://{folder}", "--blocks", "0:2",
+    settings = parse_settings(["--name", "s", "--model", f"file://{folder}", "--blocks", "0:2",
                       "--memory", memory, *flags])  # fmt: skip
     options = span_options(settings, None)
     shape, facts = plan_shape(folder, 0, 2, options)
@@ -266,7 +266,7 @@ def test_server_uses_the_memory_of_its_plan(
     plan = plan_document(document, "1Gi")
     for slot in slots_of(plan.name, plan.spans, 1):
         command = server_command(plan, slot, LocalSettings(), RunFolder(tmp_path, 0), 1, 0)
-        settings = parse(command[command.index("modelswarm_serving") + 1 :])
+        settings = parse_settings(command[command.index("modelswarm_serving") + 1 :])
         shape, facts = plan_shape(
             folder, settings.first, settings.last, span_options(settings, None)
         )

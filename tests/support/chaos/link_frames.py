@@ -34,7 +34,7 @@ class FrameCutter:
 
 
 def message_of(frame: bytes) -> bytes | None:
-    """Return the body of a message of the link; None for a beat and an end."""
+    """Return the body of a message of the link; None for a keepalive and an end."""
     return frame[_HEADER.size :] if frame[0] == _MESSAGE else None
 
 

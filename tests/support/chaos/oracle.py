@@ -30,7 +30,7 @@ AFTER_A_KILL = ("model_not_found", "session_busy", ELSEWHERE)
 LOST = "session_lost"  # no server has all tokens that the client received
 ANOTHER = "has answered another prompt"  # the gateway has the session without the last turn
 LONG_WAIT = 2.0  # seconds; longer waits are logged
-PATIENCE = 60.0  # seconds of refusals only: servers are back much earlier
+REFUSAL_SECONDS = 60.0  # seconds of refusals only: servers are back much earlier
 AROUND_AN_OUTAGE = 20.0  # seconds in which calls may fail: a gateway was killed and starts again
 LEASES = 30.0  # seconds after which a lost gateway must not affect any client
 
@@ -165,7 +165,7 @@ class Oracle:
             return
         nothing = not observed.answer.tokens
         if nothing and observed.code in (*REFUSALS, *self._elsewhere(observed)):
-            if observed.ended - observed.asked > PATIENCE:
+            if observed.ended - observed.asked > REFUSAL_SECONDS:
                 raise Wrong(f"nothing but refusals for {observed.ended - observed.asked:.0f} s")
             return
         lost = observed.code == LOST or (self.gateways > 1 and ANOTHER in observed.details)

@@ -104,7 +104,7 @@ class Desk:
     ) -> bool:
         return await self.questions.take_over(where, model, check)
 
-    def kept_turn(self, session: str) -> ParkedTurn | None:
+    def parked_turn(self, session: str) -> ParkedTurn | None:
         return self.gateway.core.parked_turn(session)
 
     def session(self, name: str) -> SessionView | None:

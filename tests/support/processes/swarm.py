@@ -34,7 +34,7 @@ from modelswarm.local.planning import plan_document
 from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
-from modelswarm.process.run_files import MemberFile
+from modelswarm.process.run_files import ServerFile
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm.resources.loading import parse_document
@@ -54,7 +54,6 @@ and recoveries are counted exactly.
 BRIEF_HOLD = ("--hold-limit", "3", "--suspect-after", "2", "--fence-timeout", "3")
 """The same flags for tests that wait for a hold to end."""
 HASH = LocalSettings(hash_model=True, publish=False, flags={GATEWAY_JOB: PATIENT})
-TORCH = LocalSettings(publish=False, flags={GATEWAY_JOB: PATIENT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +131,7 @@ class Running:
         values = metrics(self.local.metrics)
         return int(total(values, "modelswarm_gateway_ejections_total", f'cause="{cause}"'))
 
-    def members(self) -> list[MemberFile]:
+    def members(self) -> list[ServerFile]:
         return [server.member for server in self.local.servers if server.member is not None]
 
     def rows(self, name: str = "") -> dict[str, int]:

@@ -17,10 +17,10 @@ from support.simulator.ring_coverage import Coverage, Span
 
 from modelswarm.protocol.heartbeat import BUSY_SECONDS
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.link.stream import BEAT_SECONDS, MISSED_BEATS
+from modelswarm.protocol.link.stream import KEEPALIVE_SECONDS, MISSED_KEEPALIVES
 
 # Time until the link to a silent peer ends, as `modelswarm.protocol.link.stream` has it.
-KEEPALIVE_SECONDS = (MISSED_BEATS + 1) * BEAT_SECONDS
+KEEPALIVE_SECONDS = (MISSED_KEEPALIVES + 1) * KEEPALIVE_SECONDS
 # Seconds in which a gateway that ends has sent its last messages.
 FLUSH_SECONDS = 0.25
 

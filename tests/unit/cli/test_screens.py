@@ -22,7 +22,7 @@ from modelswarm.local.swarm import LocalServer
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.placement.slots import slots_of
 from modelswarm.placement.spans import Span
-from modelswarm.process.run_files import MemberFile
+from modelswarm.process.run_files import ServerFile
 from modelswarm.protocol.wire import api_pb2
 
 WIDTHS = (60, 80, 120)
@@ -101,7 +101,7 @@ ROUTES = api_pb2.RoutesReply(
 def local_server(index: int, job: JobStatus | None = None) -> LocalServer:
     slot = SLOTS[index]
     status = job or JobStatus(slot.name, JobState.READY, 1, 23900 + index)
-    member = MemberFile(peer=PEERS[slot.name], target="127.0.0.1:1")
+    member = ServerFile(peer=PEERS[slot.name], target="127.0.0.1:1")
     return LocalServer(slot, status, member if status.state is JobState.READY else None)
 
 

@@ -39,12 +39,21 @@ def test_flags_of_up_reach_the_gateways(tmp_path: Path) -> None:
     assert (usual.name, usual.run_file) == ("gateway2", tmp_path / "gateway2.json")
     assert (usual.hold_limit_seconds, usual.lease_seconds) == (300.0, 30.0)
     assert (usual.vllm_metrics, usual.cors_origins, usual.replaces) == (False, (), ("g/1/x",))
+    assert usual.tool_call_parser == ""
 
     origins = ("https://one.example", "https://two.example")
-    changed = parsed(tmp_path, hold_limit=7.0, lease=9.0, vllm_metrics=True, cors_origins=origins)
+    changed = parsed(
+        tmp_path,
+        hold_limit=7.0,
+        lease=9.0,
+        tool_call_parser="hermes",
+        vllm_metrics=True,
+        cors_origins=origins,
+    )
 
     assert (changed.hold_limit_seconds, changed.lease_seconds) == (7.0, 9.0)
     assert (changed.vllm_metrics, changed.cors_origins) == (True, origins)
+    assert changed.tool_call_parser == "hermes"
 
 
 def test_lease_of_up_reaches_the_servers(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_new_peer_in_the_same_file_is_dialled(tmp_path: Path) -> None:
     assert harness.poll(after=10) == []
 
 
-def test_invalid_member_files_are_ignored(tmp_path: Path) -> None:
+def test_invalid_run_files_are_ignored(tmp_path: Path) -> None:
     harness = DialerHarness(tmp_path)
     (tmp_path / "half.json").write_text('{"peer": "x')
     (tmp_path / "other.json").write_text('{"peer": 5, "target": "t"}')

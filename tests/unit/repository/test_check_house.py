@@ -198,6 +198,12 @@ def test_rule_without_its_name_is_reported(tmp_path: Path, number: int) -> None:
     assert list(bare_rules(paths)) == [f"{paths[0]}:2: the rule (R{number}) without its name"]
 
 
+def test_list_of_rules_without_their_names_is_reported(tmp_path: Path) -> None:
+    paths = _write(tmp_path, "module.py", f"# Fences of a hop (R{2}, R{3}: fences).\n")
+
+    assert list(bare_rules(paths)) == [f"{paths[0]}:1: the rules R{2}, R{3} without their names"]
+
+
 @pytest.mark.parametrize("text", ["a copy (R13, migration)", "migration (R13)", "Migrations (R13)"])
 def test_rule_with_its_name_is_accepted(tmp_path: Path, text: str) -> None:
     assert list(bare_rules(_write(tmp_path, "module.py", f"# {text}\n"))) == []

@@ -8,7 +8,7 @@ import click
 import pytest
 
 from modelswarm.errors import UserError
-from modelswarm_serving.settings import parse
+from modelswarm_serving.settings import parse_settings
 
 GOOD = [
     "--discovery-dir",
@@ -23,7 +23,7 @@ GOOD = [
 
 
 def test_defaults_are_those_of_the_contract() -> None:
-    settings = parse(GOOD)
+    settings = parse_settings(GOOD)
     assert (settings.first, settings.last) == (0, 4)
     assert (settings.listen, settings.discovery_dir) == ("127.0.0.1:0", Path("/tmp/m"))
     assert (settings.incarnation, settings.dtype, settings.threads) == (1, "float32", None)
@@ -37,7 +37,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         None,
     )
     assert settings.zone == ""
-    assert parse([*GOOD, "--zone", "eu-1a"]).zone == "eu-1a"
+    assert parse_settings([*GOOD, "--zone", "eu-1a"]).zone == "eu-1a"
 
 
 @pytest.mark.parametrize(
@@ -49,22 +49,22 @@ def test_defaults_are_those_of_the_contract() -> None:
     ],
 )
 def test_served_name_defaults_to_the_last_part_of_the_source(source: str, name: str) -> None:
-    assert parse([*GOOD, "--model", source]).served_name == name
-    assert parse([*GOOD, "--model", source, "--served-name", "m"]).served_name == "m"
+    assert parse_settings([*GOOD, "--model", source]).served_name == name
+    assert parse_settings([*GOOD, "--model", source, "--served-name", "m"]).served_name == "m"
 
 
 @pytest.mark.parametrize(("text", "threads"), [("auto", None), ("1", 1), ("12", 12)])
 def test_threads_flag_is_a_number_or_auto(text: str, threads: int | None) -> None:
-    assert parse([*GOOD, "--threads", text]).threads == threads
+    assert parse_settings([*GOOD, "--threads", text]).threads == threads
 
 
 def test_memory_flag_is_a_quantity() -> None:
-    assert parse([*GOOD, "--memory", "512Mi"]).memory == 512 << 20
+    assert parse_settings([*GOOD, "--memory", "512Mi"]).memory == 512 << 20
 
 
 def test_hash_model_needs_no_source() -> None:
     flags = ["--discovery-dir", "m", "--name", "s0", "--blocks", "0:4", "--hash-model"]
-    settings = parse(flags)
+    settings = parse_settings(flags)
     assert settings.model is None
     assert settings.served_name == "hash"
 
@@ -95,7 +95,7 @@ def test_hash_model_needs_no_source() -> None:
 )
 def test_invalid_flag_is_named(flags: list[str], field: str) -> None:
     with pytest.raises(UserError) as refused:
-        parse([*GOOD, *flags])
+        parse_settings([*GOOD, *flags])
     assert refused.value.field == field
 
 
@@ -117,7 +117,7 @@ def test_invalid_flag_is_named(flags: list[str], field: str) -> None:
 )
 def test_flag_refused_by_click_is_one_line(flags: list[str], named: str) -> None:
     with pytest.raises(click.ClickException) as refused:
-        parse([*GOOD, *flags])
+        parse_settings([*GOOD, *flags])
     assert named in refused.value.format_message()
     assert "\n" not in refused.value.format_message()
 
@@ -126,7 +126,7 @@ def test_flag_refused_by_click_is_one_line(flags: list[str], named: str) -> None
 def test_missing_flag_is_named(missing: str) -> None:
     at = GOOD.index(missing)
     with pytest.raises((click.ClickException, UserError)) as refused:
-        parse(GOOD[:at] + GOOD[at + 2 :])
+        parse_settings(GOOD[:at] + GOOD[at + 2 :])
     assert (
         missing in str(refused.value.args or refused.value)
         or missing in getattr(refused.value, "format_message", str)()
@@ -135,7 +135,7 @@ def test_missing_flag_is_named(missing: str) -> None:
 
 def test_discovery_dir_is_optional() -> None:
     at = GOOD.index("--discovery-dir")
-    assert parse([*GOOD[:at], *GOOD[at + 2 :]]).discovery_dir is None
+    assert parse_settings([*GOOD[:at], *GOOD[at + 2 :]]).discovery_dir is None
 
 
 @pytest.mark.parametrize(
@@ -148,18 +148,21 @@ def test_discovery_dir_is_optional() -> None:
     ],
 )
 def test_advertised_address_is_normalized(flag: str, address: str) -> None:
-    assert parse([*GOOD, "--listen", "0.0.0.0:7000", "--advertise", flag]).advertise == address
+    assert (
+        parse_settings([*GOOD, "--listen", "0.0.0.0:7000", "--advertise", flag]).advertise
+        == address
+    )
 
 
 @pytest.mark.parametrize("flag", ["$(POD_IP):7000", "0.0.0.0:7000", "10.0.0.7:0", ":7000", "x"])
 def test_undialable_advertised_address_is_refused(flag: str) -> None:
     with pytest.raises(UserError) as refused:
-        parse([*GOOD, "--advertise", flag])
+        parse_settings([*GOOD, "--advertise", flag])
     assert refused.value.field == "--advertise"
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7000", "[::]:7000"])
 def test_server_on_all_interfaces_must_advertise(listen: str) -> None:
     with pytest.raises(UserError) as refused:
-        parse([*GOOD, "--listen", listen])
+        parse_settings([*GOOD, "--listen", listen])
     assert refused.value.field == "--advertise"

@@ -24,7 +24,7 @@ from modelswarm.checkpoint.inspection import main as inspection
 from modelswarm.cli import run
 from modelswarm.errors import ModelSourceError
 from modelswarm_serving.app import load
-from modelswarm_serving.settings import parse
+from modelswarm_serving.settings import parse_settings
 
 Damage = Callable[[Path], object]
 
@@ -401,7 +401,7 @@ def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Pl
 def server_refusal(folder: Path) -> str:
     """Return a server's error at its start."""
     with pytest.raises(ModelSourceError) as caught:
-        load(parse(["--model", str(folder), "--blocks", f"0:{BLOCKS}", "--name", "s"]))
+        load(parse_settings(["--model", str(folder), "--blocks", f"0:{BLOCKS}", "--name", "s"]))
     return str(caught.value)
 
 

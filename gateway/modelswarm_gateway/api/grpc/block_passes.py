@@ -38,7 +38,7 @@ from modelswarm_gateway.generation.service import GenerationService
 # Passes of one gateway at a time.
 MAX_PASSES = 256
 # Seconds for the next message of the client.
-PATIENCE_SECONDS = 60.0
+IDLE_TIMEOUT_SECONDS = 60.0
 
 T = TypeVar("T")
 
@@ -91,12 +91,12 @@ class BlockPasses:
         self, requests: Requests, field: str = "data"
     ) -> api_pb2.BlockPassRequest:
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(IDLE_TIMEOUT_SECONDS):
                 return await anext(requests)
         except StopAsyncIteration as error:
             raise invalid_request(field, f"{field}: the input ended too early") from error
         except TimeoutError as error:
-            detail = f"{field}: nothing came for {PATIENCE_SECONDS:.0f} s"
+            detail = f"{field}: nothing came for {IDLE_TIMEOUT_SECONDS:.0f} s"
             raise ApiError(Code.STREAM_UNREAD, detail, param=field) from error
 
     async def _check(self, head: api_pb2.PassHead) -> ModelCard:

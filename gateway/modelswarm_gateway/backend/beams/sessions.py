@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from modelswarm.protocol.fork_sources import Source, choose_sources
+from modelswarm.protocol.beam_forks import Source, choose_sources
 from modelswarm.protocol.messages import PromptLogprob
 from modelswarm_gateway.backend.beams.scorer import ScoredToken
 from modelswarm_gateway.backend.protocol import TurnBackend

@@ -1,7 +1,8 @@
 """Effects: everything that the gateway core asks its shell to do or to report.
 
-Emitted by the core and executed in order by `runtime/node.py`. The API sees only Emitted, Refused and SessionLost; the
-effects that say "for logs and metrics" change nothing. Plain values that know no I/O.
+Emitted by the core and executed in order by `runtime/node.py`. Streams of the API get Emitted, PromptScored,
+RowsReturned, Refused, SessionLost and OwnershipLost. The effects that say "for logs and metrics" change nothing. Plain
+values that know no I/O.
 """
 
 from __future__ import annotations
@@ -28,7 +29,10 @@ class Emitted:
 
 
 def emitted_group(session: str, token: Token) -> list[Emitted]:
-    """Return the entries of a Token. Forced ones have no log probability: no turn that reports it has any."""
+    """Return the entries of a Token. Forced entries have no log probability.
+
+    A turn that reports log probabilities has no forced entries.
+    """
     group = [
         Emitted(session, position, entry, 0.0, Finish.NONE)
         for position, entry in enumerate(token.group, token.position)

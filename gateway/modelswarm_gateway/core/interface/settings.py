@@ -32,7 +32,7 @@ class GatewaySettings:
     retry_limit_seconds: float = 2.0
     # A link between two servers is avoided for this time after two failures within it.
     link_failure_seconds: float = 30.0
-    # A session is held after this many attempts without a new token (R21, failure detection).
+    # A session is held after this many attempts without a new token (R12, admission).
     attempts_without_token: int = 10
     # A held session frees its KV on all servers after this many tries (R12, admission).
     release_kv_after: int = 3

@@ -40,9 +40,9 @@ SLOW_CAUSE = "slow"
 
 class ServerRegistry:
     def __init__(
-        self, pair_seconds: float, draw: Callable[[], int], emit: Callable[[Effect], None]
+        self, failure_seconds: float, draw: Callable[[], int], emit: Callable[[Effect], None]
     ) -> None:
-        """`pair_seconds`: time after which a failed link or a failed step no longer counts. `draw`: 64 random bits."""
+        """`failure_seconds`: time for which a failed link or a failed step counts. `draw`: 64 random bits."""
         self._emit = emit
         self._servers: dict[PeerId, Server] = {}
         # Servers that lost their link: Hello and time, oldest first.
@@ -52,10 +52,10 @@ class ServerRegistry:
         self._active: dict[str, ModelVariant] = {}  # model -> the variant of new sessions
         self._readable: dict[str, frozenset[str]] = {}  # revisions with a tokenizer; absent: all
         self._changed: set[str] = set()  # models whose active variant may have changed
-        self.links = LinkFailures(pair_seconds)
+        self.links = LinkFailures(failure_seconds)
         self.health = HealthTable()
         self.drains = DrainCauses()
-        self.costs = CostModel(self.servers_of, self.health_status, draw, pair_seconds)
+        self.costs = CostModel(self.servers_of, self.health_status, draw, failure_seconds)
         self.hops: Counter[PeerId] = Counter()  # this gateway's own hops, by server
         self._idle_hops: Mapping[PeerId, int] = {}  # of those, the ones that no token is due on
         self.suspected: frozenset[PeerId] = frozenset()  # silent; kept by `detection/monitor.py`

@@ -137,7 +137,7 @@ class HopMessages:
                 ring=ring,
                 credit=credit,
                 hops=len(session.hops),
-                sample=not session.read_only,
+                sample=not session.prefill_only,
                 standby=standby,
             ),
         )
@@ -173,7 +173,7 @@ class HopMessages:
         """Grant the tail credit for what the client has read, if the increase is worth a message (R7, credit)."""
         if (
             session.state is not SessionState.RUNNING
-            or session.read_only
+            or session.prefill_only
             or session.credit_cap == 0
         ):
             return
@@ -191,7 +191,7 @@ class HopMessages:
         for session, tokens in zip(sessions, tokens_left, strict=True):
             session.credit_cap = 0
             credit = min(session.length - 1 + last, session.read_position + session.credit_ahead)
-            if tokens > 0 and credit > session.credit and not session.read_only:
+            if tokens > 0 and credit > session.credit and not session.prefill_only:
                 self._send_credit(session, credit)
 
     def _send_credit(self, session: Session, credit: int) -> None:

@@ -43,11 +43,11 @@ class HopTable:
         """
         server = self._registry.find_server(peer)
         assert server is not None, "a route has connected servers only"
-        reply = NO_HANDLE
-        while reply == NO_HANDLE or reply in self.by_handle:
-            reply = self._draw()
+        handle = NO_HANDLE
+        while handle == NO_HANDLE or handle in self.by_handle:
+            handle = self._draw()
         hello = server.hello
-        hop = Hop(server.address, first, last, reply, kv_limit=kv, zone=hello.zone)
+        hop = Hop(server.address, first, last, handle, kv_limit=kv, zone=hello.zone)
         hop.grammar_version, hop.numerics = hello.grammar, hello.numerics
         return hop
 
@@ -110,10 +110,10 @@ class HopTable:
         for _, hop in self.by_handle.values():
             if hop.peer == peer:
                 hop.create_epoch, hop.fence_epoch = None, NO_EPOCH
-        for reply, hop in list(self.closing.items()):
+        for handle, hop in list(self.closing.items()):
             if hop.peer == peer:
-                del self.closing[reply]
-                self.by_handle.pop(reply, None)
+                del self.closing[handle]
+                self.by_handle.pop(handle, None)
 
     def _send_close_if_known(self, hop: Hop) -> None:
         if hop.server_handle != NO_HANDLE:

@@ -21,6 +21,7 @@ from modelswarm.protocol.identity import (
     Handle,
     PeerId,
 )
+from modelswarm.protocol.input_log import common_prefix_length
 from modelswarm.protocol.messages import Counters, RetainedRows, Turn
 from modelswarm_gateway.core.interface.turn import RefusalReason, TokenLogprobs
 from modelswarm_gateway.core.routing.path_search import RouteHop
@@ -132,7 +133,7 @@ class Session:
     row_bytes: int = 0  # of a returned row
     result_groups: int = 0  # items with returned rows, or scores of the prompt, that were taken
     turn_number: int = 0
-    read_only: bool = False  # max_tokens 0
+    prefill_only: bool = False  # max_tokens 0: the turn runs its prompt and samples nothing
     has_run: bool = False  # an epoch was started: hops created from now on are for recovery
     credit_ahead: int = 64
     read_position: int = 0  # the client has read the entries below this
@@ -238,7 +239,7 @@ class Session:
 
     def replace_log(self, tokens: Sequence[int], opaque: Mapping[int, bytes]) -> None:
         """Continue from the longest common prefix of the log and `tokens`. `opaque`: rows, at least of new entries."""
-        common = common_prefix(self.log, tokens)
+        common = common_prefix_length(self.log, tokens)
         changed = (at for at, row in opaque.items() if at < common and self.opaque[at] != row)
         common = min(changed, default=common)  # rows with the same hash
         self.truncate_log(common)
@@ -280,7 +281,7 @@ class Session:
 
     def target_credit(self) -> int:
         """Return the position up to which the tail may sample, given the client's reading position."""
-        if self.read_only:
+        if self.prefill_only:
             return max(self.read_position, self.length)
         return self.read_position + self._max_ahead
 
@@ -310,7 +311,7 @@ class Session:
         """True if the tail may not sample after the newest token: no row of the session is in flight."""
         if self.returns_rows and self.next_row < self.length - 1:
             return False  # rows of the prompt may be on their way
-        return not self.read_only and self.length > self.credit
+        return not self.prefill_only and self.length > self.credit
 
     @property
     def waits_for_reader(self) -> bool:
@@ -348,7 +349,7 @@ def find_fork(session: Session, parent: Session | None) -> Fork | None:
         return None
     if (parent.model, parent.variant) != (session.model, session.variant):
         return None
-    length = min(common_prefix(parent.log, session.log), session.length - 1)
+    length = min(common_prefix_length(parent.log, session.log), session.length - 1)
     return Fork(parent, parent.epoch, length) if length > 0 else None
 
 
@@ -366,11 +367,3 @@ def longest_chain(hops: Iterable[Hop]) -> list[Hop]:
         if not chain or hop.first >= chain[-1].last:
             chain.append(hop)
     return chain
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the longest common prefix."""
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return min(len(a), len(b))

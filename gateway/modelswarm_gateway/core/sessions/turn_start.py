@@ -45,7 +45,7 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     s.keeps_logprobs = request.keeps_logprobs
     if not request.is_resumed:
         s.logprobs = {}
-    s.read_only = request.new_entries == 0
+    s.prefill_only = request.new_entries == 0
     end = limit if request.new_entries is None else min(limit, length + request.new_entries)
     begin = length if request.begin is None else request.begin
     turn = request.turn_after(s.turn, begin, end)

@@ -38,16 +38,16 @@ class DeepSeekReader(JsonCallReader):
         if name is None:
             return False
         yield from self._skip_space()
-        is_block = not (yield from self._looks_at("{"))
+        is_block = not (yield from self._is_next("{"))
         if is_block:
             name = yield from self._name_until("\n")
             yield from self._skip_space()
             if name is None or not (yield from self._accept(f"{FENCE}json")):
                 return False
             yield from self._skip_space()
-        if not (yield from self._looks_at("{")) or not self._start_call(name.strip()):
+        if not (yield from self._is_next("{")) or not self._start_call(name.strip()):
             return False
-        yield from self._value(self._argue)
+        yield from self._value(self._add_arguments)
         yield from self._skip_space()
         if is_block:
             yield from self._accept(FENCE)

@@ -40,7 +40,13 @@ class HarmonyReader(OutputReader):
         is_call = recipient is not None and self._start_call(recipient[1])
         self._marked = None
         self.is_reasoning = not is_call and channel is not None and channel[1] == "analysis"
-        sink = self._argue if is_call else self._reason if self.is_reasoning else self._show
+        sink = (
+            self._add_arguments
+            if is_call
+            else self._show_reasoning
+            if self.is_reasoning
+            else self._show
+        )
         # Content with a format is the last message, and may spell the ends of messages.
         is_content = self._has_format and not is_call and not self.is_reasoning
         ends = () if is_content else (*ENDS, START)

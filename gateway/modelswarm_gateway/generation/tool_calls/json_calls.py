@@ -33,18 +33,20 @@ class JsonCallReader(OutputReader):
                     return False
                 is_started = True
                 if early:
-                    self._argue("".join(early))
+                    self._add_arguments("".join(early))
             elif key in ARGUMENT_KEYS and not has_arguments:
                 has_arguments = True
-                if not (yield from self._arguments(self._argue if is_started else early.append)):
+                if not (
+                    yield from self._arguments(self._add_arguments if is_started else early.append)
+                ):
                     return is_started
             elif key is None or not (yield from self._value(_ignore)):
                 return is_started
             yield from self._skip_space()
-            if not (yield from self._accept(",")) and not (yield from self._looks_at("}")):
+            if not (yield from self._accept(",")) and not (yield from self._is_next("}")):
                 return is_started
         if is_started and not has_arguments:
-            self._argue("{}")
+            self._add_arguments("{}")
         return is_started
 
     def _key(self) -> Steps[str | None]:
@@ -60,7 +62,7 @@ class JsonCallReader(OutputReader):
 
     def _arguments(self, sink: Sink) -> Steps[bool]:
         """Pass on the arguments. Some models write them as a string that has the JSON, or as null."""
-        if (yield from self._looks_at('"')):
+        if (yield from self._is_next('"')):
             text = yield from self._string()
             if text is None:
                 return False
@@ -112,7 +114,7 @@ class JsonCallReader(OutputReader):
 
     def _string(self) -> Steps[str | None]:
         """Return the content of a string; None if there is no valid one."""
-        if not (yield from self._looks_at('"')):
+        if not (yield from self._is_next('"')):
             return None
         raw: list[str] = []
         if not (yield from self._raw_string(raw.append)):

@@ -30,7 +30,7 @@ class LlamaReader(JsonCallReader):
                 return
             self._mark()
             yield from self._skip_space(";,")
-            if not (yield from self._looks_at("{")):
+            if not (yield from self._is_next("{")):
                 self._marked = None
                 return
         self._show_marked()
@@ -38,6 +38,6 @@ class LlamaReader(JsonCallReader):
     def _begins_call(self) -> Steps[bool]:
         """Return whether a call follows as the grammar writes it beside content that is JSON."""
         for name in self._tools:
-            if (yield from self._looks_at(f'{{"name":"{name}","parameters":')):
+            if (yield from self._is_next(f'{{"name":"{name}","parameters":')):
                 return True
         return False

@@ -19,7 +19,7 @@ class MistralReader(JsonCallReader):
             yield from self._skip_space()
             if (yield from self._accept("[")):
                 is_call = yield from self._list()
-            elif (yield from self._looks_at("{")):
+            elif (yield from self._is_next("{")):
                 is_call = yield from self._json_call()
                 self._end_call()
             else:
@@ -49,8 +49,8 @@ class MistralReader(JsonCallReader):
             yield from self._identifier()
         yield from self._accept(ARGS)
         yield from self._skip_space()
-        if not (yield from self._looks_at("{")) or not self._start_call(name):
+        if not (yield from self._is_next("{")) or not self._start_call(name):
             return False
-        yield from self._value(self._argue)
+        yield from self._value(self._add_arguments)
         self._end_call()
         return True

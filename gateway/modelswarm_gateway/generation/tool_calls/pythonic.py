@@ -52,7 +52,7 @@ class PythonicReader(OutputReader):
         while True:
             yield from self._skip_space(",")
             if (yield from self._accept(")")):
-                self._argue("{}" if before == "{" else "}")
+                self._add_arguments("{}" if before == "{" else "}")
                 return True
             key = yield from self._identifier()
             yield from self._skip_space()
@@ -61,7 +61,7 @@ class PythonicReader(OutputReader):
             value = yield from self._value_text()
             if value is None:
                 return True
-            self._argue(f"{before}{json.dumps(key)}: {_to_json(value)}")
+            self._add_arguments(f"{before}{json.dumps(key)}: {_to_json(value)}")
             before = ", "
 
     def _value_text(self) -> Steps[str | None]:

@@ -48,13 +48,13 @@ class QwenXmlReader(OutputReader):
             key = yield from self._name_until(">")
             if key is None:
                 return True
-            self._argue(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
+            self._add_arguments(f"{before}{json.dumps(key, ensure_ascii=False)}: ")
             before = ", "
             schema = properties.get(key) if isinstance(properties, Mapping) else None
             if not (yield from self._parameter(is_text(schema))):
                 return True
         if (yield from self._accept(END_FUNCTION)):
-            self._argue("{}" if before == "{" else "}")
+            self._add_arguments("{}" if before == "{" else "}")
         return True
 
     def _parameter(self, is_text: bool) -> Steps[bool]:
@@ -62,15 +62,17 @@ class QwenXmlReader(OutputReader):
         yield from self._accept("\n")
         ends = (f"\n{END_PARAMETER}", END_PARAMETER)
         if is_text:
-            self._argue('"')
-            end = yield from self._read_text(ends, lambda text: self._argue(_quoted(text)[1:-1]))
+            self._add_arguments('"')
+            end = yield from self._read_text(
+                ends, lambda text: self._add_arguments(_quoted(text)[1:-1])
+            )
             if end:
-                self._argue('"')
+                self._add_arguments('"')
         else:
             taken: list[str] = []
             end = yield from self._read_text(ends, taken.append)
             if end:
-                self._argue(_to_json("".join(taken)))
+                self._add_arguments(_to_json("".join(taken)))
         yield from self._accept(end)
         return bool(end)
 

@@ -108,7 +108,7 @@ class OutputReader:
         self._mark()
         yield from self._skip_space()
         for marker in markers:
-            if (yield from self._looks_at(marker)):
+            if (yield from self._is_next(marker)):
                 break
         else:
             self._rewind()
@@ -126,7 +126,7 @@ class OutputReader:
             self._marked = None
         self.is_reasoning = True
         yield from self._skip_space()
-        yield from self._read_text((END_THINK,), self._reason)
+        yield from self._read_text((END_THINK,), self._show_reasoning)
         yield from self._accept(END_THINK)
         self._space, self.is_reasoning = "", False
         yield from self._skip_space()
@@ -149,7 +149,7 @@ class OutputReader:
             self._marked.append(taken)
         return taken
 
-    def _looks_at(self, text: str) -> Steps[bool]:
+    def _is_next(self, text: str) -> Steps[bool]:
         while True:
             arrived = self._buffer[self._at : self._at + len(text)]
             if arrived == text:
@@ -160,7 +160,7 @@ class OutputReader:
 
     def _accept(self, text: str) -> Steps[bool]:
         """Go behind `text` if it follows."""
-        if not (yield from self._looks_at(text)):
+        if not (yield from self._is_next(text)):
             return False
         self._take(len(text))
         return True
@@ -233,7 +233,7 @@ class OutputReader:
         self._has_text = True
         self._events.extend(map(TextDelta, self._without_space(text)))
 
-    def _reason(self, text: str) -> None:
+    def _show_reasoning(self, text: str) -> None:
         self._events.extend(map(ReasoningDelta, self._without_space(text)))
 
     def _without_space(self, text: str) -> Sequence[str]:
@@ -251,7 +251,7 @@ class OutputReader:
         self.calls += 1
         return True
 
-    def _argue(self, text: str) -> None:
+    def _add_arguments(self, text: str) -> None:
         """Add a fragment of the last call's arguments."""
         self._events.append(ToolCallArguments(self.calls - 1, text))
 

@@ -134,7 +134,7 @@ class NodeHealth:
         if node.out_of_service:
             return NodeState.DELETED
         if not node.ready:
-            patience = (
+            grace = (
                 self._policy.mass_outage_timeout
                 if self.mass_outage
                 else self._policy.not_ready_grace
@@ -142,9 +142,7 @@ class NodeHealth:
             # A pod that was scheduled to a NotReady node gets its own grace period. Otherwise its replacement could
             # land there too and be replaced at once, in a loop.
             since = max(self._down_since(node), placed)
-            return (
-                NodeState.UNREACHABLE if self._has_passed(since + patience) else NodeState.UNREADY
-            )
+            return NodeState.UNREACHABLE if self._has_passed(since + grace) else NodeState.UNREADY
         return NodeState.DEPARTING if node.departing else NodeState.READY
 
     def _down_since(self, node: NodeView) -> float:

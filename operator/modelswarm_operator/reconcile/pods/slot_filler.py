@@ -58,7 +58,7 @@ def slot_states(
 def choose_slots(
     span: int, states: Sequence[SlotState], wanted: int, limit: int
 ) -> list[SlotState]:
-    """Return the best `most` existing slots; up to `wanted`, free ordinals are added.
+    """Return the best existing slots, at most `limit`. Free ordinals are added up to `wanted`.
 
     A serving slot is never given up for one that does not serve, and an existing slot never for a lower ordinal.
     """

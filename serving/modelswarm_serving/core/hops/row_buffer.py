@@ -1,6 +1,6 @@
 """Received rows of one hop that wait for a step: contiguous, taken in order, not copied when a group fits.
 
-Used by `hop.py`. Knows neither positions nor epochs: R1 (epochs) was applied before `append_rows`.
+Used by `hop.py`. Knows neither positions nor epochs: R1 (rows never truncate) was applied before `append_rows`.
 """
 
 from __future__ import annotations

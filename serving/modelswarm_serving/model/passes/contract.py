@@ -38,10 +38,6 @@ class PassTask:
     def input_bytes(self, shape: ModelShape) -> int:
         return ((1 + self.is_backward) * self.rows + self.prompts) * shape.row_bytes
 
-    def result_bytes(self, shape: ModelShape) -> int:
-        """Return the bytes of the output rows; of a backward pass, of the gradients of rows and of prompts."""
-        return (self.rows + self.is_backward * self.prompts) * shape.row_bytes
-
     def memory(self, shape: ModelShape) -> int:
         """Return the bytes that the pass takes beside the activations of one part.
 

@@ -26,7 +26,7 @@ from modelswarm_serving.runtime.passes.schedule import PassSchedule, ScheduledPa
 # Calls that may wait for memory.
 MAX_WAITING = 64
 # Seconds for the next message of a caller, and for one that the caller takes.
-PATIENCE_SECONDS = 60.0
+IDLE_TIMEOUT_SECONDS = 60.0
 # Seconds that a call waits for memory.
 WAIT_SECONDS = 60.0
 
@@ -71,13 +71,13 @@ class PassCalls:
         """Answer one call. Raise CallRefused, or StreamBroken if the caller is gone."""
         self._running += 1
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(IDLE_TIMEOUT_SECONDS):
                 request = _parse(await stream.read())
             task = self._check(request.head)
             reserved = await self._reserve(task)
             await self._run(stream, task, reserved)
         except TimeoutError as error:
-            detail = f"the caller sent or took nothing for {PATIENCE_SECONDS:.0f} s"
+            detail = f"the caller sent or took nothing for {IDLE_TIMEOUT_SECONDS:.0f} s"
             raise CallRefused(CallStatus.DEADLINE_EXCEEDED, detail) from error
         finally:
             self._running -= 1
@@ -137,7 +137,7 @@ class PassCalls:
         wanted = task.input_bytes(self._server.shape)
         data = bytearray()
         while len(data) < wanted:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(IDLE_TIMEOUT_SECONDS):
                 part = _parse(await stream.read()).data
             if not part or len(data) + len(part) > wanted:
                 detail = f"{wanted} bytes of input are needed, and the next part has {len(part)}"
@@ -217,5 +217,5 @@ def _parse(raw: Buffer) -> api_pb2.BlockPassRequest:
 
 
 async def _write(stream: Stream, response: api_pb2.BlockPassResponse) -> None:
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(IDLE_TIMEOUT_SECONDS):
         await stream.write(response.SerializeToString())

@@ -43,7 +43,8 @@ def run_pass(span: TransformerSpan, task: PassTask, data: bytes, part_rows: int)
     while not running.advance():
         parts += 1
     found = running.result()
-    assert len(found) == task.result_bytes(span.shape)
+    rows = task.rows + task.is_backward * task.prompts
+    assert len(found) == rows * span.shape.row_bytes
     hidden = span.shape.row_bytes // 4
     flat = torch.frombuffer(bytearray(found), dtype=torch.float32).view(-1, hidden)
     return [flat[: task.rows], flat[task.rows :]]

@@ -419,8 +419,8 @@ async def test_link_that_takes_nothing_for_long_is_closed() -> None:
 
 @pytest.fixture
 def without_beats(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Turn beats off, so that no missing beat reveals a lost peer."""
-    monkeypatch.setattr(stream, "BEAT_SECONDS", NEVER)
+    """Turn keepalives off, so that no missing one reveals a lost peer."""
+    monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", NEVER)
 
 
 @pytest.mark.usefixtures("without_beats")
@@ -483,7 +483,7 @@ async def test_items_sent_while_links_close_break_no_lane(
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
-async def test_peer_that_does_not_read_does_not_delay_close() -> None:
+async def test_close_ends_although_a_peer_does_not_read() -> None:
     async with nodes("a") as (a,), raw_peer(a, hello("slow/1/x"), BOTH):
         await a.received.until(lambda: bool(a.received.up))
         a.send(Address("slow/1/x", ""), [rows(i, 1 << 20) for i in range(32)], Lane.BULK)

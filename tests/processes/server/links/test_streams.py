@@ -1,4 +1,4 @@
-"""Message streams over real sockets: framing, flow control, beats, and ends with a reason."""
+"""Message streams over real sockets: framing, flow control, keepalives, and ends with a reason."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ async def test_error_of_the_receiver_ends_the_stream_with_it() -> None:
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "no message of a link"),
         (b"GET / HTTP/1.1\r\n\r\n", "no message of a link"),
     ],
-    ids=["long", "longest", "kind", "beat with a body", "long end", "http2", "http1"],
+    ids=["long", "longest", "kind", "keepalive with a body", "long end", "http2", "http1"],
 )
 async def test_header_that_is_none_ends_the_stream(sent: bytes, reason: str) -> None:
     async with raw_pair() as (near, far):
@@ -204,7 +204,7 @@ async def test_header_that_is_none_ends_the_stream(sent: bytes, reason: str) -> 
 
 
 async def test_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.05)
     async with raw_pair() as (near, far):
         with pytest.raises(StreamBroken, match="nothing came from the peer"):
             await near.read()
@@ -213,7 +213,7 @@ async def test_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_beats_keep_a_stream_that_takes_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow network, megabytes are under way in front of anything that is sent now."""
-    monkeypatch.setattr(stream, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.02)
     async with raw_pair() as (near, far):
         while near.paused_since is None:
             near.send_message(bytes(1 << 20))
@@ -221,13 +221,13 @@ async def test_beats_keep_a_stream_that_takes_no_data(monkeypatch: pytest.Monkey
         for _ in range(20):
             far.send(header(BEAT, 0))
             await asyncio.sleep(0.02)
-        assert near.buffered_bytes == waiting, "no beats pile up behind the data"
+        assert near.buffered_bytes == waiting, "no keepalives pile up behind the data"
         near.send_message(b"still open")
 
 
 async def test_slow_reader_does_not_give_up_its_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The beats of the peer wait in the socket, which is not read."""
-    monkeypatch.setattr(stream, "BEAT_SECONDS", 0.02)
+    """The keepalives of the peer wait in the socket, which is not read."""
+    monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.02)
     async with raw_pair() as (near, far):
         body = bytes(300_000)
         sending = asyncio.ensure_future(
@@ -240,7 +240,7 @@ async def test_slow_reader_does_not_give_up_its_peer(monkeypatch: pytest.MonkeyP
 
 
 async def test_idle_stream_between_living_processes_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.02)
     async with pair() as (one, other):
         await asyncio.sleep(0.3)
         one.send_message(b"still here")
@@ -359,7 +359,7 @@ async def test_everything_sent_before_the_end_is_read() -> None:
 async def test_beats_do_not_break_a_stream_that_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stream, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.02)
     async with raw_pair() as (near, far):
         near.send_message(b"a result")
         ending = asyncio.ensure_future(near.end_gracefully(NEVER))

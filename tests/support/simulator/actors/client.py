@@ -18,6 +18,7 @@ from support.simulator.oracles import Reference
 from support.simulator.scenario import NEVER
 from support.simulator.trace import Violation
 
+from modelswarm.protocol.input_log import common_prefix_length
 from modelswarm.protocol.messages import Finish, Sampling
 from modelswarm_gateway.core.interface.effects import (
     Effect,
@@ -32,7 +33,6 @@ from modelswarm_gateway.core.interface.effects import (
 from modelswarm_gateway.core.interface.errors import SessionBusy
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs, TurnRequest
 from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
-from modelswarm_gateway.core.sessions.session import common_prefix
 
 AWAY_CHANCE = 0.03  # of a broken stream, for each token that a client gets
 
@@ -119,7 +119,7 @@ class Client:
             return
         self.turns_left -= 1
         request = self._draws.draw_turn(self.log, self.turns_left)
-        self._begin(self.rows.add(request, common_prefix(self.log, request.tokens)))
+        self._begin(self.rows.add(request, common_prefix_length(self.log, request.tokens)))
 
     def _begin(self, request: TurnRequest) -> None:
         if self.done:
@@ -141,7 +141,7 @@ class Client:
         if self.has_token:
             self._previous_log = list(self.log)
         else:  # the turn before may have rewound the log
-            kept = common_prefix(self._previous_log, self.log)
+            kept = common_prefix_length(self._previous_log, self.log)
             self._previous_log = self._previous_log[:kept]
         self.log, self.has_token = list(request.tokens), request.is_resumed
         self._read, self._reroutes = length, 0
@@ -214,7 +214,7 @@ class Client:
         """Start the turn in the core. A session whose turn has ended must not be busy."""
         if self.rows.are_used:  # the gateway has the rows of the log that it keeps
             kept = self.gateway.core.parked_turn(self.name)
-            known = 0 if kept is None else common_prefix(kept.tokens, request.tokens)
+            known = 0 if kept is None else common_prefix_length(kept.tokens, request.tokens)
             request = replace(request, opaque=rows_from(request.tokens, known))
         if request.is_resumed and self._kept_sampling is not None:
             request = replace(request, sampling=self._kept_sampling)

@@ -16,11 +16,12 @@ from support.simulator.oracles import generates_nothing
 from support.simulator.trace import Violation
 
 from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.input_log import common_prefix_length
 from modelswarm_gateway.core.interface.effects import Effect, OwnershipLost
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.turn import ParkedTurn
 from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
-from modelswarm_gateway.core.sessions.session import SessionState, common_prefix
+from modelswarm_gateway.core.sessions.session import SessionState
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
 RETRY_SECONDS = 0.1
@@ -227,7 +228,7 @@ class ResumingClient:
         client, received = self._client, self._received
         own_cut = [] if client.has_token else [client.log]
         for cut in (*own_cut, *self.rival_prompts):
-            received = received[: common_prefix(received, cut)]
+            received = received[: common_prefix_length(received, cut)]
         self._expect(
             list(log[: len(received)]) == received,
             f"the log that {where} has {len(log)} entries and not those that the client has received",

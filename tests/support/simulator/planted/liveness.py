@@ -1,7 +1,8 @@
-"""Planted bugs that only delay or eject: sessions without an owner, starvation, innocent servers (R5, R12, R20, R21).
+"""Planted bugs that only delay or eject: sessions without an owner, starvation, innocent servers.
 
-As in `protocol.py`: subclasses of product classes, one rule broken in each. Each session gets its tokens in the end, so
-that only the oracles of `liveness.py` find them.
+The rules are R5 (recovery loop), R12 (admission), R20 (takeover) and R21 (detection). As in `protocol.py`: subclasses
+of product classes, one rule broken in each. Each session gets its tokens in the end, so that only the oracles of
+`liveness.py` find them.
 """
 
 from __future__ import annotations

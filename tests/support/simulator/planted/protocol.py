@@ -1,4 +1,4 @@
-"""Planted bugs in the rules for rows, fences, credit, lanes and handles (R1 to R5, R7 to R11, I5).
+"""Planted bugs in the rules for rows, fences, credit, lanes and handles.
 
 Each class is a product class with one rule broken and nothing else; product code has no switch for any of them.
 `catalog.py` names them all and the scenario that finds each.

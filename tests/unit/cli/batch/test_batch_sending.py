@@ -15,7 +15,7 @@ from typing_extensions import override
 from modelswarm.cli.batch.input_file import BatchRequest
 from modelswarm.cli.batch.output_file import BatchAnswer
 from modelswarm.cli.batch.run import answer_all
-from modelswarm.cli.batch.sending import BatchSender, Patience
+from modelswarm.cli.batch.sending import BatchSender, RequestTimeouts
 from modelswarm.client.api import GatewayUnreachableError
 
 Reply: TypeAlias = tuple[int, dict[str, str], bytes]
@@ -79,8 +79,8 @@ def fetch(port: int, *answers: Reply, time: VirtualTime | None = None) -> BatchA
     Scripted.bodies.clear()
 
     async def send() -> BatchAnswer:
-        patience = Patience(30.0, 60.0, time.clock, time.sleep)
-        async with BatchSender(f"http://127.0.0.1:{port}", "m", 1, patience) as sender:
+        timeouts = RequestTimeouts(30.0, 60.0, time.clock, time.sleep)
+        async with BatchSender(f"http://127.0.0.1:{port}", "m", 1, timeouts) as sender:
             return await sender.fetch_answer(request(prompt="hi"))
 
     return asyncio.run(send())

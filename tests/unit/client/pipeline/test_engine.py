@@ -25,18 +25,18 @@ from modelswarm.errors import UserError
 NOTHING = "http://127.0.0.1:1"
 
 
-def make_engine(patience: float) -> tuple[PipelineEngine, count[int]]:
+def make_engine(progress_timeout: float) -> tuple[PipelineEngine, count[int]]:
     """Return an engine whose clock goes on by a second at every look."""
     seconds = count()
     client = AsyncClient(NOTHING, max_retries=0)
     model = ServedModel("model", 100)
     rows = AnswerRows(NOTHING)
-    engine = PipelineEngine(client, model, 2, patience, rows, lambda: float(next(seconds)))
+    engine = PipelineEngine(client, model, 2, progress_timeout, rows, lambda: float(next(seconds)))
     return engine, seconds
 
 
-async def test_unreachable_gateway_fails_a_prompt_after_the_patience() -> None:
-    engine, seconds = make_engine(patience=3)
+async def test_unreachable_gateway_fails_a_prompt_after_the_timeout() -> None:
+    engine, seconds = make_engine(progress_timeout=3)
 
     with pytest.raises(GatewayUnreachableError, match=NOTHING):
         await engine.answer(Job(0, Prompt(text="a"), GenerationConfig(), 1))
@@ -57,7 +57,7 @@ def test_errors_have_the_code_of_the_gateway_or_of_their_kind() -> None:
 
 
 async def test_errors_are_responses_of_a_run_that_raises_none() -> None:
-    engine, _ = make_engine(patience=0)
+    engine, _ = make_engine(progress_timeout=0)
     jobs = [Job(place, Prompt(text="a"), GenerationConfig(), 1) for place in range(5)]
     run = BatchRun(engine, jobs, raises=False)
 

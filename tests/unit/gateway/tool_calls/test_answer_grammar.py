@@ -89,7 +89,6 @@ WRONG = {
     "pythonic": "[move(to=1",
     "openai": '<|channel|>commentary to=functions.move <|constrain|>json<|message|>{"to":1',
 }
-LEAVES_OUT = {"pythonic": '"a")', "qwen3_coder": "abc\n</parameter>\n</"}
 
 
 @pytest.mark.parametrize("are_tokens", [False, True])

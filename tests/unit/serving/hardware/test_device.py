@@ -16,7 +16,7 @@ from modelswarm.protocol.link.hello_checks import hello_fault
 from modelswarm.protocol.messages import Hello, Lane, Role
 from modelswarm_serving.model.device import HOST, TorchDrivers, check_dtype, find_device
 from modelswarm_serving.model.numerics import numerics_class
-from modelswarm_serving.settings import parse
+from modelswarm_serving.settings import parse_settings
 
 SERVER = ["--name", "s0", "--model", "demo://counting", "--blocks", "0:4"]
 OLD_DRIVER = (
@@ -131,13 +131,13 @@ def test_torch_without_device_tells_the_reason() -> None:
 
 @pytest.mark.parametrize("flag", ["auto", "cpu", "accelerator", "cuda", "cuda:1", "xpu"])
 def test_device_flag_takes_kinds_and_numbers(flag: str) -> None:
-    assert parse([*SERVER, "--device", flag]).device == flag
+    assert parse_settings([*SERVER, "--device", flag]).device == flag
 
 
 @pytest.mark.parametrize("flag", ["gpu", "mps", "cuda:", "cuda:x", "cpu:0", "auto:1", ""])
 def test_unknown_device_flag_is_refused(flag: str) -> None:
     with pytest.raises(click.BadParameter, match="is not a device; allowed: auto, cpu, accel"):
-        parse([*SERVER, "--device", flag])
+        parse_settings([*SERVER, "--device", flag])
 
 
 def cpu_root(folder: Path, *cpus: str, vendor: str = "vendor_id\t: GenuineIntel") -> Path:

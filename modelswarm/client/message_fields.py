@@ -17,17 +17,17 @@ _SERVER_NAMES = {"peer": "server", "best": "best_server"}
 """Fields that hold a peer, and the field beside them with its name as the tables have it."""
 
 
-def message_facts(message: Message) -> dict[str, Any]:
+def message_fields(message: Message) -> dict[str, Any]:
     """Return all fields by their names; optional ones that are unset as None. Peers get their server's name too."""
-    facts: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = _value(message, field.name, field.is_repeated, field.has_presence)
         if field.name in _SERVER_NAMES and isinstance(value, str):
-            facts[_SERVER_NAMES[field.name]] = name_of(value)
+            fields[_SERVER_NAMES[field.name]] = name_of(value)
         if field.name == "id":
-            facts["session"] = session_name(str(value))
-        facts[field.name] = value
-    return facts
+            fields["session"] = session_name(str(value))
+        fields[field.name] = value
+    return fields
 
 
 def session_name(session_id: str) -> str:
@@ -39,7 +39,7 @@ def _value(message: Message, name: str, is_repeated: bool, has_presence: bool) -
     value = getattr(message, name)
     if is_repeated:
         assert isinstance(value, Sequence)
-        return [message_facts(part) if isinstance(part, Message) else part for part in value]
+        return [message_fields(part) if isinstance(part, Message) else part for part in value]
     if has_presence and not message.HasField(name):
         return None
-    return message_facts(value) if isinstance(value, Message) else value
+    return message_fields(value) if isinstance(value, Message) else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelswarm.protocol.fork_sources import FORK_TOKENS, Source, choose_sources
+from modelswarm.protocol.beam_forks import FORK_TOKENS, Source, choose_sources
 
 ONE, TWO = tuple(range(100)), tuple(range(1000, 1100))
 LONG = tuple(range(FORK_TOKENS + 50))

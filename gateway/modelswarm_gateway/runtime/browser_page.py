@@ -38,7 +38,7 @@ class GatewayPage:
         self._server.stop()
 
 
-def open_page(target: str | None, http: str, admin: str) -> list[GatewayPage]:
+def open_browser_page(target: str | None, http: str, admin: str) -> list[GatewayPage]:
     """Bind the page's port; nothing without a target. `http`, `admin`: the addresses at which this gateway listens.
 
     Raise UserError for an address that others can reach, or a port that is in use.

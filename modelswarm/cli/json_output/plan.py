@@ -1,4 +1,4 @@
-"""The facts of `plan`: every number of the plan, with the sums that its table shows."""
+"""The JSON of `plan`: every number of the plan, with the sums that its table shows."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from modelswarm.placement.spans import Span
 from modelswarm.resources.spec import Part
 
 
-def plan_facts(plan: SwarmPlan) -> dict[str, Any]:
-    """Return the plan's facts; amounts of memory in bytes."""
-    facts = _facts(plan)
-    del facts["spans"]  # each server has its own
-    for server in facts["servers"]:
+def plan_fields(plan: SwarmPlan) -> dict[str, Any]:
+    """Return the plan's fields; amounts of memory in bytes."""
+    shown = _fields(plan)
+    del shown["spans"]  # each server has its own
+    for server in shown["servers"]:
         for memory in (server["memory"], server["host"]):
             if memory is not None:
                 del memory["parts"]  # the fields again, with names for people
-    return facts | {"page_size": PAGE_SIZE}
+    return shown | {"page_size": PAGE_SIZE}
 
 
-def _facts(part: Any) -> dict[str, Any]:
+def _fields(part: Any) -> dict[str, Any]:
     """Return the fields and the properties of a part of the plan, a dataclass."""
     properties = [name for name, value in vars(type(part)).items() if isinstance(value, property)]
     names = [field.name for field in fields(part)] + properties
@@ -30,7 +30,7 @@ def _facts(part: Any) -> dict[str, Any]:
 
 def _value(value: Any) -> Any:
     if is_dataclass(value):
-        return _facts(value)
+        return _fields(value)
     if isinstance(value, Span):
         return value._asdict()
     if isinstance(value, Part):

@@ -1,4 +1,4 @@
-"""The facts of `status`: the gateway's snapshot, with what only this machine knows of its own processes.
+"""The JSON of `status`: the gateway's snapshot, with what only this machine knows of its own processes.
 
 Also used by the tables of `status`, for the choice of one session.
 """
@@ -9,9 +9,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from modelswarm.cli.facts.printing import print_json
+from modelswarm.cli.json_output.printing import print_json
 from modelswarm.cli.options.target import AdminTarget
-from modelswarm.client.message_facts import message_facts
+from modelswarm.client.message_fields import message_fields
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.errors import ModelSwarmError
 from modelswarm.local.run_folder import (
@@ -30,10 +30,10 @@ WATCH_SECONDS = 1.0
 def print_status(target: AdminTarget, session: str | None, watch: bool) -> None:
     """Print the status as one line of JSON; with `watch` one line a second, until Ctrl-C."""
     with SwarmClient(target.address) as client:
-        print_json(status_facts(fetch_status(client, session), target))
+        print_json(status_fields(fetch_status(client, session), target))
         while watch:
             time.sleep(WATCH_SECONDS)
-            print_json(status_facts(fetch_status(client, session), target))
+            print_json(status_fields(fetch_status(client, session), target))
 
 
 def fetch_status(client: SwarmClient, session: str | None) -> api_pb2.Snapshot:
@@ -49,26 +49,26 @@ def fetch_status(client: SwarmClient, session: str | None) -> api_pb2.Snapshot:
     return snapshot
 
 
-def status_facts(snapshot: api_pb2.Snapshot, target: AdminTarget) -> dict[str, Any]:
-    """Return the snapshot's facts. What only this machine knows is None if the swarm runs elsewhere."""
-    facts, run = message_facts(snapshot), target.run
+def status_fields(snapshot: api_pb2.Snapshot, target: AdminTarget) -> dict[str, Any]:
+    """Return the snapshot's fields. What only this machine knows is None if the swarm runs elsewhere."""
+    shown, run = message_fields(snapshot), target.run
     processes = server_processes(run.name) if run else {}
-    for server in facts["servers"]:
-        server |= _process_facts(processes.get(server["peer"]))
+    for server in shown["servers"]:
+        server |= _process_fields(processes.get(server["peer"]))
     return {
         "swarm": run.name if run else None,
         "gateway": target.gateway,
-        "gateways": [_gateway_facts(run, gateway) for gateway in run.gateways] if run else [],
-        "starting": [],  # see `facts.start`
-        **facts,
+        "gateways": [_gateway_fields(run, gateway) for gateway in run.gateways] if run else [],
+        "starting": [],  # see `json_output.start`
+        **shown,
     }
 
 
-def _gateway_facts(run: RunInfo, gateway: GatewayAddresses) -> dict[str, Any]:
-    return _process_facts(gateway_process(run.name, gateway.name)) | asdict(gateway)
+def _gateway_fields(run: RunInfo, gateway: GatewayAddresses) -> dict[str, Any]:
+    return _process_fields(gateway_process(run.name, gateway.name)) | asdict(gateway)
 
 
-def _process_facts(process: LocalProcess | None) -> dict[str, Any]:
+def _process_fields(process: LocalProcess | None) -> dict[str, Any]:
     return {
         "pid": process.pid if process else None,
         "metrics": process.metrics if process else None,

@@ -1,4 +1,4 @@
-"""The facts of `convert`: the folder that was written, and the sizes of its model."""
+"""The JSON of `convert`: the folder that was written, and the sizes of its model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 
-def conversion_facts(
+def conversion_fields(
     folder: Path, config: Mapping[str, Any], *, has_tokenizer: bool
 ) -> dict[str, Any]:
     """Return the object of `convert --json`. `config`: of the model, with GPT-2's names."""

@@ -9,7 +9,7 @@ from typing import Any
 from modelswarm.process.json_text import to_json
 
 
-def print_json(facts: Mapping[str, Any]) -> None:
+def print_json(fields: Mapping[str, Any]) -> None:
     """Print an object as one line at once."""
-    sys.stdout.write(f"{to_json(facts)}\n")
+    sys.stdout.write(f"{to_json(fields)}\n")
     sys.stdout.flush()

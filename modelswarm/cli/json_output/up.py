@@ -6,8 +6,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from modelswarm.cli.facts.printing import print_json
-from modelswarm.cli.facts.start import progress_facts
+from modelswarm.cli.json_output.printing import print_json
+from modelswarm.cli.json_output.start import progress_fields
 from modelswarm.cli.terminal.signals import run_until_signal
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document, unused_fields
@@ -59,7 +59,7 @@ class ProgressEvents:
 
 def print_progress(process: str, progress: StartProgress) -> None:
     """Print how far the start of a process is; numbers that are not known are None."""
-    print_event("progress", process=process, **progress_facts(progress))
+    print_event("progress", process=process, **progress_fields(progress))
 
 
 def print_change(change: JobChange) -> None:
@@ -77,5 +77,5 @@ def print_change(change: JobChange) -> None:
     )
 
 
-def print_event(event: str, **facts: Any) -> None:
-    print_json({"event": event, "time": time.time(), **facts})
+def print_event(event: str, **fields: Any) -> None:
+    print_json({"event": event, "time": time.time(), **fields})

@@ -1,12 +1,12 @@
-"""The facts of `status` while a swarm starts: from the files of its folder, and from its gateway if it answers."""
+"""The JSON of `status` while a swarm starts: from the files of its folder, and from its gateway if it answers."""
 
 from __future__ import annotations
 
 import time
 from typing import Any
 
-from modelswarm.cli.facts.printing import print_json
-from modelswarm.client.message_facts import message_facts
+from modelswarm.cli.json_output.printing import print_json
+from modelswarm.client.message_fields import message_fields
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.local.run_folder import StartInfo, find_starting
 from modelswarm.local.start_state import (
@@ -25,26 +25,26 @@ WATCH_SECONDS = 1.0
 
 def print_start(start: StartInfo, watch: bool) -> None:
     """Print the processes of a starting swarm as one line of JSON; with `watch` one a second, until it is ready."""
-    print_json(start_facts(start))
+    print_json(start_fields(start))
     while watch:
         time.sleep(WATCH_SECONDS)
         if find_starting(start.name) is None:
             return
-        print_json(start_facts(start))
+        print_json(start_fields(start))
 
 
-def start_facts(start: StartInfo) -> dict[str, Any]:
+def start_fields(start: StartInfo) -> dict[str, Any]:
     """Return the fields of `status`; those that only a ready swarm has are None or empty."""
     processes, snapshot = read_processes(start)
-    facts = message_facts(snapshot)
-    for server in facts["servers"]:
+    shown = message_fields(snapshot)
+    for server in shown["servers"]:
         server |= dict.fromkeys(("pid", "metrics", "ready_seconds"))
     return {
         "swarm": start.name,
         "gateway": None,
         "gateways": [],
-        "starting": [process_facts(process) for process in processes],
-        **facts,
+        "starting": [process_fields(process) for process in processes],
+        **shown,
     }
 
 
@@ -69,17 +69,17 @@ def _fetch_snapshot(target: str) -> tuple[api_pb2.Snapshot | None, str]:
             return None, str(error)
 
 
-def process_facts(process: ProcessStart) -> dict[str, Any]:
+def process_fields(process: ProcessStart) -> dict[str, Any]:
     """Return the fields of a starting process; what is not known is None."""
     return {
         "process": process.name,
         "blocks": process.blocks or None,
         "pid": process.pid or None,
-        **progress_facts(process.progress),
+        **progress_fields(process.progress),
     }
 
 
-def progress_facts(progress: StartProgress) -> dict[str, Any]:
+def progress_fields(progress: StartProgress) -> dict[str, Any]:
     """Return the fields of a progress; what is not known is None."""
     is_counted = progress.total > 0
     return {

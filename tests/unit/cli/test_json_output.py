@@ -16,13 +16,13 @@ import pytest
 from modelswarm.cli import run
 from modelswarm.cli.chat.printing import Answer, JsonPrinter
 from modelswarm.cli.commands import commands
-from modelswarm.cli.facts.completion import completion_facts
-from modelswarm.cli.facts.conversion import conversion_facts
-from modelswarm.cli.facts.printing import print_json
-from modelswarm.cli.facts.sessions import list_facts, session_facts
-from modelswarm.cli.facts.start import process_facts, start_facts
-from modelswarm.cli.facts.status import status_facts
-from modelswarm.cli.facts.up import print_change, print_event, print_progress
+from modelswarm.cli.json_output.completion import completion_fields
+from modelswarm.cli.json_output.conversion import conversion_fields
+from modelswarm.cli.json_output.printing import print_json
+from modelswarm.cli.json_output.sessions import list_fields, session_fields
+from modelswarm.cli.json_output.start import process_fields, start_fields
+from modelswarm.cli.json_output.status import status_fields
+from modelswarm.cli.json_output.up import print_change, print_event, print_progress
 from modelswarm.cli.options.target import AdminTarget
 from modelswarm.client.api.answers import (
     Choice,
@@ -33,7 +33,7 @@ from modelswarm.client.api.answers import (
     TokenLogprob,
     Usage,
 )
-from modelswarm.client.message_facts import message_facts
+from modelswarm.client.message_fields import message_fields
 from modelswarm.local.run_folder import GatewayAddresses, RunFolder, RunInfo, StartInfo
 from modelswarm.local.start_state import IMPORTING, ProcessStart
 from modelswarm.local.supervisor import JobChange, JobState, JobStatus
@@ -70,10 +70,10 @@ def documented(heading: str) -> dict[str, set[str]]:
     return {name.removeprefix("(top)"): fields for name, fields in named.items() if fields}
 
 
-def shape(facts: dict[str, Any], name: str = "") -> dict[str, set[str]]:
+def shape(shown: dict[str, Any], name: str = "") -> dict[str, set[str]]:
     """Return the fields of an object and of its inner objects, by path."""
-    shapes = {name: set(facts)}
-    for key, value in facts.items():
+    shapes = {name: set(shown)}
+    for key, value in shown.items():
         path = f"{name}.{key}" if name else key
         if isinstance(value, dict):
             shapes |= shape(value, path)
@@ -87,28 +87,28 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 
 
 def test_status_has_every_field_even_if_it_is_zero() -> None:
-    facts = status_facts(SNAPSHOT, AdminTarget("host:1"))
+    shown = status_fields(SNAPSHOT, AdminTarget("host:1"))
 
-    [server] = facts["servers"]
+    [server] = shown["servers"]
     assert (server["first"], server["sessions"], server["score"]) == (0, 0, 0.0)
     assert (server["server"], server["peer"]) == ("s", "s/1/x")
     assert server["steps"] == 2**63
-    assert facts["sessions"][0]["session"] == SESSION.removeprefix("named:")
+    assert shown["sessions"][0]["session"] == SESSION.removeprefix("named:")
     told = documented("status")
-    assert told.pop("starting[]") == set(process_facts(STARTING))
-    assert shape(facts) == {name: fields for name, fields in told.items() if name != "gateways[]"}
+    assert told.pop("starting[]") == set(process_fields(STARTING))
+    assert shape(shown) == {name: fields for name, fields in told.items() if name != "gateways[]"}
 
 
 def test_status_of_a_starting_swarm_has_the_same_fields(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    facts = start_facts(StartInfo("one", 1, {"s": "0:4"}, ("gateway",)))
+    shown = start_fields(StartInfo("one", 1, {"s": "0:4"}, ("gateway",)))
 
     told = documented("status")
-    assert shape(facts) == {name: told[name] for name in ("", "starting[]")}
-    assert [process["phase"] for process in facts["starting"]] == ["importing", "importing"]
-    assert facts["starting"][0]["done"] is None
+    assert shape(shown) == {name: told[name] for name in ("", "starting[]")}
+    assert [process["phase"] for process in shown["starting"]] == ["importing", "importing"]
+    assert shown["starting"][0]["done"] is None
 
 
 def test_status_of_this_machine_has_pids_and_ports(
@@ -121,67 +121,67 @@ def test_status_of_this_machine_has_pids_and_ports(
         (folder.members / "s.json").write_text(json.dumps(member))
         folder.gateway_file("gateway").write_text(json.dumps({"pid": 43}))
 
-        facts = status_facts(SNAPSHOT, AdminTarget(INFO.admin, INFO, "gateway"))
+        shown = status_fields(SNAPSHOT, AdminTarget(INFO.admin, INFO, "gateway"))
     finally:
         folder.release()
 
-    assert facts["swarm"] == "one"
-    assert (facts["servers"][0]["pid"], facts["servers"][0]["metrics"]) == (42, "127.0.0.1:7")
-    assert facts["servers"][0]["ready_seconds"] >= 0
-    assert facts["gateway"] == "gateway"
-    first, second = facts["gateways"]
+    assert shown["swarm"] == "one"
+    assert (shown["servers"][0]["pid"], shown["servers"][0]["metrics"]) == (42, "127.0.0.1:7")
+    assert shown["servers"][0]["ready_seconds"] >= 0
+    assert shown["gateway"] == "gateway"
+    first, second = shown["gateways"]
     assert (first["pid"], first["http"], first["metrics"]) == (43, INFO.http, INFO.metrics)
     assert (second["name"], second["pid"], second["http"]) == ("gateway2", None, "127.0.0.1:9010")
-    assert facts["starting"] == []
+    assert shown["starting"] == []
     told = documented("status")
-    assert shape(facts) == {name: fields for name, fields in told.items() if name != "starting[]"}
+    assert shape(shown) == {name: fields for name, fields in told.items() if name != "starting[]"}
 
 
 def test_status_of_another_machine_has_null_instead() -> None:
-    facts = status_facts(SNAPSHOT, AdminTarget("host:1"))
+    shown = status_fields(SNAPSHOT, AdminTarget("host:1"))
 
-    assert facts["swarm"] is None
-    assert facts["servers"][0]["pid"] is None
-    assert (facts["gateway"], facts["gateways"]) == (None, [])
+    assert shown["swarm"] is None
+    assert shown["servers"][0]["pid"] is None
+    assert (shown["gateway"], shown["gateways"]) == (None, [])
 
 
 def test_routes_has_every_field_and_null_if_unset() -> None:
     reason = api_pb2.RouteReason(id="x", hops=[api_pb2.HopReason(peer="s/1/x")], best=[HOP])
     reply = api_pb2.RoutesReply(servers=[api_pb2.ServerCost(peer="s/1/x")], sessions=[reason])
 
-    facts = message_facts(reply)
+    shown = message_fields(reply)
 
-    assert facts["servers"][0]["rtt_ms"] is None
-    assert facts["servers"][0]["block_ms"] == 0.0
-    assert facts["sessions"][0]["cost_ms"] is None
-    assert shape(facts) == documented("routes")
+    assert shown["servers"][0]["rtt_ms"] is None
+    assert shown["servers"][0]["block_ms"] == 0.0
+    assert shown["sessions"][0]["cost_ms"] is None
+    assert shape(shown) == documented("routes")
 
 
 def test_sessions_have_every_field() -> None:
-    listed = list_facts([("gateway2", SNAPSHOT), (None, api_pb2.Snapshot())])
+    listed = list_fields([("gateway2", SNAPSHOT), (None, api_pb2.Snapshot())])
     state = SessionState("mine", "m", "idle", 3, None, 60, 9, 0, (Hop("s", 0, 4),))
 
     assert shape(listed) == documented("sessions list")
     assert [each["gateway"] for each in listed["sessions"]] == ["gateway2"]
-    shown = json.loads(json.dumps(session_facts(state)))
+    shown = json.loads(json.dumps(session_fields(state)))
     assert (shown["max_length"], shown["route"][0]["server"]) == (None, "s")
     assert shape(shown) == documented("sessions show")
 
 
 def test_drain_state_has_every_field() -> None:
-    facts = message_facts(api_pb2.DrainProgress(peer="s/1/x"))
+    shown = message_fields(api_pb2.DrainProgress(peer="s/1/x"))
 
-    assert (facts["server"], facts["done"], facts["uncovered_blocks"]) == ("s", False, [])
-    assert shape(facts) == documented("drain")
+    assert (shown["server"], shown["done"], shown["uncovered_blocks"]) == ("s", False, [])
+    assert shape(shown) == documented("drain")
 
 
 def test_plan_prints_every_number_in_bytes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", str(EXAMPLE), "--json"]) == 0
 
-    [facts] = printed(capsys)
-    assert facts["servers"][1]["span"] == {"first": 4, "last": 8}
-    assert facts["total_bytes"] == 2 * sum(server["memory"]["total"] for server in facts["servers"])
-    assert shape(facts) == documented("plan")
+    [shown] = printed(capsys)
+    assert shown["servers"][1]["span"] == {"first": 4, "last": 8}
+    assert shown["total_bytes"] == 2 * sum(server["memory"]["total"] for server in shown["servers"])
+    assert shape(shown) == documented("plan")
 
 
 def test_plan_names_memory_of_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,9 +191,9 @@ def test_plan_names_memory_of_passes(tmp_path: Path, capsys: pytest.CaptureFixtu
     file.write_text(json.dumps(document | {"metadata": {"name": "x"}, "spec": spec}))
     assert run(["plan", str(file), "--json"]) == run(["plan", str(file)]) == 0
 
-    facts, text = capsys.readouterr().out.split("\n", 1)
-    assert json.loads(facts)["training_memory"] == 1 << 30
-    assert json.loads(facts)["servers"][0]["memory"]["training"] == 1 << 30
+    shown, text = capsys.readouterr().out.split("\n", 1)
+    assert json.loads(shown)["training_memory"] == 1 << 30
+    assert json.loads(shown)["servers"][0]["memory"]["training"] == 1 << 30
     assert "training 1 GiB" in text
 
 
@@ -205,8 +205,8 @@ def test_plan_names_adapters(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     file.write_text(json.dumps(document | {"metadata": {"name": "x"}, "spec": spec}))
     assert run(["plan", str(file), "--json"]) == 0
 
-    [facts] = printed(capsys)
-    assert facts["adapters"] == [adapter] and facts["servers"][0]["memory"]["adapters"] > 0
+    [shown] = printed(capsys)
+    assert shown["adapters"] == [adapter] and shown["servers"][0]["memory"]["adapters"] > 0
 
 
 def test_up_prints_each_change_as_a_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,9 +241,9 @@ def test_convert_fields_are_documented() -> None:
     names = ("n_layer", "n_embd", "n_head", "vocab_size", "n_positions")
     config = dict.fromkeys(names, 1) | {"activation_function": "gelu", "dtype": "float32"}
 
-    facts = conversion_facts(Path("made"), config, has_tokenizer=False)
+    shown = conversion_fields(Path("made"), config, has_tokenizer=False)
 
-    assert shape(facts) == documented("convert")
+    assert shape(shown) == documented("convert")
 
 
 def test_every_command_takes_json() -> None:
@@ -272,12 +272,12 @@ def test_generate_fields_are_documented() -> None:
     token = TokenLogprob("hi", -1.0, {"hi": -1.0})
     answer = Completion("m", (Choice(0, "hi", "stop", logprobs=(token,)),), Usage(1, 2, 3))
 
-    facts = completion_facts(1, answer)
+    shown = completion_fields(1, answer)
 
-    told = shape(facts)
+    told = shape(shown)
     told.pop("choices[].logprobs[].top")  # its names are tokens
     assert documented("generate") == told
-    assert (facts["prompt"], facts["choices"][0]["prompt_logprobs"]) == (1, None)
+    assert (shown["prompt"], shown["choices"][0]["prompt_logprobs"]) == (1, None)
 
 
 def test_chat_has_every_field(capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,9 +288,9 @@ def test_chat_has_every_field(capsys: pytest.CaptureFixture[str]) -> None:
     JsonPrinter().print_end(answer, None, False)
     JsonPrinter().print_end(Answer(3), None, False)
 
-    [facts] = printed(capsys)
-    assert shape(facts) == documented("chat")
-    assert (facts["turn"], facts["text"], facts["route"]) == (2, "hi", None)
+    [shown] = printed(capsys)
+    assert shape(shown) == documented("chat")
+    assert (shown["turn"], shown["text"], shown["route"]) == (2, "hi", None)
 
 
 def test_batch_fields_are_documented() -> None:

@@ -1,4 +1,4 @@
-"""The facts of `sessions`: the sessions of gateways, and one session as its gateway shows it to clients."""
+"""The JSON of `sessions`: the sessions of gateways, and one session as its gateway shows it to clients."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from modelswarm.cli.options.target import AdminTarget
-from modelswarm.client.message_facts import message_facts
+from modelswarm.client.message_fields import message_fields
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.wire import api_pb2
 
@@ -27,18 +27,18 @@ def fetch_snapshots(target: AdminTarget) -> list[tuple[str | None, api_pb2.Snaps
     return [(name, _fetch(address)) for name, address in gateways]
 
 
-def list_facts(snapshots: Sequence[tuple[str | None, api_pb2.Snapshot]]) -> dict[str, Any]:
+def list_fields(snapshots: Sequence[tuple[str | None, api_pb2.Snapshot]]) -> dict[str, Any]:
     """Return the object of `sessions list --json`."""
     return {
         "sessions": [
-            {"gateway": gateway, **message_facts(session)}
+            {"gateway": gateway, **message_fields(session)}
             for gateway, snapshot in snapshots
             for session in snapshot.sessions
         ]
     }
 
 
-def session_facts(session: SessionState) -> dict[str, Any]:
+def session_fields(session: SessionState) -> dict[str, Any]:
     """Return the object of `sessions show --json` and `sessions fork --json`."""
     return asdict(session)
 

@@ -1,6 +1,6 @@
-"""The sessions that rows of a batch go on with, after beams were reordered: the least work that is left for servers.
+"""Chooses the session of each reordered beam: one is rewound or forked, with the least rows to compute again.
 
-Pure: logs in, places of sessions out. Used by the cache.
+Used by the gateway's beam search and by the Hugging Face classes. Pure: logs in, places of sessions out.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
+
+from modelswarm.protocol.input_log import common_prefix_length
 
 Log: TypeAlias = "tuple[int, ...]"
 
@@ -28,7 +30,7 @@ class Source:
 
 def choose_sources(sessions: Sequence[Log], logs: Sequence[Log]) -> list[Source]:
     """Return the source of each of `logs`. No session is rewound for two logs; any number may be forked from it."""
-    common = [[common_length(session, log) for session in sessions] for log in logs]
+    common = [[common_prefix_length(session, log) for session in sessions] for log in logs]
     pairs = sorted(
         ((-length, at, place) for at, row in enumerate(common) for place, length in enumerate(row))
     )
@@ -49,9 +51,3 @@ def _choose(own: int | None, common: Sequence[int], length: int) -> Source:
     saved = position - (0 if own is None else common[own])
     least = 1 if own is None else FORK_TOKENS
     return Source(own, parent, position) if saved >= least else Source(own)
-
-
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the longest common prefix."""
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
