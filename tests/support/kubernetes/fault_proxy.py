@@ -10,6 +10,7 @@ import asyncio
 import json
 import ssl
 import threading
+import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -92,6 +93,7 @@ class FaultProxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._watches: set[_Watch] = set()
+        self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
 
     @property
     def url(self) -> str:
@@ -158,11 +160,17 @@ class FaultProxy:
         for task in rest:
             task.cancel()
         await asyncio.gather(*rest, return_exceptions=True)
-        await asyncio.sleep(0.1)  # seconds for TLS connections to close
+        # A closed TLS connection keeps its socket until the other side answers, which may take long.
+        for transport in self._transports:
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
+        await asyncio.sleep(0)  # the loop closes the sockets
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         call = Call(len(self.calls) + 1, request.method, request.path, dict(request.query))
         self.calls.append(call)
+        if request.transport is not None:
+            self._transports.add(request.transport)
         fault = self.fault(call) or Fault()
         if fault.hang:
             await asyncio.sleep(fault.hang)
@@ -178,13 +186,16 @@ class FaultProxy:
     async def _ask(self, request: web.Request, call: Call) -> aiohttp.ClientResponse:
         headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP}
         headers["Accept-Encoding"] = "identity"
-        return await self._client.request(
+        answer = await self._client.request(
             request.method,
             self.upstream + request.raw_path,
             headers=headers,
             data=self.rewrite(call, await request.read()) or None,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
         )
+        if answer.connection is not None and answer.connection.transport is not None:
+            self._transports.add(answer.connection.transport)
+        return answer
 
     async def _pass_on(self, request: web.Request, call: Call, fault: Fault) -> web.StreamResponse:
         try:
