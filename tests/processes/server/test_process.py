@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.eventually import eventually
 from support.models.tiny_models import load_whole, make_model
 from support.processes.fake_gateway import fake_gateway
 from support.processes.link_peers import hello, raw_peer
@@ -84,13 +85,22 @@ async def test_metrics_count_what_was_run(tmp_path: Path) -> None:
             route = await gateway.open("s", len(PROMPT) + 10)
             await gateway.generate(route, PROMPT)
         url = f"http://{server.member['metrics']}/metrics"
-        await asyncio.sleep(0.2)  # gauges follow the server's tick
-        text = (await asyncio.to_thread(urllib.request.urlopen, url)).read().decode()
         of = 'blocks="0:8"', 'model="hash"'
-        values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+
+        def metric(name: str, *labels: str) -> str:
+            return f"modelswarm_server_{name}{{{','.join(sorted((*of, *labels)))}}}"
+
+        def fetch_values() -> dict[str, float] | None:
+            """Return what the server exports once its gauges have followed the session."""
+            text = urllib.request.urlopen(url).read().decode()
+            lines = [line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#"]
+            found = {name: float(number) for name, number in lines}
+            return found if found[metric("kv_pages", 'state="used"')] else None
+
+        values = await asyncio.to_thread(eventually, "used pages in the metrics", fetch_values)
 
         def value(name: str, *labels: str) -> float:
-            return float(values[f"modelswarm_server_{name}{{{','.join(sorted((*of, *labels)))}}}"])
+            return values[metric(name, *labels)]
 
         assert value("rows_total") == len(PROMPT) + 9
         assert value("step_seconds_count") >= 10
