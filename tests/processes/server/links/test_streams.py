@@ -16,7 +16,7 @@ from modelswarm.protocol.link import stream
 from modelswarm.protocol.link.stream import CallRefused, CallStatus, MessageStream, StreamBroken
 from modelswarm.protocol.wire.frames import MAX_FRAME
 
-MESSAGE, BEAT, END = 0, 1, 2
+MESSAGE, KEEPALIVE, END = 0, 1, 2
 NEVER = 3600.0  # seconds; longer than any test
 
 
@@ -186,7 +186,7 @@ async def test_error_of_the_receiver_ends_the_stream_with_it() -> None:
         (header(MESSAGE, stream.MAX_MESSAGE + 1), f"at most {stream.MAX_MESSAGE}"),
         (header(MESSAGE, (1 << 32) - 1), f"at most {stream.MAX_MESSAGE}"),
         (header(3, 0), "no message of a link"),
-        (header(BEAT, 1) + b"x", "no message of a link"),
+        (header(KEEPALIVE, 1) + b"x", "no message of a link"),
         (header(END, 1 << 20), "no message of a link"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "no message of a link"),
         (b"GET / HTTP/1.1\r\n\r\n", "no message of a link"),
@@ -208,10 +208,10 @@ async def test_silent_peer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with raw_pair() as (near, far):
         with pytest.raises(StreamBroken, match="nothing came from the peer"):
             await near.read()
-        assert far.recv(100).startswith(header(BEAT, 0) * 3)
+        assert far.recv(100).startswith(header(KEEPALIVE, 0) * 3)
 
 
-async def test_beats_keep_a_stream_that_takes_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_keepalives_keep_a_stream_that_takes_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow network, megabytes are under way in front of anything that is sent now."""
     monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.02)
     async with raw_pair() as (near, far):
@@ -219,7 +219,7 @@ async def test_beats_keep_a_stream_that_takes_no_data(monkeypatch: pytest.Monkey
             near.send_message(bytes(1 << 20))
         waiting = near.buffered_bytes
         for _ in range(20):
-            far.send(header(BEAT, 0))
+            far.send(header(KEEPALIVE, 0))
             await asyncio.sleep(0.02)
         assert near.buffered_bytes == waiting, "no keepalives pile up behind the data"
         near.send_message(b"still open")
@@ -356,7 +356,7 @@ async def test_everything_sent_before_the_end_is_read() -> None:
             await other.read()
 
 
-async def test_beats_do_not_break_a_stream_that_ends(
+async def test_keepalives_do_not_break_a_stream_that_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", 0.02)
@@ -364,10 +364,10 @@ async def test_beats_do_not_break_a_stream_that_ends(
         near.send_message(b"a result")
         ending = asyncio.ensure_future(near.end_gracefully(NEVER))
         for _ in range(10):
-            far.send(header(BEAT, 0))
+            far.send(header(KEEPALIVE, 0))
             await asyncio.sleep(0.02)
         assert not ending.done(), "the peer may take its time"
-        assert far.recv(100).replace(header(BEAT, 0), b"") == message(b"a result")
+        assert far.recv(100).replace(header(KEEPALIVE, 0), b"") == message(b"a result")
         assert far.recv(100) == b"", "nothing follows the end"
         far.close()
         await ending
