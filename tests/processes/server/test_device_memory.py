@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,8 +28,12 @@ from modelswarm.checkpoint.facts import read_facts
 from modelswarm.errors import DeviceError, UserError
 from modelswarm.placement.memory import PREFILL_ROWS
 from modelswarm_serving.app import load as load_settings
+from modelswarm_serving.model.attention.attention import SDPA
+from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.base import BatchItem, ModelShape, OutOfDeviceMemory
 from modelswarm_serving.model.transformer.device_pages import largest_step
+from modelswarm_serving.model.transformer.loading import load_modules
+from modelswarm_serving.model.transformer.served_blocks import choose_blocks
 from modelswarm_serving.model.transformer.span import TransformerSpan
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 from modelswarm_serving.runtime.engine import Engine, StepDone
@@ -72,6 +77,38 @@ def test_pages_fill_what_weights_and_step_leave(folder: Path) -> None:
     free, _ = library.memory(torch.device("cpu"))
     assert free >= library.step + int(0.1 * library.total) - MIB, "the step still fits"
     assert span.compute.device == "cuda:0"
+
+
+class LoadedWeights(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Count the blocks whose weights are alive as transformers loaded them, at each join and each attention."""
+
+    def __init__(self, layers: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._weights = [weakref.ref(layer.self_attn.q_proj.weight) for layer in layers]
+        self.joins: list[int] = []
+        self.attentions: list[int] = []
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        alive = [each for weight in self._weights if (each := weight()) is not None]
+        if func.name() == "aten::cat" and any(args[0][0] is each for each in alive):
+            self.joins.append(len(alive))
+        if func.name() == "aten::index_copy_":  # keys and values of a block
+            self.attentions.append(len(alive))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_weights_are_freed_as_their_block_is_fused(family: str, tmp_path: Path) -> None:
+    model = make_model(tmp_path, family)
+    facts, cpu = read_facts(model), torch.device("cpu")
+    loaded = load_modules(model, facts.config.all_blocks, torch.float32, cpu)
+    parts, heads, size = loaded.kv_shape(facts.kv_elements)
+    cache = KvCache(KvCacheShape(BLOCKS, 4, 4, heads, size, parts), torch.float32, cpu)
+    with LoadedWeights(cast("Any", loaded.body).layers) as seen:
+        choose_blocks(loaded, cache, SDPA, model, 1)
+    assert seen.joins == [4, 3, 2, 1]
+    assert seen.attentions == [*[BLOCKS] * BLOCKS, *[0] * BLOCKS]
 
 
 def test_smaller_fraction_gives_fewer_pages(folder: Path) -> None:

@@ -56,15 +56,17 @@ def choose_blocks(
     `wanted`: a layout that `check_layout` accepts. `folder` is for errors.
     """
     is_cpu = cache.device.type == "cpu"
-    generic = GenericBlocks(loaded.body, loaded.blocks_name)
-    check = run_reference(loaded, generic, cache, folder)
-    blocks: FusedBlocks | GenericBlocks = generic
+    # Not kept: it holds the loaded blocks, whose weights would exist twice once they are fused.
+    check = run_reference(loaded, GenericBlocks(loaded.body, loaded.blocks_name), cache, folder)
+    blocks: FusedBlocks | GenericBlocks
     weights: list[Weight] = []
     if loaded.family.path is not BlockPath.GENERIC:
         blocks = FusedBlocks(loaded.body, cache.dtype)
         weights = blocks.weights
-    elif is_cpu:
-        weights = _replace_large(getattr(loaded.body, loaded.blocks_name), cache.dtype, wanted)
+    else:
+        blocks = GenericBlocks(loaded.body, loaded.blocks_name)
+        if is_cpu:
+            weights = _replace_large(getattr(loaded.body, loaded.blocks_name), cache.dtype, wanted)
     layout = UNMEASURED if weights else None
     if weights and is_cpu:
         layout = choose_layout(weights, cache.dtype, sessions, wanted)
