@@ -58,10 +58,10 @@ class TensorPlan:
         inner = [f"{start}.{block}.{name}" for block in blocks for name in self.shapes_in(block)]
         return [*inner, *sorted(part.table_names)]
 
-    def largest_block(self, part: ModelPart) -> int:
-        """Return the elements of the part's largest block."""
-        kinds = {block in self.sparse_blocks for block in range(part.first, part.last)}
-        return max(_elements(self.sparse if kind else self.dense) for kind in kinds)
+    def block_sizes(self, n_blocks: int) -> list[int]:
+        """Return the elements of each block."""
+        dense, sparse = _elements(self.dense), _elements(self.sparse)
+        return [sparse if block in self.sparse_blocks else dense for block in range(n_blocks)]
 
     def table_elements(self) -> int:
         """Return the elements of the embedding, with its learned positions."""

@@ -67,6 +67,24 @@ class ModelFacts:
     block_elements: int  # of the largest block
     embedding_elements: int
     kv_elements: int  # keys and values of one position in one block
+    smaller_elements: int = 0  # of each of `smaller_blocks`
+    smaller_blocks: tuple[
+        int, ...
+    ] = ()  # of the other kind: those without experts, if others have some
+
+    def span_elements(self, first: int, last: int) -> int:
+        """Return the elements of blocks [first, last)."""
+        smaller = self._smaller_in(first, last)
+        return (last - first - smaller) * self.block_elements + smaller * self.smaller_elements
+
+    def largest_block(self, first: int, last: int) -> int:
+        """Return the elements of the largest of blocks [first, last)."""
+        has_largest = self._smaller_in(first, last) < last - first
+        return self.block_elements if has_largest else self.smaller_elements
+
+    def _smaller_in(self, first: int, last: int) -> int:
+        """Return how many of blocks [first, last) are smaller ones."""
+        return sum(first <= block < last for block in self.smaller_blocks)
 
     def weight_bytes(self, first: int, last: int, dtype: str) -> int:
         """Return the weights of a server that holds blocks [first, last), in bytes."""
@@ -74,18 +92,18 @@ class ModelFacts:
         tables = int(part.is_head) + int(part.is_tail)
         if self.config.tied and part.is_head and part.is_tail:
             tables = 1
-        elements = (last - first) * self.block_elements + tables * self.embedding_elements
+        elements = self.span_elements(first, last) + tables * self.embedding_elements
         return elements * DTYPES[dtype]
 
     def read_bytes(self, first: int, last: int, dtype: str) -> int:
-        """Return the weights that a step of blocks [first, last) reads, in bytes per block.
+        """Return the weights that a step of blocks [first, last) reads, in bytes per block on average.
 
         A tail reads the output head, too. Of the embedding a step reads a few rows; of a MoE block all experts count.
         """
-        elements = self.block_elements
+        elements = self.span_elements(first, last)
         if self.config.part(first, last).is_tail:
-            elements += self.embedding_elements // (last - first)
-        return elements * DTYPES[dtype]
+            elements += self.embedding_elements
+        return elements // (last - first) * DTYPES[dtype]
 
     def kv_bytes(self, dtype: str) -> int:
         """Return the KV bytes of one position in one block."""
@@ -123,12 +141,17 @@ def facts_from_tensors(
 ) -> ModelFacts:
     """Return the facts from the headers of the part's tensors; errors call the model `label`."""
     check_tensors(plan, part, tensors, label)
+    sizes = plan.block_sizes(config.n_blocks)
+    largest = max(sizes)
+    smaller = tuple(block for block, size in enumerate(sizes) if size < largest)
     return ModelFacts(
         config=config,
         dtype=_stored_dtype(tensors, part),
-        block_elements=plan.largest_block(config.all_blocks),
+        block_elements=largest,
         embedding_elements=plan.table_elements(),
         kv_elements=plan.kv_elements,
+        smaller_elements=min(sizes) if smaller else 0,
+        smaller_blocks=smaller,
     )
 
 

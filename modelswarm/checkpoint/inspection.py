@@ -54,6 +54,7 @@ _Positive = Annotated[
     int, Field(ge=1, le=2**53)
 ]  # the integers that every JSON reader represents exactly
 _Blocks = Annotated[int, Field(ge=1, le=MAX_BLOCKS)]
+_Block = Annotated[int, Field(ge=0, lt=MAX_BLOCKS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ class FactsDocument(BaseModel):
     block_elements: _Positive
     embedding_elements: _Positive
     kv_elements: _Positive
+    smaller_elements: Annotated[int, Field(ge=0, le=2**53)] = 0
+    smaller_blocks: Annotated[tuple[_Block, ...], Field(strict=False, max_length=MAX_BLOCKS)] = ()
     tied: bool
     file_bytes: Annotated[int, Field(ge=0, le=2**53)] = 0
     warnings: Annotated[tuple[str, ...], Field(strict=False, max_length=8)] = ()  # JSON has lists
@@ -133,7 +136,7 @@ def template_faults(tokenizer_folder: Path) -> tuple[str, ...]:
 def facts_document(
     facts: ModelFacts, revision: str, file_bytes: int = 0, warnings: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the facts as JSON for `facts_from_document`; `warnings` only if there are any."""
+    """Return the facts as JSON for `facts_from_document`; warnings and smaller blocks only if there are any."""
     config = facts.config
     document = FactsDocument(
         family=config.family,
@@ -146,11 +149,15 @@ def facts_document(
         block_elements=facts.block_elements,
         embedding_elements=facts.embedding_elements,
         kv_elements=facts.kv_elements,
+        smaller_elements=facts.smaller_elements,
+        smaller_blocks=facts.smaller_blocks,
         tied=config.tied,
         file_bytes=file_bytes,
         warnings=tuple(warnings),
     )
-    left_out = None if warnings else {"warnings"}
+    left_out = set() if warnings else {"warnings"}
+    if not facts.smaller_blocks:
+        left_out |= {"smaller_elements", "smaller_blocks"}
     return document.model_dump(mode="json", by_alias=True, exclude=left_out)
 
 
@@ -171,7 +178,13 @@ def facts_from_document(document: Mapping[str, Any]) -> ModelFacts:
         tied=fields.tied,
     )
     return ModelFacts(
-        config, fields.dtype, fields.block_elements, fields.embedding_elements, fields.kv_elements
+        config,
+        fields.dtype,
+        fields.block_elements,
+        fields.embedding_elements,
+        fields.kv_elements,
+        fields.smaller_elements,
+        fields.smaller_blocks,
     )
 
 

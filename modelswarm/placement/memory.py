@@ -202,8 +202,9 @@ def host_memory(
 def adapter_bytes(facts: ModelFacts, span: Span, dtype: str, count: int, rank: int) -> int:
     """Return the weights of `count` adapters of this rank, each in all projections of the blocks."""
     # A projection joins the model's width and another one, and has the product of both in weights.
-    elements = facts.block_elements // facts.config.hidden + _HIDDEN_ROWS * facts.config.hidden
-    return count * rank * elements * span.blocks * DTYPES[dtype]
+    hidden = facts.config.hidden
+    elements = facts.span_elements(*span) // hidden + span.blocks * _HIDDEN_ROWS * hidden
+    return count * rank * elements * DTYPES[dtype]
 
 
 def grammar_bytes(facts: ModelFacts, span: Span) -> int:
@@ -239,7 +240,7 @@ def _step_bytes(
     config, size = facts.config, DTYPES[dtype]
     rows, kinds = token_budget + PREFILL_ROWS, 1 + (config.family in _WINDOWED)
     # Each weight of a block is the product of one input and one output: its outputs are at most this many.
-    outputs = facts.block_elements // config.hidden
+    outputs = facts.largest_block(*span) // config.hidden
     width = (outputs + _HIDDEN_ROWS * config.hidden) * _FLOAT
     # Scores are added to a mask, which is made from two tables of truth values.
     masks = kinds * max_length * (size + 2)
@@ -260,6 +261,6 @@ def _step_bytes(
 
 def _loading_bytes(facts: ModelFacts, span: Span, dtype: str) -> int:
     """Return what loading copies: the projections of a block are joined and turned, the head is turned."""
-    block = 2 * facts.block_elements
+    block = 2 * facts.largest_block(*span)
     head = facts.embedding_elements if span.last == facts.config.n_blocks else 0
     return max(block, head) * DTYPES[dtype]

@@ -81,15 +81,13 @@ def automatic_spans(
     """Return as few even spans as the memory of a server allows: `needed(span)` <= `available` bytes for each.
 
     Without a limit that is one span. UserError if even the smallest spans are too large. A bisection finds the number:
-    `needed` grows with the blocks of a span. Only the first and the last span may need more than others as long.
+    `needed` grows with the blocks of a span. Where groups of large and small blocks take turns, it may find more spans.
     """
     if available is None:
         return even_spans(n_blocks, 1)
 
     def largest(count: int) -> int:
-        """Spans between the first and the last one are alike, and the second is the longest of them."""
-        indexes = {0, min(1, count - 1), count - 1}
-        return max(needed(_even_span(n_blocks, count, index)) for index in indexes)
+        return max(map(needed, even_spans(n_blocks, count)))
 
     most = min(n_blocks, MAX_SPANS)
     count = 1 + bisect_left(range(1, most + 1), True, key=lambda count: largest(count) <= available)

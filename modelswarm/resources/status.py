@@ -82,6 +82,12 @@ class ModelStatus(StatusPart):
     kv_elements: int = Field(
         default=0, description="Number of keys and values of one position in one block."
     )
+    smaller_elements: int = Field(
+        default=0, description="Number of weights of each block in `smallerBlocks`."
+    )
+    smaller_blocks: tuple[int, ...] = Field(
+        default=(), description="Blocks with fewer weights, such as those without experts."
+    )
     tied: bool = Field(
         default=False, description="True if the LM head shares the embedding's weights."
     )

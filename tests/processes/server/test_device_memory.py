@@ -156,6 +156,17 @@ def test_weights_larger_than_the_device_are_not_read(folder: Path) -> None:
         load(folder, DeviceLibrary(total=MIB, others=MIB - 1000))
 
 
+def test_dense_blocks_of_a_sparse_model_count_as_they_are(tmp_path: Path) -> None:
+    """The device is too small for four blocks with experts, and large enough for three without and one with them."""
+    sizes = {"moe_intermediate_size": 1024, "n_routed_experts": 32, "first_k_dense_replace": 3}
+    model = make_model(tmp_path, "deepseek_v3", shard_size="100MB", **sizes)
+    facts = read_facts(model)
+    counted = facts.weight_bytes(0, BLOCKS, "float32")
+    library = DeviceLibrary(total=64 * MIB)
+    assert counted < 0.9 * library.total < BLOCKS * 4 * facts.block_elements
+    assert load(model, library).shape.total_pages > 0
+
+
 def test_container_limits_the_pages_by_their_rows(folder: Path) -> None:
     """Retained rows are in the memory of the container."""
     free = load(folder, DeviceLibrary()).shape.total_pages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import subprocess
@@ -58,6 +59,12 @@ def test_facts_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     for name, tensor in stored.items():
         sizes[block_of(name)] += tensor.numel()
     assert facts.block_elements == max(sizes[block] for block in range(4))
+    for first, last in itertools.combinations(range(5), 2):
+        held = [sizes[block] for block in range(first, last)]
+        assert facts.span_elements(first, last) == sum(held)
+        assert facts.largest_block(first, last) == max(held)
+        tail = facts.embedding_elements if last == 4 else 0
+        assert facts.read_bytes(first, last, "float32") == 4 * ((sum(held) + tail) // len(held))
     tables = {name: stored[name].numel() for name in facts.config.part(0, 1).table_names}
     norms = sum(size for name, size in tables.items() if "norm" in name)
     assert facts.embedding_elements == sum(tables.values()) - norms

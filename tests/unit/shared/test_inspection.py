@@ -81,6 +81,13 @@ def test_inspection_output_is_one_object_read_back_as_facts(tmp_path: Path) -> N
     }
 
 
+def test_blocks_without_experts_are_read_back(tmp_path: Path) -> None:
+    facts = read_facts(make_model(tmp_path, "qwen3_moe"))
+    document = json.loads(json.dumps(facts_document(facts, "c0ffee")))
+    assert document["smallerBlocks"] == [2]
+    assert facts_from_document(document) == facts
+
+
 def test_size_of_all_files_is_at_least_that_of_the_text_model(folder: Path, copy: Path) -> None:
     facts = read_facts(folder)
     whole = facts.weight_bytes(0, facts.config.n_blocks, facts.dtype)
