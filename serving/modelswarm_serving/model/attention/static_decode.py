@@ -7,8 +7,6 @@ table stays on the device. Used by `triton_attention.py`. Knows no graphs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -51,20 +49,22 @@ class PageTable:
         if len(self._rows) + layout.rows > self._capacity:
             self._rows, self._known = {}, []
         placed: list[int] = []
-        changed: dict[int, Sequence[int]] = {}
+        changed: dict[int, list[int]] = {}
         for work in layout.items:
             row = self._rows.setdefault(id(work.pages), 1 + len(self._known))
             if row > len(self._known):
                 self._known.append([])
             pages = list(work.pages[: work.first // self._page_size + 1])
             if self._known[row - 1][: len(pages)] != pages:
-                self._known[row - 1] = changed[row] = pages
+                changed[row] = pages
             placed.append(row)
         if changed:
             self._copy(changed)
+        for row, pages in changed.items():  # after the copy, which may find no memory
+            self._known[row - 1] = pages
         return placed
 
-    def _copy(self, changed: dict[int, Sequence[int]]) -> None:
+    def _copy(self, changed: dict[int, list[int]]) -> None:
         width = max(map(len, changed.values()))
         table = np.zeros((len(changed), width), dtype=np.int32)
         for line, pages in zip(table, changed.values(), strict=True):

@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from modelswarm.errors import UserError
+from modelswarm_serving.model.attention import static_decode
 from modelswarm_serving.model.attention.attention import SDPA
 from modelswarm_serving.model.attention.backend import CapturableBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.attention.selection import choose_backend
+from modelswarm_serving.model.attention.staging import to_device
 from modelswarm_serving.model.attention.static_decode import StaticDecode
 from modelswarm_serving.model.attention.step_layout import StepLayout
 from modelswarm_serving.model.base import BatchItem
@@ -105,6 +107,28 @@ def test_page_table_has_the_pages_of_every_step() -> None:
         for tile, item in zip(batch.tiles.tolist(), layout.items, strict=True):
             used = item.first // 4 + 1
             assert batch.table[tile[0], :used].tolist() == item.pages[:used]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_failed_copy_of_pages_is_repeated(failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sessions of a step without memory run again, one by one."""
+    static = StaticDecode(CACHE, rows=2, positions=24)
+    (batch,) = static.padding(1).tile_batches(1)
+    pages = [7, 2, 5]
+    static.fill(StepLayout([decode_item(pages, 3)], CACHE), 1)
+    layout = StepLayout([decode_item(pages, 8)], CACHE)
+    copies = iter(range(1, 10))
+
+    def find_no_memory(values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        if next(copies) == failing:
+            raise torch.OutOfMemoryError("no memory")
+        return to_device(values, device)
+
+    monkeypatch.setattr(static_decode, "to_device", find_no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        static.fill(layout, 1)
+    static.fill(layout, 1)
+    assert batch.table[batch.tiles[0, 0], :3].tolist() == pages
 
 
 def test_pages_that_did_not_change_are_not_copied_again() -> None:
