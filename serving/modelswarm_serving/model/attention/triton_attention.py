@@ -163,7 +163,7 @@ class Launch:
 
     def constants(self, is_decode: bool, parts: int) -> dict[str, Any]:
         """Return the constants for which the kernel is compiled."""
-        scoring, dtype = self._scoring, self._query.dtype
+        scoring = self._scoring
         return {
             "GROUP": self._group,
             "GROUP_PAD": self._group_pad,
@@ -179,8 +179,7 @@ class Launch:
             "HAS_WINDOW": scoring.window is not None,
             "HAS_SLOPES": scoring.slopes is not None,
             "HAS_SINKS": scoring.sinks is not None,
-            "PRODUCT": self._device.product or _DTYPES[dtype],
-            "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+            "PRODUCT": self._device.product or _DTYPES[self._query.dtype],
         }
 
     def options(self, is_decode: bool) -> dict[str, Any]:

@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+PRECISION = tl.constexpr("ieee")
+"""Precision of float32 products, the only one that all devices have. Products of 16 bits ignore it."""
 
 
 # The width of the page table differs from step to step: it must not be one more reason to compile.
@@ -55,7 +57,6 @@ def attend_tiles(
     HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     PRODUCT: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """Attend one tile in one key head over one part of its keys. Grid: (tiles, key heads, SPLITS).
 

@@ -19,11 +19,16 @@ pytest.importorskip("triton", reason="torch has no Triton on this platform")
 
 FAST_SEEDS = range(24)
 SEEDS = range(24, 600)
-SHARED_BYTES = {80: 163 << 10, 86: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-"""Shared memory of a block of threads, by compute capability (CUDA's programming guide)."""
+SHARED_BYTES: dict[int | str, int] = {
+    **{80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10},
+    **{"gfx90a": 64 << 10, "gfx942": 64 << 10},
+}
+"""Shared memory of a block of threads, by compute capability (CUDA's programming guide) or AMD's architecture."""
 
 HEADS = (
     (torch.bfloat16, 64, 8),
+    (torch.bfloat16, 64, 71),  # Falcon-7B
+    (torch.bfloat16, 128, 16),  # GLM-4
     (torch.bfloat16, 128, 4),
     (torch.bfloat16, 256, 2),
     (torch.float16, 96, 1),
@@ -100,20 +105,28 @@ def test_start_compiles_every_number_of_parts(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("capability", SHARED_BYTES)
+@pytest.mark.parametrize("architecture", SHARED_BYTES)
 def test_kernels_compile_within_shared_memory(
-    capability: int, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+    architecture: int | str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ptxas comes with Triton, so that machine code is made without a GPU."""
+    """Assemblers come with Triton, so that machine code is made without a GPU."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     for dtype, size, group in HEADS:
         for is_decode in (True, False):
-            used = compiled_shared_bytes(capability, dtype, size, group, is_decode)
-            assert used <= SHARED_BYTES[capability], (dtype, size, is_decode)
+            used = compiled_shared_bytes(architecture, dtype, size, group, is_decode)
+            assert used <= SHARED_BYTES[architecture], (dtype, size, group, is_decode)
+
+
+def test_kernel_compiles_for_a_device_without_tf32(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton checks the precision of products that ignore it, too."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    assert compiled_shared_bytes("gfx90a", torch.bfloat16, 64, 1, is_decode=True)
 
 
 def compiled_shared_bytes(
-    capability: int, dtype: torch.dtype, size: int, group: int, is_decode: bool
+    architecture: int | str, dtype: torch.dtype, size: int, group: int, is_decode: bool
 ) -> int:
     """Compile a launch with all features for a GPU and return the shared memory that it needs."""
     import triton
@@ -124,9 +137,10 @@ def compiled_shared_bytes(
     from modelswarm_serving.model.attention.triton_attention import DeviceLimits, Launch
     from modelswarm_serving.model.attention.triton_kernels import attend_tiles
 
+    is_amd = isinstance(architecture, str)
     keys, heads = torch.zeros(16, 1, size, dtype=dtype), torch.zeros(group)
     scoring = Scoring(1.0, window=64, softcap=5.0, slopes=heads, sinks=heads)
-    limits = DeviceLimits.of_gpu(100, SHARED_BYTES[capability])
+    limits = DeviceLimits.of_gpu(100, 0 if is_amd else SHARED_BYTES[architecture])
     query = torch.zeros(1, group, size, dtype=dtype)
     launch = Launch(limits, 16, keys, keys, query, scoring)
     constants = launch.constants(is_decode, 8 if is_decode else 1)
@@ -149,7 +163,7 @@ def compiled_shared_bytes(
             if kinds.get(name, "i32").startswith("*") or name.endswith(("_row", "_slot", "_head"))
         },
     )
-    target = GPUTarget("cuda", capability, 32)
+    target = GPUTarget("hip" if is_amd else "cuda", architecture, 64 if is_amd else 32)
     shared: int = triton.compile(
         source, target=target, options=launch.options(is_decode)
     ).metadata.shared
