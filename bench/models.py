@@ -36,7 +36,7 @@ SHAPES = {
         Shape("246m", 1024, 16, 16, 4, 2816, 32000),
         Shape("1m", 128, 8, 4, 4, 352, 512),
         Shape("59m-text", 512, 8, 8, 8, 1408, 32000, writes_text=True),
-        Shape("8b-span", 4096, 8, 32, 8, 14336, 32000, "bfloat16"),  # a quarter of Llama 3.1 8B
+        Shape("8b-8-blocks", 4096, 8, 32, 8, 14336, 128256, "bfloat16"),  # of Llama 3.1 8B's 32
     )
 }
 

@@ -8,11 +8,12 @@ best two logits is within the tolerance of the dtype.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.gpu.report import Outcome
+from bench.gpu.report import Table
 
 if TYPE_CHECKING:
     from modelswarm_serving.model.transformer.startup import SpanOptions
@@ -23,6 +24,8 @@ are rounded to the dtype on both sides, so that only the arithmetic differs. On 
 0.16 in bfloat16 (3 families, 768 tokens), and none in float16."""
 PROMPTS = (13, 5, 21, 1, 33, 8, 2, 17)
 NEW = 32
+FIRST = ("llama", "qwen3", "mixtral", "gemma2", "gpt_oss", "deepseek_v3")
+"""Families that are checked first."""
 
 
 @dataclass(slots=True)
@@ -33,57 +36,69 @@ class Tally:
     wrong: int = 0  # other tokens that are no near ties
 
 
-def check_families() -> Outcome:
-    """Check every family in every dtype on the GPU."""
+def check_first(table: Table) -> None:
+    """Check the families that most models are of, in the dtype that most are served in."""
+    check_families(table, FIRST, ("bfloat16",))
+
+
+def check_rest(table: Table) -> None:
+    """Check all that `check_first` leaves."""
     from support.models.tiny_models import TINY
 
+    check_families(table, FIRST, ("float16", "float32"))
+    check_families(table, [family for family in TINY if family not in FIRST], tuple(TOLERANCES))
+
+
+def check_families(table: Table, families: Sequence[str], dtypes: Sequence[str]) -> None:
+    """Check these families in these dtypes on the GPU."""
     from modelswarm_serving.model.device import TorchDrivers, find_device
     from modelswarm_serving.model.transformer.startup import SpanOptions
 
-    device = find_device("cuda", TorchDrivers())
-    outcome = Outcome(figures={"wrong": 0.0, "tokens": 0.0})
-    for family in TINY:
-        for dtype, tolerance in TOLERANCES.items():
-            options = SpanOptions(
-                dtype=dtype,
-                device=device,
-                attention="triton",
-                pages=256,
-                page_size=4,
-                graph_rows=16,
-            )
-            tally = check_family(family, options, tolerance)
-            outcome.figures["wrong"] += tally.wrong
-            outcome.figures["tokens"] += tally.tokens
-            measured = (
-                f"{tally.tokens} tokens, {tally.near_ties} near ties, "
-                f"{tally.differing} of them differ, {tally.wrong} wrong"
-            )
-            case = f"{family} {dtype}"
-            outcome.rows.append(("correctness", case, measured, f"margin {tolerance:g}", ""))
-    return outcome
+    options = SpanOptions(
+        device=find_device("cuda", TorchDrivers()),
+        attention="triton",
+        pages=256,
+        page_size=4,
+        graph_rows=16,
+    )
+    for family in families:
+        for dtype in dtypes:
+            add_family(table, family, replace(options, dtype=dtype))
+
+
+def add_family(table: Table, family: str, options: SpanOptions) -> None:
+    """Check a family with these options; add a row with the result or the fault."""
+    case, tolerance = f"{family} {options.dtype}", TOLERANCES[options.dtype]
+    with table.case("correctness", case):
+        tally = check_family(family, options, tolerance)
+        table.count("wrong", tally.wrong)
+        table.count("tokens", tally.tokens)
+        measured = (
+            f"{tally.tokens} tokens, {tally.near_ties} near ties, "
+            f"{tally.differing} of them differ, {tally.wrong} wrong"
+        )
+        table.add("correctness", case, measured, f"margin {tolerance:g}", "")
 
 
 def check_family(family: str, options: SpanOptions, tolerance: float) -> Tally:
-    """Generate with two spans and these options, and judge every token by the whole model."""
+    """Generate with two spans and these options, then without captured steps; judge every token by the whole model."""
     import torch
     from support.models.chain import Stream, load_chain
     from support.models.tiny_models import VOCAB, load_whole, make_model
 
     generator = torch.Generator().manual_seed(7)
     prompts = [torch.randint(1, VOCAB, (n,), generator=generator).tolist() for n in PROMPTS]
+    tally = Tally()
     with tempfile.TemporaryDirectory() as name:
         folder = make_model(Path(name), family)
         round_weights(folder, options.dtype)
-        chain = load_chain(folder, (0, 2, 4), options=options, seed=3)
         model = load_whole(folder)
-        tally = Tally()
-        for chunk in (16, 64):
+        for chunk, chosen in ((16, options), (64, replace(options, graph_rows=0))):
+            chain = load_chain(folder, (0, 2, 4), options=chosen, seed=3)
             streams = [Stream(prompt) for prompt in prompts]
             chain.generate(streams, NEW, chunk=chunk)
             for stream in streams:
                 judge(model, stream.log, len(stream.picked), tolerance, tally)
-            chain = load_chain(folder, (0, 2, 4), options=replace(options, graph_rows=0), seed=3)
     return tally
 
 

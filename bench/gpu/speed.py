@@ -13,14 +13,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bench.gpu.report import Outcome
+from bench.gpu.report import Table
 from bench.models import SHAPES, Shape, model_folder
 
 if TYPE_CHECKING:
     from modelswarm_serving.model.base import BatchItem
     from modelswarm_serving.model.transformer.span import TransformerSpan
+    from modelswarm_serving.model.transformer.startup import SpanOptions
 
-SHAPE = "8b-span"
+SHAPE = SHAPES["8b-8-blocks"]
 BATCHES = (1, 8, 32, 128)
 CONTEXT, STEPS, WARM_UP = 1024, 50, 5
 PROMPT, CHUNK = 2048, 512
@@ -32,82 +33,89 @@ ELEMENT = 2
 """Bytes of a bfloat16."""
 
 
-def measure_span() -> Outcome:
-    from modelswarm_serving.model.device import TorchDrivers, find_device
-    from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
-
-    shape, outcome = SHAPES[SHAPE], Outcome()
-    bandwidth, flops = measure_copy(), measure_product()
-    outcome.figures |= {"copy_tb_s": bandwidth / 1e12, "product_tflop_s": flops / 1e12}
-    outcome.rows.append(
-        ("roofline", "copy, read and written", f"{bandwidth / 1e12:.2f} TB/s", "", "")
-    )
-    outcome.rows.append(("roofline", "product bf16", f"{flops / 1e12:.0f} TFLOP/s", "", ""))
-    pages = max(BATCHES) * -(-(CONTEXT + STEPS + WARM_UP) // PAGE)
-    options = SpanOptions(
-        dtype="bfloat16",
-        device=find_device("cuda", TorchDrivers()),
-        attention="triton",
-        pages=pages,
-        page_size=PAGE,
-        graph_rows=max(BATCHES),
-    )
+def measure_decode(table: Table) -> None:
+    """Measure decode steps by captured Triton, by eager Triton and over gathered pages."""
+    bandwidth = measure_copy()
+    table.figures["copy_tb_s"] = bandwidth / 1e12
+    table.add("roofline", "copy, read and written", f"{bandwidth / 1e12:.2f} TB/s", "", "")
+    options = span_options()
     variants = {
         "Triton, graphs": options,
         "Triton, eager": replace(options, graph_rows=0),
         "SDPA": replace(options, attention="sdpa"),
     }
     for name, variant in variants.items():
-        span = load_span(model_folder(SHAPE), 0, shape.blocks, variant)
-        for batch in BATCHES:
-            add_decode(outcome, span, name, shape, batch, bandwidth)
-        add_prefill(outcome, span, name, shape, flops)
-        del span
-    return outcome
+        with table.case(f"decode, {name}", "loading"):
+            span = open_span(variant)
+            for batch in BATCHES:
+                with table.case(f"decode, {name}", f"B = {batch}, context {CONTEXT}"):
+                    add_decode(table, span, name, batch, bandwidth)
+            del span  # its memory is needed for the next one
+
+
+def measure_prefill(table: Table) -> None:
+    """Measure prefill by Triton and over gathered pages; its steps are never captured."""
+    flops = measure_product()
+    table.figures["product_tflop_s"] = flops / 1e12
+    table.add("roofline", "product bf16", f"{flops / 1e12:.0f} TFLOP/s", "", "")
+    options = replace(span_options(), graph_rows=0)
+    for name, attention in (("Triton", "triton"), ("SDPA", "sdpa")):
+        with table.case(f"prefill, {name}", f"{PROMPT} tokens in chunks of {CHUNK}"):
+            add_prefill(table, open_span(replace(options, attention=attention)), name, flops)
+
+
+def span_options() -> SpanOptions:
+    """Return the options of a span with captured steps and KV of the largest batch."""
+    from modelswarm_serving.model.device import TorchDrivers, find_device
+    from modelswarm_serving.model.transformer.startup import SpanOptions
+
+    return SpanOptions(
+        dtype="bfloat16",
+        device=find_device("cuda", TorchDrivers()),
+        attention="triton",
+        pages=max(BATCHES) * -(-(CONTEXT + STEPS + WARM_UP) // PAGE),
+        page_size=PAGE,
+        graph_rows=max(BATCHES),
+    )
+
+
+def open_span(options: SpanOptions) -> TransformerSpan:
+    from modelswarm_serving.model.transformer.startup import load_span
+
+    return load_span(model_folder(SHAPE.name), 0, SHAPE.blocks, options)
 
 
 def add_decode(
-    outcome: Outcome, span: TransformerSpan, name: str, shape: Shape, batch: int, bandwidth: float
+    table: Table, span: TransformerSpan, name: str, batch: int, bandwidth: float
 ) -> None:
+    part, case = f"decode, {name}", f"B = {batch}, context {CONTEXT}"
     items = decode_items(span, batch)
     seconds = time_steps(span, items)
-    host = seconds - kernel_seconds(span, items[-1])
-    bound = (weight_bytes(shape) + batch * CONTEXT * kv_bytes(shape)) / bandwidth
-    outcome.figures[f"{name}, decode {batch}, ms"] = seconds * 1e3
-    outcome.figures[f"{name}, decode {batch}, share"] = bound / seconds
-    measured = (
-        f"{seconds * 1e3:.2f} ms, {batch / seconds:.0f} tokens/s, of it host {host * 1e3:.2f} ms"
-    )
-    outcome.rows.append(
-        (
-            f"decode, {name}",
-            f"B = {batch}, context {CONTEXT}",
-            measured,
-            f"{bound * 1e3:.2f} ms",
-            f"{bound / seconds:.2f}",
-        )
-    )
+    measured = f"{seconds * 1e3:.2f} ms, {batch / seconds:.0f} tokens/s"
+    with table.case(part, f"{case}, host"):  # a profiler that fails costs only the host's part
+        host = seconds - kernel_seconds(span, items[-1])
+        measured += f", of it host {host * 1e3:.2f} ms"
+    bound = (weight_bytes(SHAPE) + batch * CONTEXT * kv_bytes(SHAPE)) / bandwidth
+    table.figures[f"{name}, decode {batch}, ms"] = seconds * 1e3
+    table.figures[f"{name}, decode {batch}, share"] = bound / seconds
+    table.add(part, case, measured, f"{bound * 1e3:.2f} ms", f"{bound / seconds:.2f}")
 
 
-def add_prefill(
-    outcome: Outcome, span: TransformerSpan, name: str, shape: Shape, flops: float
-) -> None:
+def add_prefill(table: Table, span: TransformerSpan, name: str, flops: float) -> None:
     prefill(span, CHUNK)
     began = time.perf_counter()
     prefill(span, PROMPT)
     seconds = time.perf_counter() - began
-    products = weight_bytes(shape) // ELEMENT - shape.vocab * shape.hidden
-    scores = shape.blocks * shape.hidden * PROMPT  # of all heads, half of the square, twice
+    products = weight_bytes(SHAPE) // ELEMENT - SHAPE.vocab * SHAPE.hidden
+    scores = SHAPE.blocks * SHAPE.hidden * PROMPT  # of all heads, half of the square, twice
     bound = 2 * PROMPT * (products + scores) / flops
-    outcome.figures[f"{name}, prefill, tokens/s"] = PROMPT / seconds
-    outcome.rows.append(
-        (
-            f"prefill, {name}",
-            f"{PROMPT} tokens in chunks of {CHUNK}",
-            f"{seconds * 1e3:.1f} ms, {PROMPT / seconds:.0f} tokens/s",
-            f"{bound * 1e3:.1f} ms",
-            f"{bound / seconds:.2f}",
-        )
+    table.figures[f"{name}, prefill, tokens/s"] = PROMPT / seconds
+    table.add(
+        f"prefill, {name}",
+        f"{PROMPT} tokens in chunks of {CHUNK}",
+        f"{seconds * 1e3:.1f} ms, {PROMPT / seconds:.0f} tokens/s",
+        f"{bound * 1e3:.1f} ms",
+        f"{bound / seconds:.2f}",
     )
 
 

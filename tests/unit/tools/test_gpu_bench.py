@@ -12,6 +12,8 @@ from support.models.tiny_models import load_whole, make_model
 
 from bench.__main__ import NAMES
 from bench.gpu import correctness, report
+from bench.gpu.__main__ import main
+from bench.gpu.report import Table, run_parts
 from bench.gpu.speed import kv_bytes, weight_bytes
 from bench.models import Shape
 
@@ -20,8 +22,9 @@ from bench.models import Shape
 def test_benchmark_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert NAMES["gpu"] == report.__name__
     assert report.run() is None
+    assert main(["decode"]) == 0
     assert capsys.readouterr().out == (
-        "gpu: not run, because torch sees no CUDA device on this machine\n"
+        "gpu: not run, because torch sees no CUDA device on this machine\n" * 2
     )
 
 
@@ -29,6 +32,51 @@ def test_markdown_table_has_a_row_per_result() -> None:
     table = report.markdown([("hop", "one stream", "1 ms", "", "")]).splitlines()
     assert table[0] == "| part | case | measured | limit | share |"
     assert table[2] == "| hop | one stream | 1 ms |  |  |"
+
+
+def test_unknown_part_is_refused_with_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["decode", "speed"])
+    assert (
+        "unknown part 'speed'; allowed: correctness, decode, prefill, hop, kill, correctness-rest"
+        in capsys.readouterr().err
+    )
+
+
+def test_stopped_run_has_told_the_rows_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(table: Table) -> None:
+        assert "| hop | one stream | 1 ms |  |  |\n" in capsys.readouterr().out
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("OUT", str(tmp_path))
+    parts = {"hop": lambda table: table.add("hop", "one stream", "1 ms", "", ""), "kill": stop}
+    with pytest.raises(KeyboardInterrupt):
+        run_parts(parts, Table())
+    for text in (capsys.readouterr().out, (tmp_path / "gpu.md").read_text()):
+        assert text.startswith("| part | case | measured | limit | share |\n")
+        assert "| hop | one stream | 1 ms |  |  |\n| hop | the whole part | 0 s |" in text
+
+
+def test_part_that_fails_leaves_the_others() -> None:
+    table = Table()
+    missing = report._part("nothing", "measure")
+    run_parts({"one": missing, "two": lambda table: table.add("two", "", "", "", "")}, table)
+    assert table.rows[0][2].startswith("failed: ModuleNotFoundError: No module named")
+    assert ("two", "", "", "", "") in table.rows
+    assert table.figures == {"failed": 1.0}
+
+
+def test_family_that_fails_leaves_the_others() -> None:
+    table = Table()
+    for family in ("unknown", "llama"):
+        correctness.add_family(table, family, replace(OPTIONS, dtype="float16"))
+    failed, checked = table.rows
+    assert failed[:3] == ("correctness", "unknown float16", "failed: KeyError: 'unknown'")
+    assert checked[1] == "llama float16"
+    assert "0 wrong" in checked[2]
+    assert (table.figures["failed"], table.figures["wrong"]) == (1, 0)
 
 
 def test_correctness_check_passes_right_tokens() -> None:
