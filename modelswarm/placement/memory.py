@@ -44,7 +44,7 @@ TRAINING_BYTES = 256 << 20
 """Most bytes of forward and backward passes, if a server is not told otherwise. Then they are not part of the plan: a
 server takes what the limit of its container leaves beside it."""
 SAMPLE_BYTES = 64 << 20
-"""Bytes of the sampler's tables beside the logits, of as many rows as fit and of one at least."""
+"""Bytes of the sampler's tables on a CPU beside the logits, of as many rows as fit and of one at least."""
 SAMPLE_BYTES_PER_LOGIT = 80
 """Bytes of the sampler's tables per logit: scores in float64, noise in words of 64 bits, and their copies."""
 
@@ -176,9 +176,13 @@ def device_memory(
     max_length: int,
     token_budget: int = TOKEN_BUDGET,
 ) -> MemoryModel:
-    """Return the memory of a server on its accelerator: process, grammars and replay log are not there."""
+    """Return the memory of a server on its accelerator: process, grammars and replay log are not there.
+
+    Its sampler takes LOGIT_ROWS at once.
+    """
     memory = server_memory(facts, span, dtype, page_size, max_length, token_budget, replay_memory=0)
-    return replace(memory, process=0, grammars=0)
+    activations = activation_bytes(facts, span, dtype, max_length, token_budget, LOGIT_ROWS)
+    return replace(memory, process=0, grammars=0, activations=activations)
 
 
 def host_memory(
@@ -215,17 +219,26 @@ def grammar_bytes(facts: ModelFacts, span: Span) -> int:
 
 
 def activation_bytes(
-    facts: ModelFacts, span: Span, dtype: str, max_length: int, token_budget: int
+    facts: ModelFacts,
+    span: Span,
+    dtype: str,
+    max_length: int,
+    token_budget: int,
+    sampled: int | None = None,
 ) -> int:
-    """Return what the largest step takes beside weights and KV, or loading if that takes more."""
+    """Return what the largest step takes beside weights and KV, or loading if that takes more.
+
+    `sampled`: rows that are sampled at once; None: as many as on a CPU.
+    """
+    most = sample_rows(facts.config.vocab) if sampled is None else sampled
     return max(
-        _step_bytes(facts, span, dtype, max_length, token_budget),
+        _step_bytes(facts, span, dtype, max_length, token_budget, most),
         _loading_bytes(facts, span, dtype),
     )
 
 
 def sample_rows(vocab: int) -> int:
-    """Return the rows that are sampled at once."""
+    """Return the rows that are sampled at once on a CPU."""
     return max(1, SAMPLE_BYTES // (vocab * SAMPLE_BYTES_PER_LOGIT))
 
 
@@ -235,7 +248,7 @@ def score_rows(heads: int, keys: int) -> int:
 
 
 def _step_bytes(
-    facts: ModelFacts, span: Span, dtype: str, max_length: int, token_budget: int
+    facts: ModelFacts, span: Span, dtype: str, max_length: int, token_budget: int, most: int
 ) -> int:
     config, size = facts.config, DTYPES[dtype]
     rows, kinds = token_budget + PREFILL_ROWS, 1 + (config.family in _WINDOWED)
@@ -254,7 +267,7 @@ def _step_bytes(
     if span.last == config.n_blocks:
         sampled = min(rows, LOGIT_ROWS)
         logits = config.vocab * (size + _FLOAT)
-        sampler = min(sampled, sample_rows(config.vocab)) * config.vocab * SAMPLE_BYTES_PER_LOGIT
+        sampler = min(sampled, most) * config.vocab * SAMPLE_BYTES_PER_LOGIT
         total += sampled * logits + sampler
     return total
 

@@ -13,12 +13,15 @@ from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
     GRAMMAR_BYTES,
     GRAMMAR_BYTES_PER_TOKEN,
+    LOGIT_ROWS,
     MARGIN_BYTES,
     MARGIN_PARTS,
     PREFILL_ROWS,
     PROCESS_BYTES,
+    SAMPLE_BYTES_PER_LOGIT,
     MemoryModel,
     device_memory,
+    sample_rows,
     server_memory,
 )
 from modelswarm.placement.plan import MIN_PAGES, PAGE_SIZE, SwarmPlan, full_sessions, plan_swarm
@@ -280,6 +283,14 @@ def test_memory_of_an_accelerator_has_no_process_and_no_rows() -> None:
     memory = device_memory(FACTS, WHOLE, "float32", PAGE_SIZE, 512).with_pages(10)
     assert (memory.process, memory.retained) == (0, 0)
     assert memory.kv == make_memory().with_pages(10).kv
+
+
+def test_sampler_of_an_accelerator_takes_all_rows_at_once() -> None:
+    large = replace(FACTS, config=replace(FACTS.config, vocab=128_256))
+    assert sample_rows(128_256) == 6
+    models = [m(large, WHOLE, "float32", PAGE_SIZE, 512) for m in (server_memory, device_memory)]
+    on_cpu, on_device = (model.activations for model in models)
+    assert on_device - on_cpu == (LOGIT_ROWS - 6) * 128_256 * SAMPLE_BYTES_PER_LOGIT
 
 
 def test_memory_of_passes_is_part_of_the_plan() -> None:

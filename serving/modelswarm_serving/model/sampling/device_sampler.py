@@ -41,7 +41,8 @@ def sample_rows_on_device(
 ) -> list[Sampled]:
     """Return a token for each of `rows` [n, hidden], or why there is none.
 
-    `logits_of`: final norm and head. Logits and tables exist for some rows at a time, as the memory plan counts them.
+    `logits_of`: final norm and head. Logits and tables exist for LOGIT_ROWS at a time, as the memory plan counts them.
+    A launch takes the host as long for one row as for all of them.
     """
     width = top_count(picks)
     found = to_host(_sample_parts(rows, logits_of, picks, width))
@@ -71,7 +72,8 @@ def _sample_parts(
     parts = []
     for start in range(0, len(picks), LOGIT_ROWS):
         logits = logits_of(rows[start : start + LOGIT_ROWS])
-        count = sample_rows(logits.shape[1])
+        # Tables of a whole vocabulary in order are three times as large.
+        count = sample_rows(logits.shape[1]) if whole else LOGIT_ROWS
         some = picks[start : start + LOGIT_ROWS]
         for first in range(0, len(some), count):
             part = slice(first, first + count)

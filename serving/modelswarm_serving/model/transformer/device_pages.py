@@ -24,8 +24,8 @@ from modelswarm_serving.model.base import (
 from modelswarm_serving.model.device import Device
 from modelswarm_serving.model.transformer.span import TransformerSpan
 
-_SAMPLING = Sampling(temperature=1.0, top_p=0.9)
-"""Parameters with the most work of the sampler: noise, and scores in order."""
+_SAMPLING = Sampling(temperature=1.0, repetition_penalty=1.1)
+"""Parameters with the largest tables of the sampler: a copy of the scores, and noise for the whole vocabulary."""
 _MOST_WARM_UP_ROWS = 256
 """Rows that fill a GPU of up to 255 processors, two programs on each, so that no row is cut."""
 

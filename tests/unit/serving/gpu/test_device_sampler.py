@@ -2,17 +2,53 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from support.models.sampling.sampling_cases import LOG, SAMPLINGS, VOCAB
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
 
-from modelswarm_serving.model.base import SampleRequest
+from modelswarm.placement.memory import LOGIT_ROWS, SAMPLE_BYTES_PER_LOGIT
+from modelswarm.protocol.messages import Sampling
+from modelswarm_serving.model.base import BatchItem, ModelShape, SampleRequest
 from modelswarm_serving.model.sampling import sampler
-from modelswarm_serving.model.sampling.device_sampler import gumbel, sample_rows_on_device
+from modelswarm_serving.model.sampling.device_sampler import (
+    gumbel,
+    sample_rows_on_device,
+    sample_tokens,
+)
 from modelswarm_serving.model.sampling.noise import draw_key
 from modelswarm_serving.model.sampling.noise import gumbel as gumbel_of_the_cpu
 from modelswarm_serving.model.sampling.sampler import Unsampled, sample
+from modelswarm_serving.model.transformer.device_pages import largest_step
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations by name, and the most bytes of tensors that exist at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[str] = Counter()
+        self.peak = 0
+        self._sizes: dict[int, int] = {}
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        self.calls[func.name()] += 1
+        for tensor in tree_leaves(made):
+            storage = tensor.untyped_storage() if isinstance(tensor, torch.Tensor) else None
+            if storage is not None and storage._cdata not in self._sizes:
+                self._sizes[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self._sizes.pop, storage._cdata)
+        self.peak = max(self.peak, sum(self._sizes.values()))
+        return made
 
 
 def make_case(seed: int) -> tuple[torch.Tensor, list[SampleRequest]]:
@@ -47,3 +83,30 @@ def test_noise_equals_that_of_the_cpu() -> None:
     expected = gumbel_of_the_cpu(keys, tokens[None])
     found = gumbel(torch.from_numpy(keys).view(torch.int64), torch.from_numpy(tokens))
     assert found.numpy() == pytest.approx(expected, abs=1e-12)
+
+
+def test_greedy_rows_of_a_large_vocabulary_are_one_part() -> None:
+    """A part has some 20 launches, which the host pays for."""
+    picks = [SampleRequest(Sampling(), 5, LOG, begin=2) for _ in range(LOGIT_ROWS)]
+    logits = torch.randn(LOGIT_ROWS, 128_256)
+    with Operations() as operations:
+        found = sample_rows_on_device(logits, lambda rows: rows, picks)
+    assert operations.calls["aten::max.dim"] == 1
+    assert found == sample(logits, picks)
+
+
+def test_measured_step_has_the_largest_tables() -> None:
+    """Else a step could need more than was measured at the start."""
+
+    def bytes_per_logit(sampling: Sampling) -> float:
+        picks = [SampleRequest(sampling, 9, LOG, begin=2) for _ in range(4)]
+        logits = torch.randn(4, 20_000)
+        with Operations() as operations:
+            sample_tokens(logits, picks, sampling.logprobs, whole=False)
+        return operations.peak / logits.numel()
+
+    shape = ModelShape(0, 4, 4, 64, page_size=4, total_pages=16, max_length=64, vocab_size=9)
+    measured = largest_step(shape, 32)[0]
+    assert isinstance(measured, BatchItem) and measured.sample is not None
+    most = bytes_per_logit(measured.sample.sampling)
+    assert max(map(bytes_per_logit, SAMPLINGS)) <= most + 0.5 <= SAMPLE_BYTES_PER_LOGIT
