@@ -28,7 +28,7 @@ from modelswarm.placement.dtype import (
 from modelswarm.placement.memory import TOKEN_BUDGET, MemoryModel, ServerMemory
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
-from modelswarm.resources.accelerators import has_accelerator
+from modelswarm.resources.accelerators import check_pool_template, has_accelerator
 from modelswarm.resources.spec import (
     MAX_LORA_RANK,
     Adapter,
@@ -159,12 +159,14 @@ def plan_swarm(
 
 
 def _check_supported(spec: Spec) -> None:
-    """Refuse values that documents allow and servers do not support yet."""
+    """Refuse values that documents allow and servers do not support."""
     if spec.model.quantization != "none":
         raise UserError(
             "spec.model.quantization",
             f"{spec.model.quantization!r} is not served yet; allowed: 'none'",
         )
+    for index, pool in enumerate(spec.pools):
+        check_pool_template(pool, f"spec.pools[{index}].podTemplate")
 
 
 def _check_adapters(swarm: ModelSwarm) -> None:

@@ -1,13 +1,16 @@
 """Accelerators that the pods of a pool get: extended resources of their limits, and claims of their pod template.
 
-A resource whose name has a slash may also be a network card or a fuse device, so accelerators are known by name. Used
-by rules of documents, by the plan and by the operator.
+A resource whose name has a slash may also be a network card or a fuse device, so accelerators are known by name. Pod
+templates that ask for others are refused: such a device would be reserved and idle. Used by rules of documents, by the
+plan and by the operator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from modelswarm.errors import UserError
 
 if TYPE_CHECKING:
     from modelswarm.resources.spec import Pool
@@ -17,6 +20,8 @@ MARKS = ("/gpu", "/mig-", "/i915", "/xe", "/gaudi", "/npu", "/neuron")
 ANY_KIND = "accelerator"
 """Kind of a device that only a resource claim names."""
 
+_PLACE = "spec.pools[].resources.limits, at most one in a pool"
+"""Where documents ask for accelerators."""
 _KINDS = {"nvidia.com": "cuda", "amd.com": "cuda", "gpu.intel.com": "xpu"}
 """Torch's type of device by the vendor's domain; that of ROCm is `cuda`."""
 
@@ -28,8 +33,50 @@ def accelerators_of(resources: Iterable[str]) -> list[str]:
 
 def claims_devices(pod_template: Mapping[str, Any] | None) -> bool:
     """Return True if a pod template claims devices (dynamic resource allocation)."""
-    spec = (pod_template or {}).get("spec")
-    return isinstance(spec, dict) and bool(spec.get("resourceClaims"))
+    return bool(_part(_part(pod_template, "spec"), "resourceClaims"))
+
+
+def check_pool_template(pool: Pool, where: str) -> None:
+    """Raise UserError if the pool's pod template, at `where`, asks for a device that the plan would not count."""
+    _check_containers(pool.pod_template, where)
+    claims = _part(_part(pool.pod_template, "spec"), "resourceClaims")
+    claimed = len(claims) if isinstance(claims, list) else 0
+    limited = len(accelerators_of(pool.resources.limits))
+    if claimed and claimed + limited > 1:
+        raise UserError(
+            f"{where}.spec.resourceClaims",
+            f"{claimed} beside {limited} accelerators in resources.limits, but a server computes on one device; "
+            "allowed: one claim, or one accelerator in resources.limits",
+        )
+
+
+def check_cluster_template(template: Mapping[str, Any], where: str) -> None:
+    """Raise UserError if the template of all pods, at `where`, asks for a device: each pool asks for its own."""
+    _check_containers(template, where)
+    if claims_devices(template):
+        raise UserError(
+            f"{where}.spec.resourceClaims",
+            "no pool would know of the device; allowed: one accelerator in resources.limits of a pool, or one claim "
+            "in its podTemplate",
+        )
+
+
+def _check_containers(template: Any, where: str) -> None:
+    for kind in ("containers", "initContainers"):
+        containers = _part(_part(template, "spec"), kind)
+        for container in containers if isinstance(containers, list) else ():
+            resources = _part(container, "resources")
+            for part in ("limits", "requests"):
+                if names := accelerators_of(_part(resources, part) or ()):
+                    raise UserError(
+                        f"{where}.spec.{kind}[{_part(container, 'name')}].resources.{part}",
+                        f"{names[0]} would be reserved and idle; allowed: accelerators in {_PLACE}",
+                    )
+
+
+def _part(value: Any, key: str) -> Any:
+    """Return a field of an unchecked part of a template; None if it has none."""
+    return value.get(key) if isinstance(value, Mapping) else None
 
 
 def has_accelerator(pool: Pool) -> bool:

@@ -33,13 +33,13 @@ _SPEC = [
     (
         "resourceClaims",
         _LIST,
-        "Devices that the pod claims (dynamic resource allocation); merged by name. They count as an accelerator.",
+        "The device that the pod claims (dynamic resource allocation), as its one accelerator; merged by name.",
     ),
     ("volumes", _LIST, "Additional volumes; merged by name."),
     (
         "containers",
         _LIST,
-        "Merged by name: `server` is the block server; any other name adds a sidecar.",
+        "Merged by name: `server` is the block server; any other name adds a sidecar. Accelerators are refused here.",
     ),
     ("initContainers", _LIST, "Containers that run before the server starts; merged by name."),
     (

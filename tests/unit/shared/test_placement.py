@@ -219,6 +219,11 @@ def test_smaller_pool_memory_gives_more_automatic_spans() -> None:
     assert all(server.memory.total <= 1400 << 20 for server in split.servers)
 
 
+GPU_TEMPLATE = {
+    "spec": {"containers": [{"name": "server", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}
+}
+
+
 @pytest.mark.parametrize(
     ("spec", "path"),
     [
@@ -231,6 +236,10 @@ def test_smaller_pool_memory_gives_more_automatic_spans() -> None:
         (
             {"spans": {"count": 1}, "pools": [make_pool("1Ki")]},
             r"memory: a server of blocks 0:8 needs",
+        ),
+        (
+            {"pools": [make_pool("1Gi") | {"podTemplate": GPU_TEMPLATE}]},
+            r"pools\[0\]\.podTemplate\.spec\.containers\[server\]\.resources\.limits: nvidia.com/gpu .* allowed",
         ),
     ],
 )

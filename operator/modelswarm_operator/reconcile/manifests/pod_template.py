@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from modelswarm.errors import UserError
+from modelswarm.resources.accelerators import check_cluster_template, check_pool_template
 from modelswarm.resources.labels import LINKS
 from modelswarm.resources.spec import Pool, Spec
 from modelswarm_operator.reconcile.manifests.strategic_merge import merge_pod
@@ -69,11 +70,12 @@ def _check_objects(value: Any, where: str) -> None:
 
 
 def patches_of(spec: Spec, pool: Pool, cluster_wide: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the patches over the pool's pods, each with its name. Raises UserError for devices that stay idle."""
     index = next((i for i, known in enumerate(spec.pools) if known.name == pool.name), 0)
-    return [
-        (CLUSTER_WIDE, cluster_wide),
-        (f"spec.pools[{index}].podTemplate", pool.pod_template or {}),
-    ]
+    where = f"spec.pools[{index}].podTemplate"
+    check_cluster_template(cluster_wide, CLUSTER_WIDE)
+    check_pool_template(pool, where)
+    return [(CLUSTER_WIDE, cluster_wide), (where, pool.pod_template or {})]
 
 
 def _restore_reserved(merged: Json, pod: Json) -> list[str]:

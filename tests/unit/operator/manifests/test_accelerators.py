@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -72,6 +73,59 @@ def test_resource_claims_reach_the_pod() -> None:
     body = pod.manifest["spec"]
     assert body["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
     assert body["containers"][0]["resources"]["claims"] == [{"name": "gpu"}]
+
+
+def asking(amount: int, container: str = "server", kind: str = "containers") -> dict[str, Any]:
+    """Return a pod template that asks for GPUs in the limits of a container."""
+    resources = {"limits": {"nvidia.com/gpu": amount}}
+    return {"spec": {kind: [{"name": container, "resources": resources}]}}
+
+
+IN_POOL = "spec.pools[0].podTemplate.spec."
+IN_CLUSTER = "the operator's --pod-template.spec."
+CLAIMS = CLAIM["podTemplate"]
+
+
+@pytest.mark.parametrize(
+    ("pool", "cluster_wide", "field"),
+    [
+        ({"podTemplate": asking(1)}, {}, f"{IN_POOL}containers[server].resources.limits"),
+        ({"podTemplate": asking(2)}, {}, f"{IN_POOL}containers[server].resources.limits"),
+        (GPU | {"podTemplate": asking(2)}, {}, f"{IN_POOL}containers[server].resources.limits"),
+        ({"podTemplate": asking(1, "aside")}, {}, f"{IN_POOL}containers[aside].resources.limits"),
+        ({"podTemplate": asking(1, "first", "initContainers")}, {}, f"{IN_POOL}initContainers"),
+        (GPU | {"podTemplate": CLAIMS}, {}, f"{IN_POOL}resourceClaims: 1 beside 1"),
+        ({}, asking(1), f"{IN_CLUSTER}containers[server].resources.limits"),
+        (GPU, CLAIMS, f"{IN_CLUSTER}resourceClaims"),
+    ],
+)
+def test_devices_that_no_plan_counts_are_refused(
+    pool: dict[str, Any], cluster_wide: dict[str, Any], field: str
+) -> None:
+    cluster = make_cluster(pool)
+    cluster.policy = dataclasses.replace(cluster.policy, pod_template=cluster_wide)
+    cluster.settle()
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == "InvalidSpec" and degraded["message"].startswith(field)
+    assert "allowed: " in degraded["message"] and "resources.limits" in degraded["message"]
+    assert not cluster.pods
+
+
+def test_cluster_wide_device_is_refused_without_pools() -> None:
+    cluster = make_cluster()
+    cluster.policy = dataclasses.replace(cluster.policy, pod_template=asking(1))
+    cluster.settle()
+    assert cluster.condition("Degraded")["reason"] == "InvalidSpec"
+
+
+def test_device_in_a_template_stops_a_stored_plan() -> None:
+    """Servers of an earlier operator keep running, and no further one is made."""
+    cluster = make_cluster(GPU)
+    cluster.settle()
+    cluster.policy = dataclasses.replace(cluster.policy, pod_template=asking(1))
+    cluster.settle()
+    assert cluster.condition("Degraded")["reason"] == "InvalidSpec"
+    assert len(cluster.ready_pods()) == 1
 
 
 def test_server_fills_its_accelerator_unless_sessions_are_given() -> None:
