@@ -34,6 +34,8 @@ def render_plan(swarm: SwarmPlan) -> RenderableType:
         f"A session may have {count_of(swarm.max_length, 'token')}; one server of each span has room for "
         f"{swarm.full_sessions} such session{'' if swarm.full_sessions == 1 else 's'} at the same time."
     )
+    if not swarm.has_given_pages and any(server.host is not None for server in swarm.servers):
+        servers += " Pages are an estimate: each server fills its accelerator."
     memory = [Text(line) for line in memory_lines(swarm)]
     return Group(
         *warnings,

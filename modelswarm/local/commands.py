@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.local.run_folder import GATEWAY_JOB, RunFolder
+from modelswarm.placement.memory import MEMORY_FRACTION
 from modelswarm.placement.plan import PAGE_SIZE, SwarmPlan
 from modelswarm.placement.slots import Slot
 from modelswarm.process.cpu_limit import usable_cpus
@@ -59,7 +60,6 @@ def server_command(
     incarnation: int,
     parent_fd: int,
 ) -> list[str]:
-    pages = plan.servers[slot.span_index].pages
     flags = {
         "--model": plan.source,
         "--served-name": plan.served_name,
@@ -71,7 +71,7 @@ def server_command(
         "--dtype": plan.dtype,
         "--device": settings.device,
         "--threads": str(threads_per_server(plan, settings)),
-        "--pages": str(pages),
+        **_room_flags(plan, slot, settings),
         "--page-size": str(PAGE_SIZE),
         "--max-length": str(plan.max_length),
         "--metrics": "127.0.0.1:0",
@@ -95,6 +95,18 @@ def server_command(
         switches += ["--adapters", f"{each.name}={each.source}"]
     extra_flags = settings.flags.get(slot.name, ())
     return [*_python_module("modelswarm_serving"), *_flatten(flags), *switches, *extra_flags]
+
+
+def _room_flags(plan: SwarmPlan, slot: Slot, settings: LocalSettings) -> dict[str, str]:
+    """Return the number of pages, or the share of an accelerator that a server fills.
+
+    All servers of the swarm compute on the same one.
+    """
+    on_device = settings.device not in ("auto", "cpu") and not settings.hash_model
+    if plan.has_given_pages or not on_device:
+        return {"--pages": str(plan.servers[slot.span_index].pages)}
+    servers = plan.replicas * len(plan.servers)
+    return {"--memory-fraction": f"{MEMORY_FRACTION / servers:.4g}"}
 
 
 def threads_per_server(plan: SwarmPlan, settings: LocalSettings) -> int:

@@ -26,13 +26,17 @@ def plan_document(swarm: ModelSwarm, memory: str | None = None, device: str = "c
     `memory`: of one server, as the user wrote it. `device`: of all servers, as their flag takes it.
     """
     limit = None if memory is None else bytes_of(memory, "--memory")
+    hardware = machine_hardware(device)
+    if limit is not None and hardware is ACCELERATORS:
+        detail = f"sizes servers on the CPU, but --device is {device}; allowed: spec.spans and spec.sessions.concurrent"
+        raise UserError("--memory", detail)
     source = source_address(swarm.spec.model)
 
     _check_tokenizer_and_template(swarm.spec.model)
     for adapter in swarm.spec.model.adapters:
         _check_reachable(adapter.source, f"spec.model.adapters[{adapter.name}].source")
     found = inspect_model(source, swarm.spec.model.tokenizer)
-    plan = plan_swarm(swarm, found.facts, source, limit, hardware=machine_hardware(device))
+    plan = plan_swarm(swarm, found.facts, source, limit, hardware=hardware)
     if swarm.spec.model.chat_template is not None:  # it replaces the model's own
         return plan
     return dataclasses.replace(plan, warnings=found.warnings)

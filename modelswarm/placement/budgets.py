@@ -118,10 +118,24 @@ def pool_budgets(
         budgets.append(container_budget(_smallest_limit(spec, on_cpu), LIMITS, sizes))
     if on_device:
         memory = _smallest_device(spec, on_device, node_memory)
-        budgets.append(Budget(memory, DEVICE, sizes.on_device, MEMORY_FRACTION))
-        limit = container_budget(_smallest_limit(spec, on_device), LIMITS, sizes)
-        budgets.append(Budget(limit.memory, LIMITS, sizes.beside_device))
+        budgets += _device_budgets(memory, _smallest_limit(spec, on_device), sizes)
     return tuple(budgets)
+
+
+def machine_budgets(spec: Spec, sizes: ServerSizes) -> tuple[Budget, ...]:
+    """Return the budgets of servers that all compute on the accelerators of this machine, whose memory is not known."""
+    return _device_budgets(None, _smallest_limit(spec, spec.pools), sizes)
+
+
+def _device_budgets(
+    memory: int | None, limit: int | None, sizes: ServerSizes
+) -> tuple[Budget, Budget]:
+    """`memory`: bytes of the accelerator; `limit`: bytes of the container."""
+    container = container_budget(limit, LIMITS, sizes)
+    return (
+        Budget(memory, DEVICE, sizes.on_device, MEMORY_FRACTION),
+        Budget(container.memory, LIMITS, sizes.beside_device),
+    )
 
 
 def training_bytes(spec: Spec) -> int | None:

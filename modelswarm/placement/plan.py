@@ -16,6 +16,7 @@ from modelswarm.placement.budgets import (
     Budget,
     ServerSizes,
     container_budget,
+    machine_budgets,
     pool_budgets,
     training_bytes,
 )
@@ -79,6 +80,7 @@ class SwarmPlan:
     replicas: int
     hold_seconds: float  # a session without a route is held for this time
     servers: tuple[ServerPlan, ...]  # one per span, in order
+    has_given_pages: bool  # by spec.sessions.concurrent; else a server fills its accelerator
     tokenizer: str | None = None  # address; None: the model's own
     chat_template: str | None = None  # the text; None: the model's own
     adapters: tuple[Adapter, ...] = ()
@@ -129,10 +131,12 @@ def plan_swarm(
     sizes = ServerSizes(
         facts, dtype, PAGE_SIZE, max_length, token_budget, count, rank, training or 0
     )
-    if memory is None:
-        budgets = pool_budgets(spec, sizes, node_memory or {})
+    if memory is not None:
+        budgets: tuple[Budget, ...] = (container_budget(memory, "--memory", sizes),)
+    elif hardware is ACCELERATORS and not any(map(has_accelerator, spec.pools)):
+        budgets = machine_budgets(spec, sizes)
     else:
-        budgets = (container_budget(memory, "--memory", sizes),)
+        budgets = pool_budgets(spec, sizes, node_memory or {})
     spans = _plan_spans(spec, facts.config.n_blocks, max_length, budgets)
     if fault := servers_fault(len(spans), spec.replicas):
         raise UserError("spec.replicas", fault)
@@ -150,6 +154,7 @@ def plan_swarm(
         replicas=spec.replicas,
         hold_seconds=parse_duration(spec.sessions.hold_limit),
         servers=servers,
+        has_given_pages=spec.sessions.concurrent is not None,
         tokenizer=spec.model.tokenizer,
         chat_template=spec.model.chat_template,
         adapters=spec.model.adapters,

@@ -103,7 +103,7 @@ _OPTIONS: list[click.Parameter] = [
     click.Option(["--device"], type=device, default="auto", show_default=True, help="Device that computes: cpu, "
                  "accelerator (of any kind), a kind such as cuda, or one such as cuda:1. auto: an accelerator if any."),
     click.Option(["--memory-fraction"], type=click.FloatRange(0, 1, min_open=True), help="Share of an accelerator's "
-                 f"memory to take. Default: {MEMORY_FRACTION}."),
+                 f"memory to take. Default: {MEMORY_FRACTION}; less leaves the rest to other servers."),
     click.Option(["--threads"], type=threads, default="auto", show_default=True, help="CPU threads of torch; "
                  "auto: the container's CPU limit rounded down, without a limit the CPUs of this process."),
     click.Option(["--weight-layout"], type=click.Choice(CHOICES), default=AUTO, show_default=True,

@@ -15,7 +15,7 @@ from modelswarm.process.command_line import device
 @click.option(
     "--memory",
     metavar="AMOUNT",
-    help="Memory of one server, e.g. 2Gi, instead of the pools' limits.",
+    help="Memory of one server, e.g. 2Gi, instead of the pools' limits. Only on the CPU.",
 )
 @click.option(
     "--device",

@@ -46,7 +46,8 @@ MAX_GATEWAYS = 16
 @click.option(
     "--memory",
     metavar="AMOUNT",
-    help="Memory of one server, e.g. 2Gi: all that its process takes, instead of the pools' limits.",
+    help="Memory of one server, e.g. 2Gi: all that its process takes, instead of the pools' limits. Only on "
+    "the CPU.",
 )
 @click.option(
     "--device",

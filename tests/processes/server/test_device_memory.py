@@ -120,6 +120,18 @@ def test_smaller_fraction_gives_fewer_pages(folder: Path) -> None:
     assert pages[1] - pages[0] == pytest.approx(0.4 * 32 * MIB / page_bytes(folder), abs=2)
 
 
+def test_servers_share_a_device_by_their_fractions(folder: Path) -> None:
+    """The second one starts when the first has filled its half."""
+    alone, half = DeviceLibrary(total=64 * MIB), int(0.45 * 64 * MIB)
+    filled = DeviceLibrary(total=64 * MIB, others=half)
+    first, second = (load(folder, each, memory_fraction=0.45) for each in (alone, filled))
+    assert second.shape.total_pages == pytest.approx(first.shape.total_pages, abs=2)
+    overfull = DeviceLibrary(total=64 * MIB, others=half + 4 * MIB)
+    third = load(folder, overfull, memory_fraction=0.45)
+    missing = first.shape.total_pages - third.shape.total_pages
+    assert missing == pytest.approx(4 * MIB / page_bytes(folder), abs=2)
+
+
 def test_memory_of_passes_is_left_free(folder: Path) -> None:
     library = DeviceLibrary(total=32 * MIB)
     free = load(folder, library).shape.total_pages

@@ -31,6 +31,7 @@ class DeviceLibrary:
     reason: str = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
     freed: int = 0  # calls of free_caches
     broken: str = ""  # the driver's refusal of all work; empty: it works
+    _at_start: int = 0  # bytes of tensors at the start of the peak
     _before: int = 0  # bytes of tensors that were there before the device was opened
 
     def kind(self) -> str | None:
@@ -56,10 +57,11 @@ class DeviceLibrary:
         return max(0, self.total - used), self.total
 
     def start_peak(self, device: torch.device) -> int:
-        return self.others
+        self._at_start = max(0, tensor_bytes() - self._before)
+        return self._at_start
 
     def peak(self, device: torch.device) -> int:
-        return self.others + self.step
+        return self._at_start + self.step
 
     def free_caches(self) -> None:
         self.freed += 1

@@ -10,6 +10,7 @@ import pytest
 
 from modelswarm.cli import run
 from modelswarm.cli.demo.example import load_example
+from modelswarm.errors import UserError
 from modelswarm.local.commands import (
     LocalSettings,
     gateway_command,
@@ -19,6 +20,7 @@ from modelswarm.local.commands import (
 from modelswarm.local.planning import plan_document
 from modelswarm.local.run_folder import RunFolder
 from modelswarm.local.swarm import LocalSwarm
+from modelswarm.resources.spec import Sessions
 from modelswarm_gateway.settings import Settings, parse_settings
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
@@ -63,6 +65,44 @@ def test_lease_of_up_reaches_the_servers(tmp_path: Path) -> None:
 
     assert command[command.index("--lease") + 1] == "9.0"
     assert command[command.index("--device") + 1] == "cpu"
+
+
+def room_flags(tmp_path: Path, device: str, sessions: dict[str, int]) -> dict[str, str]:
+    """Return the flags of the memory of a server of the example, which has four servers."""
+    example = load_example()
+    spec = example.spec.model_copy(update={"sessions": Sessions.model_validate(sessions)})
+    plan = plan_document(example.model_copy(update={"spec": spec}), device=device)
+    settings = LocalSettings(device=device)
+    command = server_command(
+        plan, LocalSwarm(plan).slots[0], settings, RunFolder(tmp_path, -1), 1, 0
+    )
+    return {
+        flag: command[command.index(flag) + 1]
+        for flag in ("--pages", "--memory-fraction", "--device")
+        if flag in command
+    }
+
+
+def test_servers_of_up_share_the_device_that_they_fill(tmp_path: Path) -> None:
+    filling = room_flags(tmp_path, "cuda", {})
+    assert filling == {"--memory-fraction": "0.225", "--device": "cuda"}
+    given = room_flags(tmp_path, "cuda", {"concurrent": 2})
+    assert set(given) == {"--pages", "--device"}
+    for device in ("cpu", "auto"):
+        assert set(room_flags(tmp_path, device, {})) == {"--pages", "--device"}
+
+
+def test_weights_on_a_device_are_planned_there() -> None:
+    on_cpu, on_device = (plan_document(load_example(), device=each) for each in ("cpu", "cuda"))
+    server = on_device.servers[0]
+    assert on_cpu.servers[0].host is None and server.host is not None
+    assert server.memory.process == 0 and server.host.process > 0
+    assert server.memory.kv > 0 and server.host.kv == 0
+
+
+def test_memory_of_up_is_refused_on_a_device() -> None:
+    with pytest.raises(UserError, match="--memory: sizes servers on the CPU, but --device is cuda"):
+        plan_document(load_example(), "2Gi", "cuda:0")
 
 
 @pytest.mark.parametrize(

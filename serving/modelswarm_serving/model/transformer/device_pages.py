@@ -35,7 +35,7 @@ class DeviceRoom:
     """The memory of a device that holds the weights, in bytes."""
 
     total: int
-    used: int  # by weights, the driver, and other processes
+    used: int  # by weights, the driver, and other processes beyond their share
     step: int  # of the largest step
     fraction: float  # of the total that may be used
     training: int = 0  # reserved for forward and backward passes
@@ -83,9 +83,9 @@ def measure_room(
     """Run the largest step of a span whose cache has `probe_pages`, and return the room beside that cache.
 
     Also run decode steps of all kinds, for which kernels are compiled now and not under a session. `training`: bytes
-    that passes get.
+    that passes get. A fraction below the usual one leaves the rest to other servers, which may have taken it already.
     """
-    drivers = device.drivers
+    drivers, fraction = device.drivers, fraction or MEMORY_FRACTION
     shape = span.shape
     cache = shape.total_pages * shape.page_size * (shape.last - shape.first) * shape.kv_bytes
     try:
@@ -104,7 +104,9 @@ def measure_room(
     step = drivers.peak(device.torch) - before
     drivers.free_caches()
     free, total = drivers.memory(device.torch)
-    return DeviceRoom(total, total - free - cache, step, fraction or MEMORY_FRACTION, training)
+    others = max(0, int((MEMORY_FRACTION - fraction) * total))
+    used = max(before - cache, total - free - cache - others)
+    return DeviceRoom(total, used, step, fraction, training)
 
 
 def warm_up_rows(token_budget: int) -> list[int]:
