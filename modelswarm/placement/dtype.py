@@ -21,6 +21,15 @@ ACCELERATORS = Hardware("an accelerator", frozenset({"bfloat16", "float16"}))
 UNKNOWN_CPUS = Hardware("a CPU that the plan does not know", frozenset())
 FAST_CPU = Hardware("this CPU", frozenset({"bfloat16"}))
 SLOW_CPU = Hardware("this CPU", frozenset())
+BFLOAT16_CAPABILITY = 8
+"""First major CUDA capability that multiplies bfloat16 in hardware (Ampere); torch emulates it on older devices."""
+
+
+def gpus_of_capability(capability: int | None) -> Hardware:
+    """Return accelerators of which the oldest has this major CUDA capability; None: it is not known."""
+    if capability is None or capability >= BFLOAT16_CAPABILITY:
+        return ACCELERATORS
+    return Hardware(f"a GPU of CUDA capability {capability}", frozenset({"float16"}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from modelswarm.placement.dtype import (
     UNKNOWN_CPUS,
     Hardware,
     choose_dtype,
+    gpus_of_capability,
 )
 from modelswarm.placement.memory import TOKEN_BUDGET, MemoryModel, ServerMemory
 from modelswarm.placement.quantity import human_bytes
@@ -180,10 +181,13 @@ def _check_adapters(swarm: ModelSwarm) -> None:
         raise UserError("spec.model.adapters", detail)
 
 
-def pool_hardware(spec: Spec) -> Hardware:
-    """Return the hardware of all servers as the pools tell it; the nodes of the moment do not count."""
+def pool_hardware(spec: Spec, capability: int | None = None) -> Hardware:
+    """Return the hardware of all servers as the pools tell it.
+
+    `capability`: lowest major CUDA capability of the pools' nodes; None: not known.
+    """
     on_accelerators = bool(spec.pools) and all(map(has_accelerator, spec.pools))
-    return ACCELERATORS if on_accelerators else UNKNOWN_CPUS
+    return gpus_of_capability(capability) if on_accelerators else UNKNOWN_CPUS
 
 
 def _max_length(spec: Spec, facts: ModelFacts) -> int:

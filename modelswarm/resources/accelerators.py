@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 MARKS = ("/gpu", "/mig-", "/i915", "/xe", "/gaudi", "/npu", "/neuron")
 """Parts of the names of accelerators, such as `nvidia.com/gpu`, `nvidia.com/mig-1g.10gb` or `gpu.intel.com/xe`."""
+CAPABILITY_LABEL = "nvidia.com/gpu.compute.major"
+"""Label of nodes with the major CUDA capability of their GPUs, as GPU feature discovery writes it."""
 ANY_KIND = "accelerator"
 """Kind of a device that only a resource claim names."""
 

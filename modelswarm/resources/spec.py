@@ -125,7 +125,8 @@ class Model(Part):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
         description="Number format of weights, KV and rows. auto: as the checkpoint is stored, if every pool has an "
-        "accelerator; else float32. The local runtime also keeps bfloat16 on a CPU that multiplies it in hardware.",
+        "accelerator that computes it; else float32. The local runtime also keeps bfloat16 on a CPU that multiplies it "
+        "in hardware.",
     )
     adapters: Annotated[
         tuple[Adapter, ...],

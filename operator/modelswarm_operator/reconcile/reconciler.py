@@ -17,7 +17,10 @@ from modelswarm_operator.reconcile.inspection import end_inspections, inspect_sw
 from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder
 from modelswarm_operator.reconcile.manifests.pod_builder import reserved_fields
 from modelswarm_operator.reconcile.model.facts import known_model
-from modelswarm_operator.reconcile.model.node_memory import accelerator_memory
+from modelswarm_operator.reconcile.model.node_accelerators import (
+    NodeAccelerators,
+    find_accelerators,
+)
 from modelswarm_operator.reconcile.model.span_plan import Layout, make_layout
 from modelswarm_operator.reconcile.pods.inventory import classify_pods
 from modelswarm_operator.reconcile.serving_swarm import ServingResult, reconcile_serving
@@ -143,7 +146,7 @@ class _Reconciliation:
                 known  # also if the plan is refused: else the model would be inspected for ever
             )
             layout = make_layout(
-                self.swarm.name, spec, known, self.stored.plan, self._accelerator_memory(spec)
+                self.swarm.name, spec, known, self.stored.plan, self._accelerators(spec)
             )
             ignored = reserved_fields(self.builder, spec, layout)
         except UserError as error:
@@ -161,8 +164,8 @@ class _Reconciliation:
         )
         outcome.problems += outcome.serving.problems
 
-    def _accelerator_memory(self, spec: Spec) -> dict[str, int]:
-        return accelerator_memory(spec.pools, self.observed.nodes, self.policy.pod_template)
+    def _accelerators(self, spec: Spec) -> NodeAccelerators:
+        return find_accelerators(spec.pools, self.observed.nodes, self.policy.pod_template)
 
     def _find_model(self, spec: Spec, outcome: _Outcome) -> ModelStatus | None:
         """Return None while an inspection runs."""

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from modelswarm.errors import DeviceError
+from modelswarm.placement.dtype import BFLOAT16_CAPABILITY
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.resources.accelerators import ANY_KIND
 
@@ -23,8 +24,6 @@ log = logging.getLogger(__name__)
 CPU = "cpu"
 _KINDS = ("cuda", "xpu")
 """Kinds of accelerators that are used. Others lack float64, which the sampler needs, or numbers of their memory."""
-_BFLOAT16_CAPABILITY = (8, 0)
-"""First CUDA capability that multiplies bfloat16 in hardware (Ampere); torch emulates it on older devices."""
 _NO_DRIVER = "Found no NVIDIA driver"
 """Start of torch's message on a machine without any driver, where `auto` means the CPU."""
 
@@ -210,10 +209,10 @@ def check_dtype(device: Device, dtype: torch.dtype) -> None:
     """Raise DeviceError if the device cannot compute in this format, or only by emulation."""
     name = str(dtype).removeprefix("torch.")
     capability = None if device.is_cpu else device.drivers.capability(device.torch)
-    if dtype is torch.bfloat16 and capability is not None and capability < _BFLOAT16_CAPABILITY:
+    if dtype is torch.bfloat16 and capability is not None and capability[0] < BFLOAT16_CAPABILITY:
         raise DeviceError(
             f"--dtype: {device} cannot compute in bfloat16: its capability is {capability[0]}.{capability[1]}, needed "
-            "is 8.0; allowed: float16 or float32 (spec.model.dtype)"
+            f"is {BFLOAT16_CAPABILITY}.0; allowed: float16 or float32 (spec.model.dtype)"
         )
     try:
         rows = torch.ones(1, 1, 4, 16, dtype=dtype, device=device.torch)

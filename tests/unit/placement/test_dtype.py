@@ -17,6 +17,7 @@ from modelswarm.placement.dtype import (
     UNKNOWN_CPUS,
     Hardware,
     choose_dtype,
+    gpus_of_capability,
 )
 from modelswarm.placement.plan import SwarmPlan, plan_swarm
 from modelswarm.resources.spec import ModelSwarm
@@ -67,6 +68,10 @@ def test_asked_dtype_is_used_on_every_hardware(hardware: Hardware, stored: str) 
         (ACCELERATORS, "float32", "float32"),
         (ACCELERATORS, "bfloat16", "bfloat16"),
         (ACCELERATORS, "float16", "float16"),
+        (gpus_of_capability(None), "bfloat16", "bfloat16"),
+        (gpus_of_capability(8), "bfloat16", "bfloat16"),
+        (gpus_of_capability(7), "bfloat16", "float32"),
+        (gpus_of_capability(7), "float16", "float16"),
         (FAST_CPU, "bfloat16", "bfloat16"),
         (FAST_CPU, "float16", "float32"),
         (SLOW_CPU, "bfloat16", "float32"),

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelswarm.placement.memory import ServerMemory
-from modelswarm.placement.plan import plan_swarm
+from modelswarm.placement.plan import plan_swarm, pool_hardware
 from modelswarm.placement.quantity import quantity_of
 from modelswarm.resources.spec import API_VERSION, KIND, Metadata, ModelSwarm, Pool, Spec
 from modelswarm.resources.status import ModelStatus, PlannedMemory, PlannedSpan, PlanStatus
 from modelswarm_operator.reconcile.model.facts import facts_of, is_from_hub, pinned_address
+from modelswarm_operator.reconcile.model.node_accelerators import (
+    NO_ACCELERATORS,
+    NodeAccelerators,
+)
 
 RENDER_REVISION = 1
 """To be increased when pods of older operators must be replaced. Any other change in `manifests` reaches a pod when it
@@ -63,11 +67,11 @@ def make_layout(
     spec: Spec,
     known: ModelStatus,
     stored: PlanStatus | None,
-    node_memory: Mapping[str, int] | None = None,
+    accelerators: NodeAccelerators = NO_ACCELERATORS,
 ) -> Layout:
     """Raises UserError if spec and model do not fit together.
 
-    `node_memory`: bytes of the accelerators by pool, as far as nodes tell it; only a new plan uses it.
+    `accelerators`: what the nodes tell about them; only a new plan uses it.
     """
     shared = _shared_input(name, spec, known)
     digest = _digest({**shared, "spans": _dump(spec.spans), "pools": [_dump(p) for p in spec.pools],
@@ -75,7 +79,7 @@ def make_layout(
     if stored is not None and stored.hash == digest and stored.spans and stored.dtype:
         plan = stored
     else:
-        plan = _make_plan(name, spec, known, digest, node_memory or {})
+        plan = _make_plan(name, spec, known, digest, accelerators)
     spans = plan.spans
     pools = spec.pools or (DEFAULT_POOL,)
     # Templates are long, and a large swarm has thousands of pairs: each part is hashed once.
@@ -130,12 +134,18 @@ def _shared_input(name: str, spec: Spec, known: ModelStatus) -> dict[str, Any]:
 
 
 def _make_plan(
-    name: str, spec: Spec, known: ModelStatus, digest: str, node_memory: Mapping[str, int]
+    name: str, spec: Spec, known: ModelStatus, digest: str, accelerators: NodeAccelerators
 ) -> PlanStatus:
     document = ModelSwarm.model_construct(
         api_version=API_VERSION, kind=KIND, metadata=Metadata.model_construct(name=name), spec=spec
     )
-    plan = plan_swarm(document, facts_of(known), pinned_address(known), node_memory=node_memory)
+    plan = plan_swarm(
+        document,
+        facts_of(known),
+        pinned_address(known),
+        hardware=pool_hardware(spec, accelerators.capability),
+        node_memory=accelerators.memory,
+    )
     spans = tuple(
         PlannedSpan(
             index=index,

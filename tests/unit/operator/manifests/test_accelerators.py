@@ -11,7 +11,7 @@ from support.operator.model_cluster import ModelCluster, inspect_demo_model, mak
 
 from modelswarm.errors import DeviceError
 from modelswarm.resources.spec import Pool
-from modelswarm_operator.reconcile.model.node_memory import accelerator_memory
+from modelswarm_operator.reconcile.model.node_accelerators import find_accelerators
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import ContainerView, NodeView
 
@@ -26,6 +26,7 @@ CLAIM = {
     },
 }
 LABEL = "nvidia.com/gpu.memory"
+CAPABILITY = "nvidia.com/gpu.compute.major"
 
 
 def make_cluster(*pools: dict[str, Any], stored: str = "bfloat16", **spec: Any) -> ModelCluster:
@@ -144,6 +145,36 @@ def test_dtype_of_the_plan_is_in_status_and_flags() -> None:
     assert cluster.status["plan"]["dtypeReason"] == "as the checkpoint is stored"
 
 
+@pytest.mark.parametrize(
+    ("majors", "stored", "dtype"),
+    [
+        (["7", "9"], "bfloat16", "float32"),
+        (["7", "9"], "float16", "float16"),
+        (["8", "9"], "bfloat16", "bfloat16"),
+        (["", "9"], "bfloat16", "bfloat16"),
+        (["", ""], "bfloat16", "bfloat16"),
+    ],
+)
+def test_oldest_gpu_of_all_pools_decides_the_dtype(
+    majors: list[str], stored: str, dtype: str
+) -> None:
+    """A node without the label tells nothing."""
+    pools = [
+        GPU | {"podTemplate": {"spec": {"nodeSelector": {"kind": kind}}}} for kind in ("a", "b")
+    ]
+    cluster = make_cluster(*pools, stored=stored)
+    for node, kind, major in zip(cluster.nodes.values(), "ab", majors, strict=False):
+        node.labels = {"kind": kind} | ({CAPABILITY: major} if major else {})
+        node.allocatable = {"nvidia.com/gpu": "1"}
+    cluster.settle()
+    plan = cluster.status["plan"]
+    assert plan["dtype"] == server_flags(cluster)["--dtype"] == dtype
+    if dtype != stored:
+        assert plan["dtypeReason"] == (
+            "a GPU of CUDA capability 7 may be slow at the checkpoint's bfloat16"
+        )
+
+
 def test_pools_that_change_the_dtype_replace_every_server() -> None:
     """Rows are in it, so a server of the other format joins no route."""
     cluster = make_cluster(GPU)
@@ -226,9 +257,9 @@ def test_slice_of_a_gpu_has_a_label_of_its_own() -> None:
     labels = {LABEL: "81920", f"{slice_of}.memory": "9728"}
     nodes = {"a": NodeView("a", True, labels=labels, allocatable={slice_of: "7"})}
     pool = Pool.model_validate({"name": "a", "resources": {"limits": {slice_of: 1}}})
-    assert accelerator_memory((pool,), nodes, {}) == {"a": 9728 << 20}
+    assert find_accelerators((pool,), nodes, {}).memory == {"a": 9728 << 20}
     del labels[f"{slice_of}.memory"]
-    assert accelerator_memory((pool,), nodes, {}) == {}
+    assert find_accelerators((pool,), nodes, {}).memory == {}
 
 
 def test_claimed_device_without_memory_asks_for_the_field() -> None:
@@ -259,8 +290,8 @@ def test_smallest_gpu_of_matching_nodes_is_the_pools(
             "podTemplate": {"spec": {"nodeSelector": selector}},
         }
     )
-    assert accelerator_memory((pool,), NODES, {}).get("a") == expected
-    assert accelerator_memory((pool,), None, {}) == {}
+    assert find_accelerators((pool,), NODES, {}).memory.get("a") == expected
+    assert find_accelerators((pool,), None, {}).memory == {}
     everywhere = {"spec": {"nodeSelector": {"kind": "l4"}}}
-    both = accelerator_memory((pool,), NODES, everywhere)
+    both = find_accelerators((pool,), NODES, everywhere).memory
     assert both.get("a") == (24 << 30 if selector.get("kind", "l4") == "l4" else both.get("a"))
