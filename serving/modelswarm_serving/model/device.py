@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from modelswarm.errors import DeviceError
 from modelswarm.placement.dtype import BFLOAT16_CAPABILITY
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.resources.accelerators import ANY_KIND
+from modelswarm_serving.model.base import OutOfDeviceMemory
 
 log = logging.getLogger(__name__)
 
@@ -26,6 +28,18 @@ _KINDS = ("cuda", "xpu")
 """Kinds of accelerators that are used. Others lack float64, which the sampler needs, or numbers of their memory."""
 _NO_DRIVER = "Found no NVIDIA driver"
 """Start of torch's message on a machine without any driver, where `auto` means the CPU."""
+_FULL = re.compile(
+    # cudaGetErrorString and hipGetErrorString behind the prefix of torch's C10_CUDA_CHECK: pinned memory, launches.
+    r"(CUDA|HIP) error: out of memory"
+    # cuGetErrorString behind the prefix of C10_CUDA_DRIVER_CHECK.
+    r"|CUDA driver error: out of memory"
+    # TORCH_CUDABLAS_CHECK: cublasCreate allocates its workspace beside torch's allocator.
+    r"|(CU|HIP)BLAS_STATUS_ALLOC_FAILED"
+    # `gpuAssert` of Triton's driver.c, when it loads a kernel's module.
+    r"|Triton Error \[(CUDA|HIP)\]: out of memory"
+)
+"""Texts of a full device in RuntimeErrors that are no torch.OutOfMemoryError."""
+_T = TypeVar("_T")
 
 
 class Drivers(Protocol):
@@ -203,6 +217,29 @@ def _first_sentence(message: str) -> str:
     """Return torch's first sentence, which has the cause and the driver's version; the rest are addresses."""
     text = " ".join(message.split())
     return re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip(".")
+
+
+def memory_fault(error: RuntimeError) -> str | None:
+    """Return the first line of an error that means that the device is full; None for any other."""
+    text = str(error).partition("\n")[0]
+    is_full = isinstance(error, torch.OutOfMemoryError) or _FULL.search(text) is not None
+    return text if is_full else None
+
+
+def run_on(device: Device, work: Callable[[], _T]) -> _T:
+    """Return the result of the work; OutOfDeviceMemory if the device has too little memory for it.
+
+    DeviceError if the device can do no more.
+    """
+    try:
+        return work()
+    except RuntimeError as error:
+        fault = memory_fault(error)
+        if fault is None:
+            device.check_alive()
+            raise
+    device.free_caches()  # not before the exception is gone, whose frames hold the tensors of the work
+    raise OutOfDeviceMemory(fault)
 
 
 def check_dtype(device: Device, dtype: torch.dtype) -> None:

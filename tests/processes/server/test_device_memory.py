@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +31,7 @@ from modelswarm_serving.app import load as load_settings
 from modelswarm_serving.model.attention.attention import SDPA
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.base import BatchItem, ModelShape, OutOfDeviceMemory
+from modelswarm_serving.model.passes.contract import PassTask
 from modelswarm_serving.model.transformer.device_pages import largest_step
 from modelswarm_serving.model.transformer.loading import load_modules
 from modelswarm_serving.model.transformer.served_blocks import choose_blocks
@@ -218,15 +219,20 @@ def test_largest_step_has_every_row_of_the_budget(first: int, last: int, budget:
     assert any(item.sample is not None for item in items) == (last == 4)
 
 
+FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee docs")
+
+
 class FullDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Memory that is enough for products of one row."""
 
+    def __init__(self, fault: RuntimeError = FULL) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._fault = fault
+
     @override
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.name() == "aten::matmul" and args[0].shape[0] > 1:
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 2.00 GiB.\nSee docs"
-            )
+        if func.name() in ("aten::matmul", "aten::mm") and args[0].shape[0] > 1:
+            raise self._fault
         return func(*args, **(kwargs or {}))
 
 
@@ -250,16 +256,48 @@ def item(count: int) -> BatchItem:
     return BatchItem([0, 1], 0, count, (0, BLOCKS), [1] * count, None, count, None)
 
 
+OTHER_FULL = [
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+]
+
+
+@pytest.mark.parametrize("fault", [FULL, *map(RuntimeError, OTHER_FULL)])
 def test_full_device_ends_the_step_and_frees_caches(
-    span_and_library: tuple[TransformerSpan, DeviceLibrary],
+    fault: RuntimeError, span_and_library: tuple[TransformerSpan, DeviceLibrary]
 ) -> None:
     span, library = span_and_library
     before = library.freed
-    with FullDevice():  # type: ignore[no-untyped-call]
-        with pytest.raises(OutOfDeviceMemory, match=r"^CUDA out of memory\. Tried to allocate"):
+    with FullDevice(fault):
+        with pytest.raises(OutOfDeviceMemory) as refused:
             span.step([item(5)])
+        assert str(refused.value) == str(fault).partition("\n")[0]
         assert library.freed == before + 1
         assert span.step([item(1)])[0].error is None
+
+
+@pytest.mark.parametrize("fault", [FULL, RuntimeError(OTHER_FULL[0])])
+def test_full_device_ends_the_pass_and_frees_caches(
+    fault: RuntimeError, span_and_library: tuple[TransformerSpan, DeviceLibrary]
+) -> None:
+    span, library = span_and_library
+    task = PassTask((0, BLOCKS), (5,), 0, is_backward=False)
+    running = span.start_pass(task, bytes(task.input_bytes(span.shape)))
+    before = library.freed
+    with FullDevice(fault), pytest.raises(OutOfDeviceMemory):
+        running.advance()
+    assert library.freed == before + 1
+
+
+def test_full_device_while_loading_is_one_sentence(folder: Path) -> None:
+    with FullDevice(RuntimeError(OTHER_FULL[0])), pytest.raises(DeviceError) as refused:
+        load(folder, DeviceLibrary(total=32 * MIB))
+    assert str(refused.value) == (
+        "--device: cuda:0 (Stand-in 1000, 32 MiB) has too little memory for blocks 0:4: "
+        f"{OTHER_FULL[0]}; allowed: fewer blocks, or a larger device"
+    )
 
 
 class SpanOnDevice:
@@ -268,7 +306,7 @@ class SpanOnDevice:
     grammars = None
     adapters = ()
 
-    def __init__(self, span: TransformerSpan, state: type[TorchDispatchMode]) -> None:
+    def __init__(self, span: TransformerSpan, state: Callable[[], TorchDispatchMode]) -> None:
         self._span, self._state = span, state
         self.shape, self.compute = span.shape, span.compute
 

@@ -17,6 +17,7 @@ from modelswarm_serving.model.attention.attention import part_context
 from modelswarm_serving.model.attention.staging import current_device, to_device, to_host
 from modelswarm_serving.model.attention.step_layout import Blocks
 from modelswarm_serving.model.base import ModelShape
+from modelswarm_serving.model.device import Device, run_on
 from modelswarm_serving.model.passes.contract import PassTask
 from modelswarm_serving.model.passes.parts import Part, PartAttention, PartLayout, split_parts
 
@@ -27,7 +28,7 @@ class PassForm:
 
     shape: ModelShape
     dtype: torch.dtype
-    device: torch.device
+    device: Device
     part_rows: int
 
 
@@ -42,20 +43,21 @@ class TransformerPass:
         data: bytes | bytearray,
     ) -> None:
         self._blocks, self._shape, self._task = blocks, form.shape, task
-        self._dtype, self._device = form.dtype, form.device
+        self._dtype, self._owner, self._device = form.dtype, form.device, form.device.torch
         self._data: bytes | bytearray | None = data
         self._parts = split_parts(task.lengths, form.part_rows)
-        self._layouts = [PartLayout(part, form.device) for part in self._parts]
+        self._layouts = [PartLayout(part, self._device) for part in self._parts]
         first = torch.tensor(task.lengths).cumsum(0) - torch.tensor(task.lengths)
         # Places of the rows to which prompts are added, [sequences, prompt_rows].
         places = first[:, None] + torch.arange(task.prompt_rows)
-        self._places = places.to(form.device)
+        self._places = places.to(self._device)
         self._result: list[Tensor] = []
         self._work = self._run()
 
     def advance(self) -> bool:
+        """Run a part; OutOfDeviceMemory if the device has too little memory for it."""
         with current_device(self._device):
-            return next(self._work, None) is None
+            return run_on(self._owner, lambda: next(self._work, None) is None)
 
     def result(self) -> bytes:
         parts = [to_host(part.contiguous().view(torch.uint8)) for part in self._result]

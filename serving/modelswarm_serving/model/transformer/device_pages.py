@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import torch
-
 from modelswarm.errors import DeviceError
 from modelswarm.placement.memory import LOGIT_ROWS, MEMORY_FRACTION, PREFILL_ROWS
 from modelswarm.placement.quantity import human_bytes
@@ -173,11 +171,9 @@ def with_pages(shape: ModelShape, pages: int) -> ModelShape:
     return replace(shape, total_pages=pages)
 
 
-def out_of_memory_error(
-    device: Device, shape: ModelShape, error: torch.OutOfMemoryError
-) -> DeviceError:
+def out_of_memory_error(device: Device, shape: ModelShape, fault: str) -> DeviceError:
     """Return the error of a device that was full while blocks were loaded."""
     return DeviceError(
         f"--device: {device} has too little memory for blocks {shape.first}:{shape.last}: "
-        f"{str(error).splitlines()[0]}; allowed: fewer blocks, or a larger device"
+        f"{fault}; allowed: fewer blocks, or a larger device"
     )

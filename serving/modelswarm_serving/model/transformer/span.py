@@ -29,7 +29,6 @@ from modelswarm_serving.model.base import (
     KvRead,
     KvWrite,
     ModelShape,
-    OutOfDeviceMemory,
     Result,
     ReturnRequest,
     SampledToken,
@@ -37,7 +36,7 @@ from modelswarm_serving.model.base import (
     ScoreRequest,
     Task,
 )
-from modelswarm_serving.model.device import HOST, Device
+from modelswarm_serving.model.device import HOST, Device, run_on
 from modelswarm_serving.model.grammar.matchers import GrammarFault, GrammarMatchers
 from modelswarm_serving.model.linear.layout_choice import LayoutChoice
 from modelswarm_serving.model.linear.layouts import OWN_MODULES, WeightLayout
@@ -122,7 +121,7 @@ class TransformerSpan:
         self, task: PassTask, data: bytes | bytearray, part_rows: int = PART_ROWS
     ) -> TransformerPass:
         """Return a pass through these blocks (`PassRunner`)."""
-        form = PassForm(self._shape, self._dtype, self._device, part_rows)
+        form = PassForm(self._shape, self._dtype, self._hardware.device, part_rows)
         return TransformerPass(self._blocks, form, task, data)
 
     def prepare_thread(self) -> None:
@@ -135,15 +134,7 @@ class TransformerSpan:
 
         DeviceError if the device can do no more.
         """
-        try:
-            return self._run_tasks(batch)
-        except torch.OutOfMemoryError as error:
-            fault = str(error).splitlines()[0]
-        except RuntimeError:
-            self._hardware.device.check_alive()
-            raise
-        self._hardware.device.free_caches()  # not before the exception is gone, whose frames hold the step's tensors
-        raise OutOfDeviceMemory(fault)
+        return run_on(self._hardware.device, lambda: self._run_tasks(batch))
 
     def _run_tasks(self, batch: Sequence[Task]) -> list[Result]:
         """Run items with the same blocks as one packed batch; return results in the order of `batch`."""

@@ -53,7 +53,7 @@ from modelswarm_serving.model.attention.selection import choose_backend
 from modelswarm_serving.model.attention.staging import current_device
 from modelswarm_serving.model.attention.step_layout import Blocks
 from modelswarm_serving.model.base import ModelShape
-from modelswarm_serving.model.device import HOST, Device, check_dtype
+from modelswarm_serving.model.device import HOST, Device, check_dtype, memory_fault
 from modelswarm_serving.model.grammar.matchers import GrammarMatchers
 from modelswarm_serving.model.linear.layouts import AUTO
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
@@ -119,8 +119,11 @@ def load_span(
         check_weights_fit(options.device, shape, weights, options.memory_fraction)
     try:
         return _load_checked(folder, facts, shape, options, report)
-    except torch.OutOfMemoryError as error:
-        raise out_of_memory_error(options.device, shape, error) from error
+    except RuntimeError as error:
+        fault = memory_fault(error)
+        if fault is None:
+            raise
+        raise out_of_memory_error(options.device, shape, fault) from error
 
 
 def _load_checked(
