@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support.models.chain import Chain, Stream, load_chain
 from support.models.device_library import DeviceLibrary
 from support.models.tiny_models import make_model
@@ -207,6 +208,24 @@ def test_span_on_a_device_gives_the_same_tokens(folder: Path) -> None:
     load_chain(folder, (0, BLOCKS)).generate([plain], 12)
     Chain([load(folder, DeviceLibrary(total=32 * MIB))]).generate([measured], 12)
     assert measured.log == plain.log
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("lm_head.weight", "logits"), ("0.mlp.down_proj.weight", "outputs")]
+)
+def test_format_too_small_for_a_model_is_named(tmp_path: Path, name: str, values: str) -> None:
+    """The self-check runs the blocks, and only the measured step the head."""
+    make_model(tmp_path)
+    for file in tmp_path.glob("*.safetensors"):
+        scaled = {n: t * (1e6 if name in n else 1) for n, t in load_file(file).items()}
+        save_file(scaled, file, {"format": "pt"})
+    with pytest.raises(UserError) as refused:
+        load(tmp_path, DeviceLibrary(total=32 * MIB), dtype="float16")
+    assert str(refused.value) == (
+        f"dtype: the model's {values} are not finite in float16; "
+        "allowed: bfloat16 or float32 (spec.model.dtype)"
+    )
+    load(tmp_path, DeviceLibrary(total=32 * MIB), dtype="bfloat16")
 
 
 @pytest.mark.parametrize("budget", [1, 32, 512])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from modelswarm.errors import DeviceError
 from modelswarm.placement.memory import LOGIT_ROWS, MEMORY_FRACTION, PREFILL_ROWS
 from modelswarm.placement.quantity import human_bytes
-from modelswarm.protocol.messages import Sampling
+from modelswarm.protocol.messages import FaultKind, Sampling
 from modelswarm_serving.model.base import (
     BatchItem,
     ModelShape,
@@ -20,6 +20,7 @@ from modelswarm_serving.model.base import (
     Task,
 )
 from modelswarm_serving.model.device import Device
+from modelswarm_serving.model.transformer.self_check import not_finite_error
 from modelswarm_serving.model.transformer.span import TransformerSpan
 
 _SAMPLING = Sampling(temperature=1.0, repetition_penalty=1.1)
@@ -97,6 +98,8 @@ def measure_room(
             f"{shape.first}:{shape.last} ({error}); allowed: fewer blocks, a smaller --token-budget or "
             "--max-length, or a larger device"
         ) from error
+    if any(result.fault is FaultKind.NOT_FINITE for result in results):
+        raise not_finite_error(span.dtype, "logits")
     faults = {result.error for result in results} - {None}
     assert not faults, faults
     step = drivers.peak(device.torch) - before

@@ -7,6 +7,7 @@ Captured decode steps run the same rows one by one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from modelswarm.errors import ModelSourceError
+from modelswarm.errors import ModelSourceError, UserError
 from modelswarm_serving.model.attention.attention import SDPA, AttentionCall, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
@@ -130,7 +131,19 @@ def check_outputs(output: Tensor, expected: Tensor, folder: Path) -> None:
     """Check that the fused blocks compute what the model class computes."""
     limit = _TOLERANCE[expected.dtype] * float(expected.abs().max())
     worst = float((output - expected).abs().max())
+    if not (math.isfinite(limit) and math.isfinite(worst)):
+        raise not_finite_error(expected.dtype, "outputs")
     if not worst <= limit:
         raise ModelSourceError(
             "model", f"{folder} cannot be served: its blocks differ from the model's by {worst:.2g}"
         )
+
+
+def not_finite_error(dtype: torch.dtype, values: str) -> UserError:
+    """Return the error of a model whose values leave the range of this format, or are not finite in any."""
+    name = str(dtype).removeprefix("torch.")
+    wider = " or ".join(each for each in ("bfloat16", "float32") if each != name)
+    advice = f"allowed: {wider} (spec.model.dtype)"
+    if dtype is torch.float32:
+        advice = "needed: a checkpoint whose weights are finite"
+    return UserError("dtype", f"the model's {values} are not finite in {name}; {advice}")

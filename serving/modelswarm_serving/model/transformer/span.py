@@ -106,6 +106,10 @@ class TransformerSpan:
         return self._shape
 
     @property
+    def dtype(self) -> torch.dtype:
+        return self._dtype
+
+    @property
     def adapters(self) -> Collection[Adapter]:
         return self._adapters.adapters
 
