@@ -243,7 +243,7 @@ def run_on(device: Device, work: Callable[[], _T]) -> _T:
 
 
 def check_dtype(device: Device, dtype: torch.dtype) -> None:
-    """Raise DeviceError if the device cannot compute in this format, or only by emulation."""
+    """Raise DeviceError if the device cannot compute in this format or in float64, or only by emulation."""
     name = str(dtype).removeprefix("torch.")
     capability = None if device.is_cpu else device.drivers.capability(device.torch)
     if dtype is torch.bfloat16 and capability is not None and capability[0] < BFLOAT16_CAPABILITY:
@@ -257,3 +257,11 @@ def check_dtype(device: Device, dtype: torch.dtype) -> None:
     except RuntimeError as error:
         reason = _first_sentence(str(error))
         raise DeviceError(f"--dtype: {device} cannot compute in {name}: {reason}") from error
+    try:
+        torch.ones(4, dtype=torch.float64, device=device.torch).log()
+    except RuntimeError as error:
+        reason = _first_sentence(str(error))
+        raise DeviceError(
+            f"--device: {device.name} has no float64, which the sampler needs: {reason}; allowed: cpu, or another "
+            "device"
+        ) from error

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 import torch
 from support.models.device_library import DeviceLibrary
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 from modelswarm.errors import DeviceError
 from modelswarm.process.cpu_features import cpu_kernels
@@ -117,6 +120,31 @@ def test_bfloat16_needs_capability_8() -> None:
 def test_dtype_that_torch_cannot_multiply_is_refused() -> None:
     with pytest.raises(DeviceError, match="--dtype: cpu cannot compute in float8_e4m3fn: "):
         check_dtype(HOST, torch.float8_e4m3fn)
+
+
+class FaultyDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A device that cannot make tensors of one format, or of any."""
+
+    def __init__(self, fault: str, dtype: torch.dtype | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._fault, self._dtype = fault, dtype
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._dtype is None or (kwargs or {}).get("dtype") is self._dtype:
+            raise RuntimeError(self._fault)
+        return func(*args, **(kwargs or {}))
+
+
+def test_device_without_float64_is_refused() -> None:
+    """As some GPUs of Intel."""
+    device = DeviceLibrary(accelerator="xpu", compute_capability=None).open("xpu")
+    fault = "Required aspect fp64 is not supported on the device"
+    with FaultyDevice(fault, torch.float64), pytest.raises(DeviceError) as refused:
+        check_dtype(device, torch.float16)
+    assert str(refused.value) == (
+        f"--device: xpu:0 has no float64, which the sampler needs: {fault}; allowed: cpu, or another device"
+    )
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
