@@ -41,8 +41,8 @@ SCORE_BYTES = 64 << 20
 LOGIT_ROWS = 64
 """Most rows whose logits exist at once."""
 TRAINING_BYTES = 256 << 20
-"""Most bytes of forward and backward passes, if a server is not told otherwise. Then they are not part of the plan: a
-server takes what the limit of its container leaves beside it."""
+"""Most bytes of forward and backward passes on a CPU, if a server is not told otherwise. Then they are not part of the
+plan: a server takes what the limit of its container leaves beside it."""
 SAMPLE_BYTES = 64 << 20
 """Bytes of the sampler's tables on a CPU beside the logits, of as many rows as fit and of one at least."""
 SAMPLE_BYTES_PER_LOGIT = 80

@@ -251,7 +251,8 @@ class Training(Part):
     memory: Quantity | None = Field(
         default=None,
         description="Memory of forward and backward passes on each server, such as 1Gi, which the plan counts; 0: none "
-        "are run. If absent, passes get what the memory limit leaves beside the plan, at most 256Mi.",
+        "are run. If absent, passes on a CPU get what the memory limit leaves beside the plan, at most 256Mi, and "
+        "none are run on an accelerator.",
     )
 
 

@@ -135,7 +135,9 @@ def load(
     memory = container_memory(facts, first, last, options)
     check_memory_limit(memory, shape, limit)
     training = settings.training_memory
-    if training is None:
+    if training is None and not options.device.is_cpu:
+        training = 0  # KV fills the device, where only the flag reserves memory for passes
+    elif training is None:
         planned = memory.with_pages(shape.total_pages).total
         training = TRAINING_BYTES if limit is None else min(TRAINING_BYTES, limit - planned)
     span = load_span(checkpoint.folder, first, last, options, report)

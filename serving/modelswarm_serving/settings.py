@@ -119,7 +119,8 @@ _OPTIONS: list[click.Parameter] = [
                  "that a lost neighbour can be rebuilt. 0: no replay log. Default: enough for a row of every position "
                  "of the pages."),
     click.Option(["--training-memory"], help="Memory of forward and backward passes of training clients. 0: none are "
-                 f"run. Default: {human_bytes(TRAINING_BYTES)}, or what the container's limit leaves if that is less."),
+                 f"run. Default: {human_bytes(TRAINING_BYTES)}, or what the container's limit leaves if that is less; "
+                 "0 on an accelerator."),
     click.Option(["--adapters"], multiple=True, metavar="NAME=SOURCE", help="LoRA adapter in peft's format, and the "
                  "name by which clients ask for it. SOURCE is a folder or like --model's. May be repeated."),
     click.Option(["--max-lora-rank"], type=click.IntRange(1, 512), default=MAX_LORA_RANK, show_default=True,

@@ -143,6 +143,23 @@ def test_memory_of_passes_is_left_free(folder: Path) -> None:
         load(folder, DeviceLibrary(total=32 * MIB), training_memory=32 * MIB)
 
 
+@pytest.mark.parametrize(("flags", "reserved"), [([], 0), (["--training-memory", "8Mi"], 8 * MIB)])
+def test_passes_get_what_is_reserved_on_the_device(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str], reserved: int
+) -> None:
+    library = DeviceLibrary(total=32 * MIB)
+    library.open()
+    monkeypatch.setattr("modelswarm_serving.model.device.TorchDrivers", lambda: library)
+    usual = ["--model", folder.as_uri(), "--blocks", "0:4", "--page-size", "4", "--device", "cuda"]
+    usual += ["--name", "s0", "--discovery-dir", str(folder)]
+    settings = parse_settings([*usual, "--max-length", "64", "--token-budget", "32", *flags])
+    loaded = load_settings(settings)
+    room = load(folder, DeviceLibrary(total=32 * MIB)).shape.total_pages
+    left = room - loaded.model.shape.total_pages
+    assert loaded.training_memory == reserved
+    assert left == pytest.approx(reserved / page_bytes(folder), abs=4)
+
+
 def test_asked_pages_are_used_if_they_fit(folder: Path) -> None:
     assert load(folder, DeviceLibrary(), pages=7).shape.total_pages == 7
 
