@@ -39,6 +39,10 @@ _FULL = re.compile(
     r"|Triton Error \[(CUDA|HIP)\]: out of memory"
 )
 """Texts of a full device in RuntimeErrors that are no torch.OutOfMemoryError."""
+_BUSY = "busy or unavailable"
+"""Part of CUDA's text (cudaErrorDevicesUnavailable) for a device in exclusive mode that another process uses."""
+_NO_KERNEL = "no kernel image is available"
+"""Part of CUDA's text (cudaErrorNoKernelImageForDevice) for a device that is too old or too new for this torch."""
 _T = TypeVar("_T")
 
 
@@ -248,15 +252,14 @@ def check_dtype(device: Device, dtype: torch.dtype) -> None:
     capability = None if device.is_cpu else device.drivers.capability(device.torch)
     if dtype is torch.bfloat16 and capability is not None and capability[0] < BFLOAT16_CAPABILITY:
         raise DeviceError(
-            f"--dtype: {device} cannot compute in bfloat16: its capability is {capability[0]}.{capability[1]}, needed "
-            f"is {BFLOAT16_CAPABILITY}.0; allowed: float16 or float32 (spec.model.dtype)"
+            f"--dtype: {device.name} cannot compute in bfloat16: its capability is {capability[0]}.{capability[1]}, "
+            f"needed is {BFLOAT16_CAPABILITY}.0; allowed: float16 or float32 (spec.model.dtype)"
         )
     try:
         rows = torch.ones(1, 1, 4, 16, dtype=dtype, device=device.torch)
         F.scaled_dot_product_attention(rows @ rows.mT @ rows, rows, rows)
     except RuntimeError as error:
-        reason = _first_sentence(str(error))
-        raise DeviceError(f"--dtype: {device} cannot compute in {name}: {reason}") from error
+        raise _refusal(device, name, error) from error
     try:
         torch.ones(4, dtype=torch.float64, device=device.torch).log()
     except RuntimeError as error:
@@ -265,3 +268,22 @@ def check_dtype(device: Device, dtype: torch.dtype) -> None:
             f"--device: {device.name} has no float64, which the sampler needs: {reason}; allowed: cpu, or another "
             "device"
         ) from error
+
+
+def _refusal(device: Device, dtype: str, error: RuntimeError) -> DeviceError:
+    """Return the error of a device that failed its first work.
+
+    It is named without its memory: that question fails on such a device, too.
+    """
+    reason = _first_sentence(str(error).partition("\n")[0])
+    if memory_fault(error) is not None or _BUSY in reason:
+        return DeviceError(
+            f"--device: {device.name} is taken by other processes: {reason}; allowed: another device, or this one "
+            "once they have ended"
+        )
+    if _NO_KERNEL in reason:
+        return DeviceError(
+            f"--device: {device.name} is not one for which this build of torch {torch.__version__} has code: {reason}; "
+            "allowed: a newer device, another build of torch, or cpu"
+        )
+    return DeviceError(f"--dtype: {device.name} cannot compute in {dtype}: {reason}")

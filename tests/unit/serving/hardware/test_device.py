@@ -147,6 +147,43 @@ def test_device_without_float64_is_refused() -> None:
     )
 
 
+class TakenDevice(DeviceLibrary):
+    """A device on which this process has no context."""
+
+    @override
+    def memory(self, device: torch.device) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        (
+            "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
+            "--device: cuda:0 is taken by other processes: CUDA error: out of memory; allowed: ",
+        ),
+        (
+            "CUDA error: CUDA-capable device(s) is/are busy or unavailable\nSearch for it in",
+            "--device: cuda:0 is taken by other processes: CUDA error: CUDA-capable device(s) is/are busy or",
+        ),
+        (
+            "CUDA error: no kernel image is available for execution on the device\nSearch for",
+            "--device: cuda:0 is not one for which this build of torch ",
+        ),
+        (
+            "Got unsupported ScalarType BFloat16",
+            "--dtype: cuda:0 cannot compute in bfloat16: Got unsupported ScalarType BFloat16",
+        ),
+    ],
+)
+def test_device_that_fails_its_first_work_tells_why(fault: str, sentence: str) -> None:
+    with FaultyDevice(fault), pytest.raises(DeviceError) as refused:
+        check_dtype(TakenDevice().open(), torch.bfloat16)
+    assert str(refused.value).startswith(sentence)
+    assert "\n" not in str(refused.value)
+    assert refused.value.exit_code == 4
+
+
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")
 def test_torch_without_device_tells_the_reason() -> None:
     drivers = TorchDrivers()
