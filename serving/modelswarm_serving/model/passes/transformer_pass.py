@@ -33,7 +33,10 @@ class PassForm:
 
 
 class TransformerPass:
-    """One pass. Rows of all sequences are one tensor [rows, hidden]; KV of a block is one, too."""
+    """One pass. Rows of all sequences are one tensor [rows, hidden]; KV of a block is one, too.
+
+    It makes no tensor before the first `advance`: a copy to the device waits for the step that runs there.
+    """
 
     def __init__(
         self,
@@ -46,11 +49,8 @@ class TransformerPass:
         self._dtype, self._owner, self._device = form.dtype, form.device, form.device.torch
         self._data: bytes | bytearray | None = data
         self._parts = split_parts(task.lengths, form.part_rows)
-        self._layouts = [PartLayout(part, self._device) for part in self._parts]
-        first = torch.tensor(task.lengths).cumsum(0) - torch.tensor(task.lengths)
-        # Places of the rows to which prompts are added, [sequences, prompt_rows].
-        places = first[:, None] + torch.arange(task.prompt_rows)
-        self._places = places.to(self._device)
+        self._layouts: list[PartLayout] = []
+        self._places: Tensor  # of the rows to which prompts are added, [sequences, prompt_rows]
         self._result: list[Tensor] = []
         self._work = self._run()
 
@@ -67,6 +67,7 @@ class TransformerPass:
     def _run(self) -> Iterator[bool]:
         """Yield after each part but the last."""
         task = self._task
+        self._lay_out()
         rows, prompts, gradients = self._read_input()
         inputs: list[Tensor] = []
         stores: list[Tensor] = []
@@ -100,6 +101,13 @@ class TransformerPass:
                 prompt_gradients[place] = found[self._places].sum(0, dtype=torch.float32)
             gradients = found
         self._result = [gradients, prompt_gradients]
+
+    def _lay_out(self) -> None:
+        task, device = self._task, self._device
+        self._layouts = [PartLayout(part, device) for part in self._parts]
+        lengths = torch.tensor(task.lengths)
+        places = (lengths.cumsum(0) - lengths)[:, None] + torch.arange(task.prompt_rows)
+        self._places = places.to(device)
 
     def _read_input(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return rows [rows, hidden], prompts [blocks, prompt rows, hidden] and gradients of the output rows."""

@@ -11,6 +11,8 @@ import torch
 from support.models.chain import OPTIONS
 from support.models.tiny_models import TINY, load_whole, make_model
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import override
 
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm_serving.model.passes.contract import PassTask
@@ -48,6 +50,29 @@ def run_pass(span: TransformerSpan, task: PassTask, data: bytes, part_rows: int)
     hidden = span.shape.row_bytes // 4
     flat = torch.frombuffer(bytearray(found), dtype=torch.float32).view(-1, hidden)
     return [flat[: task.rows], flat[task.rows :]]
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts torch's operations in the thread that enters it."""
+
+    count = 0
+
+    @override
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_pass_makes_no_tensor_before_its_first_part(folder: Path) -> None:
+    """The event loop starts it, and a copy to a device would wait there for the engine's step."""
+    span = load_span(folder, 0, 2, OPTIONS)
+    task = PassTask((0, 2), LENGTHS, prompt_rows=1)
+    data = bytes(task.input_bytes(span.shape))
+    with Operations() as operations:  # type: ignore[no-untyped-call]
+        running = span.start_pass(task, data, 16)
+        assert operations.count == 0
+        running.advance()
+        assert operations.count > 0
 
 
 def whole_blocks(model: Any, first: int, last: int, rows: Tensor, prompts: Tensor) -> Tensor:
