@@ -6,6 +6,7 @@ JSON object per case; tests judge them. The dense attention here shares no code 
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import os
@@ -67,6 +68,14 @@ class FaultCase:
     """The error of a planted fault; empty if it was not noticed."""
 
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCase:
+    """Bytes of a full device after the start of a span with captured decode steps."""
+
+    free: int
+    step: int  # of the largest step, which must still fit
 
 
 def run_interpreted(words: Iterable[str]) -> list[dict[str, Any]]:
@@ -250,14 +259,42 @@ def notice_fault() -> FaultCase:
     return FaultCase("")
 
 
-def main(words: list[str]) -> Iterator[AttentionCase | SpanCase | FaultCase]:
-    """Run the cases: numbers are seeds of random calls, words other than `far` and `fault` are families."""
+def fill_device() -> MemoryCase:
+    """Start a span that may use all of its device; captured steps have a page table for each of 256 positions."""
+    from support.models.device_library import DeviceLibrary
+    from support.models.tiny_models import make_model
+
+    from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
+
+    library = DeviceLibrary(total=32 << 20)
+    options = SpanOptions(
+        threads=1,
+        page_size=1,
+        token_budget=4,
+        attention="triton",
+        graph_rows=16,
+        memory_fraction=1.0,
+        device=library.open(),
+    )
+    with tempfile.TemporaryDirectory() as name:
+        folder = make_model(Path(name), blocks=1, max_position_embeddings=256)
+        span = load_span(folder, 0, 1, options)
+    gc.collect()  # on a CPU, captured steps are in cycles
+    free, _ = library.memory(torch.device("cpu"))
+    assert span.shape.total_pages > options.graph_rows
+    return MemoryCase(free, library.step)
+
+
+def main(words: list[str]) -> Iterator[AttentionCase | SpanCase | FaultCase | MemoryCase]:
+    """Run the cases: numbers are seeds of random calls; words but `far`, `fault` and `memory` are families."""
     torch.set_num_threads(1)
     for word in words:
         if word == "far":
             yield attend_far()
         elif word == "fault":
             yield notice_fault()
+        elif word == "memory":
+            yield fill_device()
         elif word.isdecimal():
             yield attend_randomly(int(word))
         else:

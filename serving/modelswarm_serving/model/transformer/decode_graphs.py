@@ -48,7 +48,7 @@ class DecodeGraphs:
         """Capture all batch sizes, the largest first, so that the others fit into its memory."""
         self.positions = positions
         self._blocks, self._cache, self._backend = blocks, cache, backend
-        self._sizes = batch_sizes(min(most_rows, cache.shape.pages))
+        self._sizes = batch_sizes(most_rows)
         largest = self._sizes[-1]
         self._rows = torch.zeros(largest, hidden, dtype=cache.dtype, device=cache.device)
         self._output = torch.zeros_like(self._rows)

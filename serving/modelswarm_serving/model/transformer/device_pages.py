@@ -1,4 +1,4 @@
-"""Number of KV pages on an accelerator: what its memory leaves after weights and one measured step.
+"""Number of KV pages on an accelerator: what its memory leaves after weights, captured steps and one measured step.
 
 Used by `startup.py` where the device is not the CPU. The step is the largest of the scheduler, at the end of the
 longest context, so that no later step needs more. Knows no files.
@@ -31,10 +31,10 @@ _MOST_WARM_UP_ROWS = 256
 
 @dataclass(frozen=True, slots=True)
 class DeviceRoom:
-    """The memory of a device that holds the weights, in bytes."""
+    """The memory of a device that holds the weights and captured decode steps, in bytes."""
 
     total: int
-    used: int  # by weights, the driver, and other processes beyond their share
+    used: int  # by weights, captured steps, the driver, and other processes beyond their share
     step: int  # of the largest step
     fraction: float  # of the total that may be used
     training: int = 0  # reserved for forward and backward passes
@@ -47,9 +47,9 @@ class DeviceRoom:
     def __str__(self) -> str:
         passes = f"passes {human_bytes(self.training)}, " if self.training else ""
         return (
-            f"{human_bytes(max(self.free, 0))} of {human_bytes(self.total)} are left for KV (weights, driver and other "
-            f"processes {human_bytes(self.used)}, the largest step {human_bytes(self.step)}, {passes}unused by "
-            f"--memory-fraction {human_bytes(int((1 - self.fraction) * self.total))})"
+            f"{human_bytes(max(self.free, 0))} of {human_bytes(self.total)} are left for KV (weights, captured steps, "
+            f"driver and other processes {human_bytes(self.used)}, the largest step {human_bytes(self.step)}, {passes}"
+            f"unused by --memory-fraction {human_bytes(int((1 - self.fraction) * self.total))})"
         )
 
 

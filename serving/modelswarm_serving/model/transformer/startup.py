@@ -158,6 +158,11 @@ def _load_checked(
     rows, output, windows = check.rows, check.output, tuple(call.window for call in check.calls)
     if not device.is_cpu:
         probe = with_pages(shape, pages)
+        captured = min(options.graph_rows, options.pages or options.graph_rows)
+        with current_device(
+            device.torch
+        ):  # only for the measurement: steps have addresses of the cache
+            graphs = _capture_decode(blocks, cache, backend, rows.shape[1], shape, captured)
         kv, hardware = PagedKv(cache, backend), SpanHardware(device, threads)
         span = TransformerSpan(loaded, blocks, probe, kv, hardware)
         budget, fraction = options.token_budget, options.memory_fraction
@@ -166,11 +171,13 @@ def _load_checked(
         limit = options.host_limit
         most = None if limit is None else container.most_pages(limit)
         pages = choose_pages(room, device, shape, options.pages, most)
-        del span, kv, cache, served, check, backend  # their memory is needed for the pages
+        del span, kv, cache, served, check, backend, graphs  # the pages need their memory
+        device.free_caches()
         cache = make_cache(pages)
         backend = choose_backend(options.attention, cache)
     with current_device(device.torch):
-        graphs = _capture_decode(blocks, cache, backend, rows.shape[1], shape, options.graph_rows)
+        captured = min(options.graph_rows, pages)
+        graphs = _capture_decode(blocks, cache, backend, rows.shape[1], shape, captured)
         if graphs is not None:
             check_decode(graphs, rows, output, cache, folder)
     shape = replace(with_pages(shape, pages), windows=windows)

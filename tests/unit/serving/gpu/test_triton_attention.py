@@ -40,11 +40,11 @@ HEADS = (
 @pytest.fixture(scope="module")
 def fast_cases() -> list[dict[str, Any]]:
     """Cases of the fast tier, in one process: most of its time is the import of torch and transformers."""
-    return run_interpreted(["far", *map(str, FAST_SEEDS), "fault", "gemma3"])
+    return run_interpreted(["far", *map(str, FAST_SEEDS), "memory", "fault", "gemma3"])
 
 
 def test_attention_over_pages_equals_dense(fast_cases: list[dict[str, Any]]) -> None:
-    calls = fast_cases[1:-2]
+    calls = fast_cases[1:-3]
     assert [case["seed"] for case in calls] == list(FAST_SEEDS)
     assert not [case for case in calls if not case["difference"] <= case["limit"]]
     seen = {feature for case in calls for feature in case["features"]}
@@ -64,6 +64,10 @@ def test_padded_decode_gives_the_plain_tokens(fast_cases: list[dict[str, Any]]) 
 
 def test_fault_in_decode_steps_stops_the_start(fast_cases: list[dict[str, Any]]) -> None:
     assert "its blocks differ from the model's by" in fast_cases[-2]["error"]
+
+
+def test_captured_steps_are_not_in_the_memory_of_pages(fast_cases: list[dict[str, Any]]) -> None:
+    assert fast_cases[-3]["free"] >= fast_cases[-3]["step"] > 0
 
 
 @pytest.mark.full
