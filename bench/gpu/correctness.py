@@ -56,7 +56,7 @@ def check_families(table: Table, families: Sequence[str], dtypes: Sequence[str])
 
     options = SpanOptions(
         device=find_device("cuda", TorchDrivers()),
-        attention="triton",
+        attention_backend="triton",
         pages=256,
         page_size=4,
         graph_rows=16,
@@ -93,7 +93,7 @@ def check_family(family: str, options: SpanOptions, tolerance: float) -> Tally:
         folder = make_model(Path(name), family)
         round_weights(folder, options.dtype)
         model = load_whole(folder)
-        for chunk, chosen in ((16, options), (64, replace(options, graph_rows=0))):
+        for chunk, chosen in ((16, options), (64, replace(options, enforce_eager=True))):
             chain = load_chain(folder, (0, 2, 4), options=chosen, seed=3)
             streams = [Stream(prompt) for prompt in prompts]
             chain.generate(streams, NEW, chunk=chunk)

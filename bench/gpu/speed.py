@@ -41,8 +41,8 @@ def measure_decode(table: Table) -> None:
     options = span_options()
     variants = {
         "Triton, graphs": options,
-        "Triton, eager": replace(options, graph_rows=0),
-        "SDPA": replace(options, attention="sdpa"),
+        "Triton, eager": replace(options, enforce_eager=True),
+        "SDPA": replace(options, attention_backend="sdpa"),
     }
     for name, variant in variants.items():
         with table.case(f"decode, {name}", "loading"):
@@ -58,10 +58,14 @@ def measure_prefill(table: Table) -> None:
     flops = measure_product()
     table.figures["product_tflop_s"] = flops / 1e12
     table.add("roofline", "product bf16", f"{flops / 1e12:.0f} TFLOP/s", "", "")
-    options = replace(span_options(), graph_rows=0)
-    for name, attention in (("Triton", "triton"), ("SDPA", "sdpa")):
+    options = span_options()
+    variants = {
+        "Triton": replace(options, enforce_eager=True),
+        "SDPA": replace(options, attention_backend="sdpa"),
+    }
+    for name, variant in variants.items():
         with table.case(f"prefill, {name}", f"{PROMPT} tokens in chunks of {CHUNK}"):
-            add_prefill(table, open_span(replace(options, attention=attention)), name, flops)
+            add_prefill(table, open_span(variant), name, flops)
 
 
 def span_options() -> SpanOptions:
@@ -72,7 +76,7 @@ def span_options() -> SpanOptions:
     return SpanOptions(
         dtype="bfloat16",
         device=find_device("cuda", TorchDrivers()),
-        attention="triton",
+        attention_backend="triton",
         pages=max(BATCHES) * -(-(CONTEXT + STEPS + WARM_UP) // PAGE),
         page_size=PAGE,
         graph_rows=max(BATCHES),

@@ -165,6 +165,8 @@ def span_options(settings: Settings, tokenizer: Path | None) -> SpanOptions:
         training_memory=settings.training_memory or 0,
         max_lora_rank=settings.max_lora_rank,
         weight_layout=settings.weight_layout,
+        attention_backend=settings.attention_backend,
+        enforce_eager=settings.enforce_eager,
         page_size=settings.page_size,
         max_length=settings.max_length,
         token_budget=settings.token_budget,

@@ -26,6 +26,7 @@ from modelswarm.process.command_line import Seconds, device, read_flags, split_t
 from modelswarm.protocol.heartbeat import MAX_LEASE_SECONDS, MIN_LEASE_SECONDS
 from modelswarm.protocol.link.hello_checks import MAX_ADAPTERS, MODEL, ZONE
 from modelswarm.resources.spec import MAX_LORA_RANK
+from modelswarm_serving.model.attention import backend_names
 from modelswarm_serving.model.linear.layouts import AUTO, CHOICES
 
 
@@ -59,6 +60,8 @@ class Settings:
     )  # bytes of the replay log; None: a row for every position of the pages
     training_memory: int | None  # bytes of forward and backward passes; None: what is left
     weight_layout: str
+    attention_backend: str
+    enforce_eager: bool
     adapters: Mapping[str, str]  # name -> source
     max_lora_rank: int
     lease_seconds: float
@@ -108,6 +111,11 @@ _OPTIONS: list[click.Parameter] = [
                  "auto: the container's CPU limit rounded down, without a limit the CPUs of this process."),
     click.Option(["--weight-layout"], type=click.Choice(CHOICES), default=AUTO, show_default=True,
                  help="Layout of weights on a CPU. auto: the fastest, as measured at start."),
+    click.Option(["--attention-backend"], type=click.Choice(backend_names.BACKENDS),
+                 default=backend_names.AUTO, show_default=True, help="Attention over the pages. auto: triton on CUDA "
+                 "if it works at start, else sdpa."),
+    click.Option(["--enforce-eager"], is_flag=True, help="Capture no decode steps in CUDA graphs. Default: "
+                 "those over triton are captured, if that works at start."),
     click.Option(["--pages"], type=_POSITIVE, help="Number of KV pages."),
     click.Option(["--memory"], help="Memory of the whole server, such as 2Gi, instead of --pages. KV gets what the "
                  "process, weights, activations, retained rows and a margin leave."),

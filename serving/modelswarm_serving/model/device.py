@@ -23,8 +23,8 @@ from modelswarm_serving.model.base import OutOfDeviceMemory
 
 log = logging.getLogger(__name__)
 
-CPU = "cpu"
-_KINDS = ("cuda", "xpu")
+CPU, CUDA = "cpu", "cuda"
+_KINDS = (CUDA, "xpu")
 """Kinds of accelerators that are used. Others lack float64, which the sampler needs, or numbers of their memory."""
 _NO_DRIVER = "Found no NVIDIA driver"
 """Start of torch's message on a machine without any driver, where `auto` means the CPU."""
@@ -146,8 +146,13 @@ class Device:
     drivers: Drivers
 
     @property
+    def kind(self) -> str:
+        """The name without the number."""
+        return self.name.partition(":")[0]
+
+    @property
     def is_cpu(self) -> bool:
-        return self.name == CPU
+        return self.kind == CPU
 
     def __str__(self) -> str:
         if self.is_cpu:
@@ -166,7 +171,7 @@ class Device:
         try:
             self.drivers.wait(self.torch)
         except RuntimeError as error:
-            reason = _first_sentence(str(error).partition("\n")[0])
+            reason = first_sentence(str(error).partition("\n")[0])
             raise DeviceError(
                 f"--device: {self.name} can do no more: {reason}; needed: a new process, or another device"
             ) from error
@@ -188,7 +193,7 @@ def find_device(wanted: str, drivers: Drivers) -> Device:
     if wanted == CPU:
         return cpu
     if wanted == "auto" and (kind is None or not count):
-        reason = "" if kind is None else _first_sentence(drivers.fault(kind))
+        reason = "" if kind is None else first_sentence(drivers.fault(kind))
         if reason and not reason.startswith(_NO_DRIVER):
             log.warning("no accelerator is usable, so the CPU computes: %s", reason)
         return cpu
@@ -214,11 +219,11 @@ def _absence(asked: str, kind: str | None, drivers: Drivers) -> str:
         return f"this build of torch supports neither {' nor '.join(_KINDS)}"
     if asked != kind:
         return f"this build of torch computes on {kind} and on the CPU"
-    return _first_sentence(drivers.fault(kind))
+    return first_sentence(drivers.fault(kind))
 
 
-def _first_sentence(message: str) -> str:
-    """Return torch's first sentence, which has the cause and the driver's version; the rest are addresses."""
+def first_sentence(message: str) -> str:
+    """Return the first sentence of a library, which has the cause and a driver's version; the rest is advice."""
     text = " ".join(message.split())
     return re.split(r"(?<=[a-z)])\. ", text, maxsplit=1)[0].rstrip(".")
 
@@ -246,6 +251,12 @@ def run_on(device: Device, work: Callable[[], _T]) -> _T:
     raise OutOfDeviceMemory(fault)
 
 
+def fault_text(error: Exception) -> str:
+    """Return the first sentence of a fault in a library; a compiler's own text is a listing, so its cause."""
+    cause = error.__cause__ or error
+    return f"{type(cause).__name__}: {first_sentence(str(cause))}"
+
+
 def check_dtype(device: Device, dtype: torch.dtype) -> None:
     """Raise DeviceError if the device cannot compute in this format or in float64, or only by emulation."""
     name = str(dtype).removeprefix("torch.")
@@ -263,7 +274,7 @@ def check_dtype(device: Device, dtype: torch.dtype) -> None:
     try:
         torch.ones(4, dtype=torch.float64, device=device.torch).log()
     except RuntimeError as error:
-        reason = _first_sentence(str(error))
+        reason = first_sentence(str(error))
         raise DeviceError(
             f"--device: {device.name} has no float64, which the sampler needs: {reason}; allowed: cpu, or another "
             "device"
@@ -275,7 +286,7 @@ def _refusal(device: Device, dtype: str, error: RuntimeError) -> DeviceError:
 
     It is named without its memory: that question fails on such a device, too.
     """
-    reason = _first_sentence(str(error).partition("\n")[0])
+    reason = first_sentence(str(error).partition("\n")[0])
     if memory_fault(error) is not None or _BUSY in reason:
         return DeviceError(
             f"--device: {device.name} is taken by other processes: {reason}; allowed: another device, or this one "

@@ -67,3 +67,14 @@ async def test_server_without_its_device_exits_with_a_sentence(tmp_path: Path) -
     assert code == DeviceError.exit_code
     assert stderr.splitlines()[-1].startswith("modelswarm-server: --device: cuda is not there: ")
     assert "Traceback" not in stderr
+
+
+async def test_backend_that_cannot_run_exits_with_a_sentence(tmp_path: Path) -> None:
+    flags = ("--model", "demo://counting", "--device", "cpu", "--attention-backend", "triton")
+    code, stderr = await refusal(*command(tmp_path, "s", "0:1", *flags))
+    assert code == DeviceError.exit_code
+    assert stderr.splitlines()[-1] == (
+        "modelswarm-server: --attention-backend: triton cannot run on cpu: its kernels are for CUDA and ROCm; "
+        "allowed here: auto or sdpa"
+    )
+    assert "Traceback" not in stderr

@@ -218,7 +218,7 @@ def run_span(family: str) -> SpanCase:
     were_padded = False
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder), family, blocks=2)
-        for options in (OPTIONS, replace(OPTIONS, attention="triton", graph_rows=4)):
+        for options in (OPTIONS, replace(OPTIONS, attention_backend="triton", graph_rows=4)):
             chain = load_chain(Path(folder), (0, 1, 2), options=options, seed=3)
             streams = [Stream(p, s) for p, s in zip(prompts, samplings, strict=True)]
             chain.generate(streams, NEW, chunk=8, eos=EOS)
@@ -271,7 +271,7 @@ def fill_device() -> MemoryCase:
         threads=1,
         page_size=1,
         token_budget=4,
-        attention="triton",
+        attention_backend="triton",
         graph_rows=16,
         memory_fraction=1.0,
         device=library.open(),

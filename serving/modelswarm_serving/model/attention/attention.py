@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from modelswarm.placement.memory import score_rows
+from modelswarm_serving.model.attention import backend_names
 from modelswarm_serving.model.attention.backend import AttentionBackend, Scoring
 from modelswarm_serving.model.attention.biased_attention import attend_biased
 from modelswarm_serving.model.attention.kv_cache import KvCache
@@ -62,6 +63,8 @@ _context = _Context()
 
 class SdpaBackend:
     """torch's attention over gathered pages."""
+
+    name = backend_names.SDPA
 
     def attend(self, layout: RowLayout, store: Tensor, query: Tensor, scoring: Scoring) -> Tensor:
         if not isinstance(layout, StepLayout):

@@ -28,6 +28,11 @@ class Scoring:
 
 
 class AttentionBackend(Protocol):
+    @property
+    def name(self) -> str:
+        """One of `BACKENDS`."""
+        ...
+
     def attend(self, layout: RowLayout, store: Tensor, query: Tensor, scoring: Scoring) -> Tensor:
         """Attend over the pages in `store`, one block of the KV cache, which holds the step's own rows already.
 

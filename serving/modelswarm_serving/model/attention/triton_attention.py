@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from modelswarm_serving.model.attention.backend import Scoring
+from modelswarm_serving.model.attention.backend_names import TRITON
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.static_decode import StaticDecode
 from modelswarm_serving.model.attention.step_layout import RowLayout, StepLayout, TileBatch
@@ -61,6 +62,8 @@ class DeviceLimits:
 
 class TritonBackend:
     """Paged attention of one KV cache. Not thread-safe: one step at a time."""
+
+    name = TRITON
 
     def __init__(self, cache: KvCache) -> None:
         self._cache = cache

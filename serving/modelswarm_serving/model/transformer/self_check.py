@@ -83,6 +83,19 @@ def check_blocks(
 
 
 @torch.inference_mode()
+def run_decode(
+    blocks: Blocks, check: SelfCheck, cache: KvCache, max_length: int, backend: AttentionBackend
+) -> None:
+    """Run a decode row at the end of the pages: its kernels are others than those of `check_blocks`."""
+    shape = cache.shape
+    last = min(shape.pages * shape.page_size, max_length) - 1
+    item = BatchItem(range(shape.pages), last, 1, (0, shape.blocks), None, b"", 0, None)
+    layout = StepLayout([item], cache)
+    with attention_context(layout, cache, backend=backend):
+        blocks.run(check.rows[:1], layout, 0, shape.blocks)
+
+
+@torch.inference_mode()
 def check_decode(
     graphs: DecodeGraphs, rows: Tensor, expected: Tensor, cache: KvCache, folder: Path
 ) -> None:

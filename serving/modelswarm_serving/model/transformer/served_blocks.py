@@ -14,11 +14,12 @@ from typing import Any
 import torch
 
 from modelswarm.checkpoint.families.family import BlockPath
-from modelswarm.errors import UserError
+from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm_serving.model.attention.attention import SDPA
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.device import Device
+from modelswarm_serving.model.attention.selection import choose_backend, fall_back
+from modelswarm_serving.model.device import Device, fault_text
 from modelswarm_serving.model.linear.layout_choice import (
     UNMEASURED,
     LayoutChoice,
@@ -31,7 +32,12 @@ from modelswarm_serving.model.linear.weight import Weight, usable_layouts
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
-from modelswarm_serving.model.transformer.self_check import SelfCheck, check_blocks, run_reference
+from modelswarm_serving.model.transformer.self_check import (
+    SelfCheck,
+    check_blocks,
+    run_decode,
+    run_reference,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +52,11 @@ class ServedBlocks:
 def choose_blocks(
     loaded: LoadedSpan,
     cache: KvCache,
-    backend: AttentionBackend,
     folder: Path,
     sessions: int,
     wanted: str = AUTO,
 ) -> ServedBlocks:
-    """Return checked blocks; also lay out the head. `sessions`: of full length, that the pages hold.
+    """Return blocks for `check_served`; also lay out the head. `sessions`: of full length, that the pages hold.
 
     `wanted`: a layout that `check_layout` accepts. `folder` is for errors.
     """
@@ -75,9 +80,36 @@ def choose_blocks(
     heads = [] if loaded.head is None else [loaded.head]
     for weight in (*weights, *heads):  # one at a time, so that no more than one exists twice
         weight.lay_out(chosen)
-    if weights or backend is not SDPA:
-        check_blocks(blocks, check, cache, folder, backend)
     return ServedBlocks(blocks, check, layout)
+
+
+def check_served(
+    served: ServedBlocks,
+    cache: KvCache,
+    device: Device,
+    folder: Path,
+    wanted: str,
+    max_length: int,
+) -> AttentionBackend:
+    """Check the blocks, and return the attention backend over which they did.
+
+    `wanted`: its name; auto: the reference where Triton, its compiler or the driver has a fault.
+    """
+    blocks, check = served.blocks, served.check
+    backend = choose_backend(wanted, cache, device)
+    if backend is not SDPA:
+        try:
+            check_blocks(blocks, check, cache, folder, backend)
+            run_decode(blocks, check, cache, max_length, backend)
+            return backend
+        except (ModelSwarmError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # assertions of the driver, compilers, limits of the device
+            device.check_alive()
+            backend = fall_back(wanted, device, fault_text(error))
+    if served.layout is not None:
+        check_blocks(blocks, check, cache, folder, backend)
+    return backend
 
 
 def check_layout(wanted: str, device: Device, dtype: str) -> None:

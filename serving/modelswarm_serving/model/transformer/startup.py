@@ -5,12 +5,14 @@ Called by `app.py`. Sizes the KV cache, loads the blocks and runs the self-check
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from modelswarm.checkpoint.config.adapter_config import (
     AdapterFacts,
@@ -20,7 +22,7 @@ from modelswarm.checkpoint.config.adapter_config import (
 )
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts, read_config_and_plan, read_facts
 from modelswarm.checkpoint.tokenizer import TOKENIZER_FILE, check_tokenizer
-from modelswarm.errors import UserError
+from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.placement.memory import (
     PROCESS_BYTES,
     TOKEN_BUDGET,
@@ -47,13 +49,21 @@ from modelswarm_serving.model.adapters.table import (
     check_adapter,
     load_weights,
 )
+from modelswarm_serving.model.attention import backend_names
 from modelswarm_serving.model.attention.backend import AttentionBackend, CapturableBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.attention.selection import choose_backend
 from modelswarm_serving.model.attention.staging import current_device
 from modelswarm_serving.model.attention.step_layout import Blocks
 from modelswarm_serving.model.base import ModelShape
-from modelswarm_serving.model.device import HOST, Device, check_dtype, memory_fault
+from modelswarm_serving.model.device import (
+    CUDA,
+    HOST,
+    Device,
+    check_dtype,
+    fault_text,
+    memory_fault,
+)
 from modelswarm_serving.model.grammar.matchers import GrammarMatchers
 from modelswarm_serving.model.linear.layouts import AUTO
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
@@ -68,8 +78,14 @@ from modelswarm_serving.model.transformer.device_pages import (
 from modelswarm_serving.model.transformer.fusion import FusedBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan, load_modules
 from modelswarm_serving.model.transformer.self_check import SelfCheck, check_decode
-from modelswarm_serving.model.transformer.served_blocks import check_layout, choose_blocks
+from modelswarm_serving.model.transformer.served_blocks import (
+    check_layout,
+    check_served,
+    choose_blocks,
+)
 from modelswarm_serving.model.transformer.span import PagedKv, SpanHardware, TransformerSpan
+
+log = logging.getLogger(__name__)
 
 _DEFAULT_SESSIONS = 8
 """Default KV room: pages for this many sessions of full length ..."""
@@ -92,9 +108,10 @@ class SpanOptions:
     token_budget: int = TOKEN_BUDGET  # rows of the largest step
     process: int = PROCESS_BYTES  # measured size of this process, if it is larger
     device: Device = HOST
-    attention: str = "auto"  # the backend, by name
+    attention_backend: str = backend_names.AUTO
     weight_layout: str = AUTO  # on a CPU; auto: as measured
-    graph_rows: int = 256  # sequences of the largest captured decode step; 0: none is captured
+    enforce_eager: bool = False  # no decode step is captured
+    graph_rows: int = 256  # sequences of the largest captured decode step
     memory_fraction: float | None = None  # of an accelerator's memory; None: MEMORY_FRACTION
     host_limit: int | None = None  # bytes of the container beside an accelerator
     tokenizer: Path | None = None  # folder of the tokenizer; None: the model's
@@ -149,20 +166,21 @@ def _load_checked(
 
     pages = shape.total_pages if device.is_cpu else probe_pages(shape, options.token_budget)
     cache = make_cache(pages)
-    backend = choose_backend(options.attention, cache)
     with current_device(device.torch):
         sessions = pages * shape.page_size // shape.max_length
-        served = choose_blocks(loaded, cache, backend, folder, sessions, options.weight_layout)
+        served = choose_blocks(loaded, cache, folder, sessions, options.weight_layout)
+        wanted, length = options.attention_backend, shape.max_length
+        backend = check_served(served, cache, device, folder, wanted, length)
         blocks, check, layout = served.blocks, served.check, served.layout
         adapters = _load_adapters(loaded, blocks, check, cache, backend, folder, shape, options)
     rows, output, windows = check.rows, check.output, tuple(call.window for call in check.calls)
     if not device.is_cpu:
         probe = with_pages(shape, pages)
-        captured = min(options.graph_rows, options.pages or options.graph_rows)
-        with current_device(
-            device.torch
-        ):  # only for the measurement: steps have addresses of the cache
-            graphs = _capture_decode(blocks, cache, backend, rows.shape[1], shape, captured)
+        # Only for the measurement: captured steps have addresses of the cache.
+        largest = min(options.graph_rows, options.pages or options.graph_rows)
+        captured = replace(options, graph_rows=largest)
+        with current_device(device.torch):
+            graphs = capture_decode(blocks, rows, output, cache, backend, shape, folder, captured)
         kv, hardware = PagedKv(cache, backend), SpanHardware(device, threads)
         span = TransformerSpan(loaded, blocks, probe, kv, hardware)
         budget, fraction = options.token_budget, options.memory_fraction
@@ -171,15 +189,16 @@ def _load_checked(
         limit = options.host_limit
         most = None if limit is None else container.most_pages(limit)
         pages = choose_pages(room, device, shape, options.pages, most)
+        checked, is_captured = backend.name, graphs is not None
         del span, kv, cache, served, check, backend, graphs  # the pages need their memory
         device.free_caches()
         cache = make_cache(pages)
-        backend = choose_backend(options.attention, cache)
+        backend = choose_backend(checked, cache, device)
     with current_device(device.torch):
-        captured = min(options.graph_rows, pages)
-        graphs = _capture_decode(blocks, cache, backend, rows.shape[1], shape, captured)
-        if graphs is not None:
-            check_decode(graphs, rows, output, cache, folder)
+        graphs = None
+        if device.is_cpu or is_captured:
+            captured = replace(options, graph_rows=min(options.graph_rows, pages))
+            graphs = capture_decode(blocks, rows, output, cache, backend, shape, folder, captured)
     shape = replace(with_pages(shape, pages), windows=windows)
     tokenizer = (options.tokenizer or folder) / TOKENIZER_FILE
     grammars = GrammarMatchers(tokenizer, shape.vocab_size) if shape.is_tail else None
@@ -229,23 +248,37 @@ def read_adapters(
     }
 
 
-def _capture_decode(
+def capture_decode(
     blocks: Blocks,
+    rows: Tensor,
+    output: Tensor,
     cache: KvCache,
     backend: AttentionBackend,
-    hidden: int,
     shape: ModelShape,
-    rows: int,
+    folder: Path,
+    options: SpanOptions,
 ) -> DecodeGraphs | None:
-    """Return the captured decode steps; None if there can be none, or none are asked for.
+    """Return the captured decode steps, which give `output` for `rows`; None if there can or shall be none.
 
     Only the fused form is captured: transformers' own may branch on values, such as the experts of a row.
     """
-    if rows == 0 or not isinstance(blocks, FusedBlocks):
+    if options.enforce_eager or not isinstance(blocks, FusedBlocks):
         return None
     if not isinstance(backend, CapturableBackend):
         return None
-    return DecodeGraphs(blocks, cache, backend, hidden, shape.max_length, rows)
+    hidden, most_rows = rows.shape[1], options.graph_rows
+    try:
+        graphs = DecodeGraphs(blocks, cache, backend, hidden, shape.max_length, most_rows)
+        check_decode(graphs, rows, output, cache, folder)
+        return graphs
+    except ModelSwarmError:
+        raise
+    except Exception as error:  # of the driver, or memory that the graphs lack
+        fault = fault_text(error)
+    options.device.check_alive()
+    options.device.free_caches()
+    log.warning("decode steps on %s are not captured, which is slow: %s", options.device, fault)
+    return None
 
 
 def plan_shape(
@@ -294,6 +327,11 @@ def _check_options(options: SpanOptions) -> None:
         raise UserError(
             "memory_fraction",
             "is of an accelerator, but the server computes on the CPU; allowed: --memory",
+        )
+    is_captured = options.device.kind == CUDA and options.attention_backend != backend_names.SDPA
+    if options.enforce_eager and not is_captured:
+        raise UserError(
+            "enforce_eager", "has an effect on CUDA with the attention backend triton only"
         )
     check_layout(options.weight_layout, options.device, options.dtype)
     for name in ("threads", "pages", "memory", "page_size", "max_length"):

@@ -7,8 +7,9 @@ import sysconfig
 
 import pytest
 import torch
+from support.models.device_library import DeviceLibrary
 
-from modelswarm.errors import UserError
+from modelswarm.errors import DeviceError, UserError
 from modelswarm_serving.model.attention import static_decode
 from modelswarm_serving.model.attention.attention import SDPA
 from modelswarm_serving.model.attention.backend import CapturableBackend
@@ -18,6 +19,7 @@ from modelswarm_serving.model.attention.staging import to_device
 from modelswarm_serving.model.attention.static_decode import StaticDecode
 from modelswarm_serving.model.attention.step_layout import StepLayout
 from modelswarm_serving.model.base import BatchItem
+from modelswarm_serving.model.device import HOST
 from modelswarm_serving.model.transformer.decode_graphs import batch_sizes
 
 CACHE = KvCache(KvCacheShape(1, 10, 4, 1, 8), torch.float32, torch.device("cpu"))
@@ -39,30 +41,36 @@ def test_batch_sizes_end_with_the_first_that_fits(most: int, sizes: list[int]) -
 
 
 def test_backend_on_the_cpu_is_the_reference() -> None:
-    assert choose_backend("auto", CACHE) is SDPA
-    assert choose_backend("sdpa", CACHE) is SDPA
+    assert choose_backend("auto", CACHE, HOST) is SDPA
+    assert choose_backend("sdpa", CACHE, HOST) is SDPA
     assert not isinstance(SDPA, CapturableBackend)
 
 
 def test_unknown_backend_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="'flash' is not one of auto, sdpa, triton"):
-        choose_backend("flash", CACHE)
+    with pytest.raises(UserError, match="'flash' is not one of auto, triton, sdpa"):
+        choose_backend("flash", CACHE, HOST)
 
 
 def test_triton_is_refused_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     large = KvCache(KvCacheShape(1, 1, 4, 1, 512), torch.float32, torch.device("cpu"))
-    with pytest.raises(UserError, match="heads of 512 are larger than 256; allowed here: sdpa"):
-        choose_backend("triton", large)
+    cuda = DeviceLibrary().open()
+    with pytest.raises(DeviceError, match="heads of 512 are larger than 256; allowed here: auto"):
+        choose_backend("triton", large, cuda)
+    for other in (HOST, DeviceLibrary(accelerator="xpu", compute_capability=None).open("xpu")):
+        with pytest.raises(
+            DeviceError, match=f"on {other.name}.*: its kernels are for CUDA and ROCm"
+        ):
+            choose_backend("triton", CACHE, other)
     pytest.importorskip("triton")
     monkeypatch.delenv("CC", raising=False)
     with monkeypatch.context() as bare:
         bare.setenv("PATH", "")
-        with pytest.raises(UserError, match="no C compiler"):
-            choose_backend("triton", CACHE)
+        with pytest.raises(DeviceError, match="no C compiler"):
+            choose_backend("triton", CACHE, cuda)
     monkeypatch.setenv("CC", "cc")
     monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": "/nowhere"})
-    with pytest.raises(UserError, match="no headers of Python"):
-        choose_backend("triton", CACHE)
+    with pytest.raises(DeviceError, match="no headers of Python"):
+        choose_backend("triton", CACHE, cuda)
 
 
 def test_padding_is_at_a_page_without_a_session() -> None:
