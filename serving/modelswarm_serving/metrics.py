@@ -99,10 +99,12 @@ class _StatsCollector(Collector):
         page = self._shape.page_size
         yield self._gauge("kv_page_tokens", "Positions of KV in one page.", page)
         how = self._compute
-        text = "Device, number format, numerics class and layout of the weights of the steps."
-        labels = [*self._labels, "device", "dtype", "numerics", "layout"]
+        text = "Device, number format, numerics class, layout of the weights and attention of the steps."
+        names = ("device", "dtype", "numerics", "layout", "attention", "decode_graphs")
+        labels = [*self._labels, *names]
         family = GaugeMetricFamily(PREFIX + "compute_info", text, labels=labels)
-        values = (how.device, how.dtype, how.numerics, how.layout)
+        graphs = "true" if how.decode_graphs else "false"
+        values = (how.device, how.dtype, how.numerics, how.layout, how.attention, graphs)
         family.add_metric([*self._labels.values(), *values], 1.0)
         yield family
         yield self._layouts()

@@ -189,6 +189,8 @@ class Compute:
     dtype: str = ""  # "": no number format
     numerics: str = ""  # numerics class; "": unknown
     layout: str = ""  # of the weights; "": transformers' own modules have them
+    attention: str = ""  # the attention backend; "": no attention
+    decode_graphs: bool = False  # decode steps are captured in CUDA graphs
     layout_seconds: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     """Measured seconds of products with a part of the weights, by layout and rows."""
 

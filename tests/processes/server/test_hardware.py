@@ -45,7 +45,7 @@ def test_engine_thread_starts_no_more_threads(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1:] == ["0"], done.stderr
 
 
-async def test_threads_and_layout_in_use_are_metrics(tmp_path: Path) -> None:
+async def test_hardware_and_attention_in_use_are_metrics(tmp_path: Path) -> None:
     flags = ("--model", "demo://counting", "--pages", "8", "--metrics", "127.0.0.1:0")
     chosen = ("--threads", "3", "--weight-layout", "plain")
     async with servers(tmp_path, ["0:1"], *flags, *chosen) as (server,):
@@ -56,7 +56,8 @@ async def test_threads_and_layout_in_use_are_metrics(tmp_path: Path) -> None:
 
         sample = 'modelswarm_server_threads{blocks="0:1",model="counting"} 3.0'
         eventually("the metric is shown", lambda: sample in shown())
-        assert 'layout="plain"' in shown()
+        for label in ('layout="plain"', 'attention="sdpa"', 'decode_graphs="false"'):
+            assert label in shown()
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="this machine has an accelerator")

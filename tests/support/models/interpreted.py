@@ -61,6 +61,7 @@ class SpanCase:
     plain: list[list[int]]
     padded: list[list[int]]
     were_padded: bool  # the static rows were used
+    compute: tuple[str, bool]  # the backend and the decode graphs, as metrics show them
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,8 +226,10 @@ def run_span(family: str) -> SpanCase:
             logs.append([stream.log for stream in streams])
             graphs = [span._graphs for span in chain.spans if isinstance(span, TransformerSpan)]
             were_padded = all(held is not None and bool(held._rows.any()) for held in graphs)
+            compute = chain.spans[0].compute
     plain, padded = logs
-    return SpanCase(family, plain, padded, were_padded)
+    shown = compute.attention, compute.decode_graphs
+    return SpanCase(family, plain, padded, were_padded, shown)
 
 
 def notice_fault() -> FaultCase:

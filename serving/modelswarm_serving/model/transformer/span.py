@@ -67,15 +67,25 @@ class SpanHardware:
     threads: int = 1  # of the CPU
     layout: LayoutChoice | None = None  # of the weights; None: transformers' own modules have them
 
-    def compute(self, dtype: str) -> Compute:
-        """Return what metrics and logs tell of it."""
+    def compute(self, kv: PagedKv) -> Compute:
+        """Return what metrics and logs tell of it, and of attention over these pages."""
+        dtype, attention = str(kv.cache.dtype).removeprefix("torch."), kv.backend.name
         choice = self.layout
         layout = choice.layout if choice is not None else ""
         usual = layout == WeightLayout.TRANSPOSED or not self.device.is_cpu
         numerics = numerics_class(self.device, dtype, layout="" if usual else layout or OWN_MODULES)
         measured = {} if choice is None else choice.seconds
         seconds = {str(name): found for name, found in measured.items()}
-        return Compute(self.threads, self.device.name, dtype, numerics, layout, seconds)
+        return Compute(
+            threads=self.threads,
+            device=self.device.name,
+            dtype=dtype,
+            numerics=numerics,
+            layout=layout,
+            attention=attention,
+            decode_graphs=kv.graphs is not None,
+            layout_seconds=seconds,
+        )
 
 
 class TransformerSpan:
@@ -95,7 +105,7 @@ class TransformerSpan:
         self._blocks = blocks
         self._shape = shape
         self._cache, self._backend, self._graphs = kv.cache, kv.backend, kv.graphs
-        self._hardware = hardware
+        self._hardware, self._compute = hardware, hardware.compute(kv)
         self._grammars = grammars
         self._adapters = adapters
         self._dtype = kv.cache.dtype
@@ -115,7 +125,7 @@ class TransformerSpan:
 
     @property
     def compute(self) -> Compute:
-        return self._hardware.compute(str(self._dtype).removeprefix("torch."))
+        return self._compute
 
     @property
     def grammars(self) -> GrammarMatchers | None:

@@ -59,6 +59,7 @@ def test_slots_beyond_31_bits_are_read(fast_cases: list[dict[str, Any]]) -> None
 def test_padded_decode_gives_the_plain_tokens(fast_cases: list[dict[str, Any]]) -> None:
     case = fast_cases[-1]
     assert case["were_padded"]
+    assert case["compute"] == ["triton", True]
     assert case["padded"] == case["plain"]
 
 
