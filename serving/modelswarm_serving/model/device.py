@@ -71,6 +71,10 @@ class Drivers(Protocol):
         """Return the CUDA capability; None on other hardware."""
         ...
 
+    def processors(self, device: torch.device) -> int:
+        """Return the number of processors of a CUDA device."""
+        ...
+
     def memory(self, device: torch.device) -> tuple[int, int]:
         """Return free and total bytes of the device, over all processes."""
         ...
@@ -119,6 +123,9 @@ class TorchDrivers:
         if device.type != "cuda" or torch.version.hip is not None:
             return None
         return torch.cuda.get_device_capability(device)
+
+    def processors(self, device: torch.device) -> int:
+        return torch.cuda.get_device_properties(device).multi_processor_count
 
     def memory(self, device: torch.device) -> tuple[int, int]:
         return torch.accelerator.get_memory_info(device)

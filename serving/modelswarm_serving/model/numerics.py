@@ -1,7 +1,9 @@
 """The numerics class of a server: a name for the kernels that compute its rows.
 
-`cpu-amd-avx512_bf16/torch-2.15.0/float32` or `cuda-9.0/torch-2.15.0/bfloat16`: device, torch, number format, the
-layout of weights if it is measured, and variables by which libraries take other kernels. It is announced in the Hello.
+`cpu-amd-avx512_bf16/torch-2.15.0/float32` or `cuda-9.0-132/torch-2.15.0/bfloat16/triton`: device, torch and number
+format. A measured layout of weights follows, or the attention backend of a device, and variables by which libraries
+take other kernels. Of a CUDA device the number of processors counts: keys are cut into as many parts as fill it.
+The class is announced in the Hello.
 Two servers of one class may still differ in the last bits, for example with other batches; two classes mostly do.
 """
 
@@ -41,18 +43,19 @@ def numerics_class(
     environment: Mapping[str, str] = os.environ,
     root: Path = ROOT,
     layout: str = "",
+    attention: str = "",
 ) -> str:
     """Return the numerics class of a server that computes on `device`; empty: unknown.
 
-    `layout`: of the weights, if it is not the transposed one.
+    `layout`: of the weights, if it is not the transposed one. `attention`: the backend of a device.
     """
     hardware = _hardware(device, root)
     if not hardware:
         return ""
     variables = _CPU_VARIABLES if device.is_cpu else _CUDA_VARIABLES
     given = [f"{name}={_plain(environment[name])}" for name in variables if environment.get(name)]
-    layouts = [layout] if layout else []
-    return "/".join([hardware, f"torch-{_plain(torch.__version__)}", dtype, *layouts, *given])
+    kernels = [name for name in (layout, attention) if name]
+    return "/".join([hardware, f"torch-{_plain(torch.__version__)}", dtype, *kernels, *given])
 
 
 def _hardware(device: Device, root: Path) -> str:
@@ -61,7 +64,7 @@ def _hardware(device: Device, root: Path) -> str:
         return kernels and f"cpu-{_plain(kernels)}"
     capability = device.drivers.capability(device.torch)
     if capability is not None:
-        return f"cuda-{capability[0]}.{capability[1]}"
+        return f"cuda-{capability[0]}.{capability[1]}-{device.drivers.processors(device.torch)}"
     kind = device.name.partition(":")[0]
     return f"{kind}-{_plain(device.drivers.name(device.torch))}"
 

@@ -28,6 +28,7 @@ class DeviceLibrary:
     step: int = 1 << 20  # bytes that any step takes beside weights and KV
     accelerator: str | None = "cuda"
     compute_capability: tuple[int, int] | None = (9, 0)
+    processor_count: int = 132
     reason: str = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU"
     freed: int = 0  # calls of free_caches
     broken: str = ""  # the driver's refusal of all work; empty: it works
@@ -51,6 +52,9 @@ class DeviceLibrary:
 
     def capability(self, device: torch.device) -> tuple[int, int] | None:
         return self.compute_capability
+
+    def processors(self, device: torch.device) -> int:
+        return self.processor_count
 
     def memory(self, device: torch.device) -> tuple[int, int]:
         used = self.others + max(0, tensor_bytes() - self._before)

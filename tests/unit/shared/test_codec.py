@@ -66,7 +66,7 @@ SAMPLING = Sampling(
 )  # fmt: skip
 HELLO = Hello(
     (1, 0), "s0/1/ab", Role.SERVER, "l1", Lane.LIVE, "h:1", "m", "r", 0, 4, 8, "bf16", 8,
-    numerics="cuda-9.0/torch-2.15.0/bfloat16",
+    numerics="cuda-9.0-132/torch-2.15.0/bfloat16/triton",
 )  # fmt: skip
 HASHES = (b"", bytes(range(32)))
 

@@ -73,7 +73,12 @@ class SpanHardware:
         choice = self.layout
         layout = choice.layout if choice is not None else ""
         usual = layout == WeightLayout.TRANSPOSED or not self.device.is_cpu
-        numerics = numerics_class(self.device, dtype, layout="" if usual else layout or OWN_MODULES)
+        numerics = numerics_class(
+            self.device,
+            dtype,
+            layout="" if usual else layout or OWN_MODULES,
+            attention="" if self.device.is_cpu else attention,
+        )
         measured = {} if choice is None else choice.seconds
         seconds = {str(name): found for name, found in measured.items()}
         return Compute(

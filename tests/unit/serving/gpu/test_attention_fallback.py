@@ -50,6 +50,7 @@ def test_fault_of_triton_at_start_gives_the_reference(
 ) -> None:
     span = load(folder, DeviceLibrary())
     assert (span.compute.attention, span.compute.decode_graphs) == ("sdpa", False)
+    assert span.compute.numerics.endswith("/float32/sdpa")
     (warning,) = caplog.messages
     assert warning.startswith("attention on cuda:0 (Stand-in 1000, 1 GiB) runs over gathered pages")
 

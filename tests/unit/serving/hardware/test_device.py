@@ -256,8 +256,26 @@ def test_unknown_cpu_has_no_class(tmp_path: Path) -> None:
 def test_device_class_names_capability_or_device() -> None:
     rest = f"/torch-{torch.__version__}/bfloat16"
     cuda = DeviceLibrary(compute_capability=(9, 0)).open()
-    assert numerics_class(cuda, "bfloat16", {"MKL_CBWR": "AVX2"}) == f"cuda-9.0{rest}"
+    assert numerics_class(cuda, "bfloat16", {"MKL_CBWR": "AVX2"}) == f"cuda-9.0-132{rest}"
     tf32 = {"NVIDIA_TF32_OVERRIDE": "0"}
-    assert numerics_class(cuda, "bfloat16", tf32) == f"cuda-9.0{rest}/NVIDIA_TF32_OVERRIDE=0"
+    assert numerics_class(cuda, "bfloat16", tf32) == f"cuda-9.0-132{rest}/NVIDIA_TF32_OVERRIDE=0"
     other = DeviceLibrary(accelerator="xpu", compute_capability=None).open("xpu")
     assert numerics_class(other, "bfloat16", {}) == f"xpu-Stand-in_1000{rest}"
+
+
+def test_devices_that_cut_keys_otherwise_have_two_classes() -> None:
+    """An L4 and an RTX 4090 have capability 8.9, and 58 and 128 processors."""
+    small, large = (
+        DeviceLibrary(compute_capability=(8, 9), processor_count=count).open()
+        for count in (58, 128)
+    )
+    assert numerics_class(small, "bfloat16", {}) != numerics_class(large, "bfloat16", {})
+
+
+def test_attention_backends_have_two_classes() -> None:
+    cuda, limits = DeviceLibrary().open(), {"NVIDIA_TF32_OVERRIDE": "0"}
+    classes = [
+        numerics_class(cuda, "bfloat16", limits, attention=name) for name in ("triton", "sdpa")
+    ]
+    rest = f"cuda-9.0-132/torch-{torch.__version__}/bfloat16"
+    assert classes == [f"{rest}/{name}/NVIDIA_TF32_OVERRIDE=0" for name in ("triton", "sdpa")]
