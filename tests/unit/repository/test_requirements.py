@@ -1,11 +1,12 @@
 """images/requirements pins the dependencies of pyproject.toml to the versions of constraints.txt. Needs no network.
 
-The packages of pyproject.toml tell type checkers that they have types.
+The packages of pyproject.toml tell type checkers that they have types, and the images of servers find a driver.
 """
 
 from __future__ import annotations
 
 import tomllib
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,15 @@ def test_server_requirements_without_torch_have_no_cuda() -> None:
         p for p in read_pins("server") if p.startswith(("nvidia-", "cuda-", "torch", "triton"))
     ]
     assert not read_pins("server").keys() & read_pins("torch").keys()
+
+
+@pytest.mark.parametrize("target", ["server", "server-slim"])
+def test_server_image_finds_the_driver_that_gke_mounts(target: str) -> None:
+    lines = (ROOT / "images" / "Dockerfile").read_text("utf-8").replace("\\\n", " ").splitlines()
+    start = next(at for at, line in enumerate(lines) if line == f"FROM runtime AS {target}")
+    stage = takewhile(lambda line: not line.startswith("FROM "), lines[start + 1 :])
+    variables = [word for line in stage if line.startswith("ENV ") for word in line.split()[1:]]
+    assert "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64" in variables
 
 
 def test_every_package_tells_type_checkers_of_its_types() -> None:
