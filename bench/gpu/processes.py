@@ -1,13 +1,31 @@
-"""Server processes that share one GPU: the cost of a hop, and recovery after a kill."""
+"""Server processes that share one GPU: the memory of one, the cost of a hop, and recovery after a kill."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from bench.gpu.report import Table
+from bench.models import model_folder
 from bench.recovery.gap_after_kill import measure_gaps
 from bench.speed.hop import measure_token_ms
+from bench.swarm import StreamClient, bench_swarm
+from modelswarm.placement.memory import DEVICE_PROCESS_BYTES
+from modelswarm.placement.quantity import human_bytes
 
 FLAGS = ("--device", "cuda")
 KILLS = 20
+
+
+def measure_memory(table: Table) -> None:
+    """Measure the most host memory that a server process had at once, until its first answer; weights are 4 MB."""
+    with bench_swarm(model_folder("1m"), spans=1, server_flags=FLAGS) as swarm:
+        StreamClient(swarm.grpc).run_stream([1, 2, 3], 32)
+        status = Path(f"/proc/{swarm.servers[0].job_status.pid}/status").read_text()
+    peak = int(re.findall(r"^VmHWM:\s+(\d+) kB$", status, re.MULTILINE)[0]) << 10
+    table.figures["host_mib"] = peak / 2**20
+    counted = human_bytes(DEVICE_PROCESS_BYTES)
+    table.add("memory", "Llama 1M, one server", human_bytes(peak), counted, "")
 
 
 def measure_hop(table: Table) -> None:

@@ -67,6 +67,7 @@ PARTS: Mapping[str, Part] = {
     "correctness": _part("correctness", "check_first"),
     "decode": _part("speed", "measure_decode"),
     "prefill": _part("speed", "measure_prefill"),
+    "memory": _part("processes", "measure_memory"),
     "hop": _part("processes", "measure_hop"),
     "kill": _part("processes", "measure_kills"),
     "correctness-rest": _part("correctness", "check_rest"),

@@ -20,6 +20,10 @@ its CUDA libraries on a CPU, without Triton's compiler: 694 MiB, 414 of them pri
 libraries that only loading and steps touch, measured: 24 MiB, and for the code of oneDNN's products: 30 MiB. The build
 of the server image measures it again, and refuses an image that takes more; a server takes its own number at its start
 if that is larger."""
+DEVICE_PROCESS_BYTES = 3 << 30
+"""The same of a server on an accelerator, once it serves: also the device's context, its libraries, Triton's compiler
+and the programs that it starts, and pinned buffers. Not measured yet: `python -m bench.gpu` reports the memory of a
+server's process."""
 GRAMMAR_BYTES = 8 << 20
 """Memory of compiled grammars and of the sessions that follow them, only at a tail. Measured with 64 grammars of 20
 properties and 64 answers: 7 MiB. The margin is for larger ones."""
@@ -195,8 +199,10 @@ def host_memory(
 ) -> MemoryModel:
     """Return the memory of the container of a server that computes on an accelerator.
 
-    All weights of the span are there while they are loaded, before they move to the device.
+    All weights of the span are there while they are loaded, before they move to the device. `process`: measured size,
+    if it is larger than the constant.
     """
+    process = max(process, DEVICE_PROCESS_BYTES)
     memory = server_memory(
         facts, span, dtype, page_size, 1, 1, process=process, replay_memory=replay_memory
     )

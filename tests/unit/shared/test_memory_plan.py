@@ -11,6 +11,7 @@ import pytest
 from modelswarm.checkpoint.facts import ModelConfig, ModelFacts
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
+    DEVICE_PROCESS_BYTES,
     GRAMMAR_BYTES,
     GRAMMAR_BYTES_PER_TOKEN,
     LOGIT_ROWS,
@@ -220,7 +221,7 @@ def test_kv_fills_nine_tenths_of_the_accelerator() -> None:
     assert 0.9 * (1 << 30) - page < server.memory.total <= 0.9 * (1 << 30)
     assert (server.memory.process, server.memory.retained) == (0, 0)
     assert server.host is not None
-    assert server.host.process == PROCESS_BYTES and server.host.kv == 0
+    assert server.host.process == DEVICE_PROCESS_BYTES and server.host.kv == 0
     assert server.host.weights == server.memory.weights  # they pass through it
 
 
@@ -239,12 +240,13 @@ def test_smallest_accelerator_of_all_pools_counts() -> None:
 def test_container_beside_an_accelerator_is_planned_apart() -> None:
     """The container has the process and a row for every position, so it limits the pages too."""
     wide = plan(pools=[gpu_pool(memory="1Gi")]).servers[0]
-    narrow = plan(pools=[gpu_pool(memory="1Gi", host="950Mi")]).servers[0]
-    assert wide.host is not None and wide.host.total > 950 << 20
-    assert narrow.host is not None and narrow.host.total <= 950 << 20
+    limit = DEVICE_PROCESS_BYTES + (182 << 20)
+    narrow = plan(pools=[gpu_pool(memory="1Gi", host=f"{limit >> 20}Mi")]).servers[0]
+    assert wide.host is not None and wide.host.total > limit
+    assert narrow.host is not None and narrow.host.total <= limit
     assert 0 < narrow.pages < wide.pages
-    with pytest.raises(UserError, match=r"resources\.limits\.memory: .*process 768 MiB"):
-        plan(pools=[gpu_pool(memory="1Gi", host="700Mi")])
+    with pytest.raises(UserError, match=r"resources\.limits\.memory: .*process 3 GiB"):
+        plan(pools=[gpu_pool(memory="1Gi", host="2Gi")])
 
 
 def test_accelerator_too_small_names_the_one_that_works() -> None:

@@ -135,7 +135,7 @@ def test_server_fills_its_accelerator_unless_sessions_are_given() -> None:
         cluster.settle()
     assert "--pages" not in server_flags(filling)
     assert int(server_flags(given)["--pages"]) == given.status["plan"]["spans"][0]["pages"]
-    assert filling.status["plan"]["spans"][0]["host"]["process"] == "768Mi"
+    assert filling.status["plan"]["spans"][0]["host"]["process"] == "3072Mi"
 
 
 def test_dtype_of_the_plan_is_in_status_and_flags() -> None:
