@@ -1,7 +1,8 @@
 """Memory budgets of one server, from the pools: of its container, and of its accelerator.
 
-A server on a CPU has everything in the memory of its container. A server on an accelerator has weights, activations and
-KV there. In its container are the process, the retained rows, and the weights while they are loaded. Used by `plan.py`.
+A server on a CPU has everything in the memory of its container. A server on an accelerator has weights, activations, KV
+and its context there. In its container are the process, the retained rows, and the weights while they are loaded. Used
+by `plan.py`.
 """
 
 from __future__ import annotations

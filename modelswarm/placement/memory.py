@@ -24,6 +24,9 @@ DEVICE_PROCESS_BYTES = 3 << 30
 """The same of a server on an accelerator, once it serves: also the device's context, its libraries, Triton's compiler
 and the programs that it starts, and pinned buffers. Not measured yet: `python -m bench.gpu` reports the memory of a
 server's process."""
+CONTEXT_BYTES = 512 << 20
+"""Memory of an accelerator that neither weights nor KV have: the context of a process, workspaces of libraries, captured
+decode steps. Not measured yet. A server measures its own: were it larger, a server could refuse what was planned."""
 GRAMMAR_BYTES = 8 << 20
 """Memory of compiled grammars and of the sessions that follow them, only at a tail. Measured with 64 grammars of 20
 properties and 64 answers: 7 MiB. The margin is for larger ones."""
@@ -68,7 +71,7 @@ _FLOAT = 4
 class ServerMemory:
     """Bytes of one server, by part; `total` is what its container needs."""
 
-    process: int  # interpreter and libraries
+    process: int  # interpreter and libraries; on an accelerator the context
     weights: int
     activations: int  # of the largest step, or of loading if that takes more
     grammars: int  # tables of the tokenizer and compiled grammars, at a tail
@@ -180,13 +183,13 @@ def device_memory(
     max_length: int,
     token_budget: int = TOKEN_BUDGET,
 ) -> MemoryModel:
-    """Return the memory of a server on its accelerator: process, grammars and replay log are not there.
+    """Return the memory of a server on its accelerator: of the process only the context, no grammars, no replay log.
 
     Its sampler takes LOGIT_ROWS at once.
     """
     memory = server_memory(facts, span, dtype, page_size, max_length, token_budget, replay_memory=0)
     activations = activation_bytes(facts, span, dtype, max_length, token_budget, LOGIT_ROWS)
-    return replace(memory, process=0, grammars=0, activations=activations)
+    return replace(memory, process=CONTEXT_BYTES, grammars=0, activations=activations)
 
 
 def host_memory(

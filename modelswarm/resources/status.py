@@ -100,7 +100,9 @@ class ModelStatus(StatusPart):
 class PlannedMemory(StatusPart):
     """Memory of one server by part, as quantities; what has no limit is planned too."""
 
-    process: str = Field(description="The process before it loads a model: interpreter, torch.")
+    process: str = Field(
+        description="The process before it loads a model: interpreter, torch. On an accelerator its context."
+    )
     weights: str = Field(description="Weights of the span.")
     activations: str = Field(description="Largest step, or loading if that takes more.")
     grammars: str = Field(

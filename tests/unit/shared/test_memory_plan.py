@@ -11,6 +11,7 @@ import pytest
 from modelswarm.checkpoint.facts import ModelConfig, ModelFacts
 from modelswarm.errors import UserError
 from modelswarm.placement.memory import (
+    CONTEXT_BYTES,
     DEVICE_PROCESS_BYTES,
     GRAMMAR_BYTES,
     GRAMMAR_BYTES_PER_TOKEN,
@@ -219,10 +220,19 @@ def test_kv_fills_nine_tenths_of_the_accelerator() -> None:
     server = plan(pools=[gpu_pool(memory="1Gi")]).servers[0]
     page = PAGE_SIZE * 8 * FACTS.kv_bytes("float32") * 33 // 32 + 1
     assert 0.9 * (1 << 30) - page < server.memory.total <= 0.9 * (1 << 30)
-    assert (server.memory.process, server.memory.retained) == (0, 0)
+    assert (server.memory.process, server.memory.retained) == (CONTEXT_BYTES, 0)
     assert server.host is not None
     assert server.host.process == DEVICE_PROCESS_BYTES and server.host.kv == 0
     assert server.host.weights == server.memory.weights  # they pass through it
+
+
+def test_planned_sessions_leave_the_context_of_a_device_free() -> None:
+    most = plan(pools=[gpu_pool(memory="10Gi")]).full_sessions
+    server = plan(pools=[gpu_pool(memory="10Gi")], sessions={"concurrent": most}).servers[0]
+    tensors = server.memory.weights + server.memory.activations + server.memory.kv
+    assert tensors + CONTEXT_BYTES <= 0.9 * (10 << 30)
+    with pytest.raises(UserError, match=f"allowed: at most {most}, or a limit of"):
+        plan(pools=[gpu_pool(memory="10Gi")], sessions={"concurrent": most + 1})
 
 
 def test_accelerator_known_from_nodes_is_planned_alike() -> None:
@@ -239,14 +249,14 @@ def test_smallest_accelerator_of_all_pools_counts() -> None:
 
 def test_container_beside_an_accelerator_is_planned_apart() -> None:
     """The container has the process and a row for every position, so it limits the pages too."""
-    wide = plan(pools=[gpu_pool(memory="1Gi")]).servers[0]
+    wide = plan(pools=[gpu_pool(memory="2Gi")]).servers[0]
     limit = DEVICE_PROCESS_BYTES + (182 << 20)
-    narrow = plan(pools=[gpu_pool(memory="1Gi", host=f"{limit >> 20}Mi")]).servers[0]
+    narrow = plan(pools=[gpu_pool(memory="2Gi", host=f"{limit >> 20}Mi")]).servers[0]
     assert wide.host is not None and wide.host.total > limit
     assert narrow.host is not None and narrow.host.total <= limit
     assert 0 < narrow.pages < wide.pages
     with pytest.raises(UserError, match=r"resources\.limits\.memory: .*process 3 GiB"):
-        plan(pools=[gpu_pool(memory="1Gi", host="2Gi")])
+        plan(pools=[gpu_pool(memory="2Gi", host="2Gi")])
 
 
 def test_accelerator_too_small_names_the_one_that_works() -> None:
@@ -263,27 +273,27 @@ def test_spans_of_an_accelerator_are_as_few_as_fit() -> None:
     large = replace(FACTS, block_elements=10_000_000)
     counts = [
         len(plan(pools=[gpu_pool(memory=memory)], spans={}, facts=large).servers)
-        for memory in ("8Gi", "700Mi", "520Mi")
+        for memory in ("8Gi", "1270Mi", "1090Mi")
     ]
     assert counts == sorted(counts) and counts[0] == 1 < counts[1] < counts[2]
     with pytest.raises(UserError) as refused:
-        plan(pools=[gpu_pool(memory="90Mi")], spans={}, facts=large)
-    least = re.search(r"has 90 MiB; allowed: at least (\d+Mi)", refused.value.message)
+        plan(pools=[gpu_pool(memory="650Mi")], spans={}, facts=large)
+    least = re.search(r"has 650 MiB; allowed: at least (\d+Mi)", refused.value.message)
     assert least is not None
     assert len(plan(pools=[gpu_pool(memory=least[1])], spans={}, facts=large).servers) == 8
 
 
 def test_pools_with_and_without_accelerator_share_a_plan() -> None:
     cpu = {"name": "b", "resources": {"limits": {"memory": "1Gi"}}}
-    mixed = plan(pools=[gpu_pool(memory="90Mi"), cpu]).servers[0]
-    alone = plan(pools=[gpu_pool(memory="90Mi")]).servers[0]
+    mixed = plan(pools=[gpu_pool(memory="660Mi"), cpu]).servers[0]
+    alone = plan(pools=[gpu_pool(memory="660Mi")]).servers[0]
     assert mixed.pages == alone.pages
     assert mixed.memory.process == PROCESS_BYTES and mixed.memory.total <= 1 << 30
 
 
-def test_memory_of_an_accelerator_has_no_process_and_no_rows() -> None:
+def test_memory_of_an_accelerator_has_its_context_and_no_rows() -> None:
     memory = device_memory(FACTS, WHOLE, "float32", PAGE_SIZE, 512).with_pages(10)
-    assert (memory.process, memory.retained) == (0, 0)
+    assert (memory.process, memory.retained) == (CONTEXT_BYTES, 0)
     assert memory.kv == make_memory().with_pages(10).kv
 
 
