@@ -25,8 +25,9 @@ DEVICE_PROCESS_BYTES = 3 << 30
 and the programs that it starts, and pinned buffers. Not measured yet: `python -m bench.gpu` reports the memory of a
 server's process."""
 CONTEXT_BYTES = 512 << 20
-"""Memory of an accelerator that neither weights nor KV have: the context of a process, workspaces of libraries, captured
-decode steps. Not measured yet. A server measures its own: were it larger, a server could refuse what was planned."""
+"""Memory of an accelerator that neither weights nor KV have: the context of a process, workspaces of libraries,
+captured decode steps. Not measured yet. A server measures its own: were it larger, a server could refuse what was
+planned."""
 GRAMMAR_BYTES = 8 << 20
 """Memory of compiled grammars and of the sessions that follow them, only at a tail. Measured with 64 grammars of 20
 properties and 64 answers: 7 MiB. The margin is for larger ones."""

@@ -29,13 +29,14 @@ from modelswarm.checkpoint.facts import read_facts
 from modelswarm.errors import DeviceError, UserError
 from modelswarm.placement.memory import DEVICE_PROCESS_BYTES, PREFILL_ROWS
 from modelswarm_serving.app import load as load_settings
-from modelswarm_serving.model.attention.attention import SDPA
+from modelswarm_serving.model.attention.backend_names import AUTO
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
 from modelswarm_serving.model.base import BatchItem, ModelShape, OutOfDeviceMemory
+from modelswarm_serving.model.device import HOST
 from modelswarm_serving.model.passes.contract import PassTask
 from modelswarm_serving.model.transformer.device_pages import largest_step
 from modelswarm_serving.model.transformer.loading import load_modules
-from modelswarm_serving.model.transformer.served_blocks import choose_blocks
+from modelswarm_serving.model.transformer.served_blocks import check_served, choose_blocks
 from modelswarm_serving.model.transformer.span import TransformerSpan
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 from modelswarm_serving.runtime.engine import Engine, StepDone
@@ -108,7 +109,8 @@ def test_weights_are_freed_as_their_block_is_fused(family: str, tmp_path: Path) 
     parts, heads, size = loaded.kv_shape(facts.kv_elements)
     cache = KvCache(KvCacheShape(BLOCKS, 4, 4, heads, size, parts), torch.float32, cpu)
     with LoadedWeights(cast("Any", loaded.body).layers) as seen:
-        choose_blocks(loaded, cache, SDPA, model, 1)
+        served = choose_blocks(loaded, cache, model, 1)
+        check_served(served, cache, HOST, model, AUTO, max_length=16)
     assert seen.joins == [4, 3, 2, 1]
     assert seen.attentions == [*[BLOCKS] * BLOCKS, *[0] * BLOCKS]
 

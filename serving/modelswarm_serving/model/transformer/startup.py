@@ -169,20 +169,19 @@ def _load_checked(
     with current_device(device.torch):
         sessions = pages * shape.page_size // shape.max_length
         served = choose_blocks(loaded, cache, folder, sessions, options.weight_layout)
-        wanted, length = options.attention_backend, shape.max_length
-        backend = check_served(served, cache, device, folder, wanted, length)
+        wanted = options.attention_backend
+        backend = check_served(served, cache, device, folder, wanted, shape.max_length)
         blocks, check, layout = served.blocks, served.check, served.layout
         adapters = _load_adapters(loaded, blocks, check, cache, backend, folder, shape, options)
     rows, output, windows = check.rows, check.output, tuple(call.window for call in check.calls)
     if not device.is_cpu:
         probe = with_pages(shape, pages)
         # Only for the measurement: captured steps have addresses of the cache.
-        largest = min(options.graph_rows, options.pages or options.graph_rows)
-        captured = replace(options, graph_rows=largest)
+        captured = with_graph_rows(options, options.pages)
         with current_device(device.torch):
             graphs = capture_decode(blocks, rows, output, cache, backend, shape, folder, captured)
-        kv, hardware = PagedKv(cache, backend), SpanHardware(device, threads)
-        span = TransformerSpan(loaded, blocks, probe, kv, hardware)
+        kv = PagedKv(cache, backend)
+        span = TransformerSpan(loaded, blocks, probe, kv, SpanHardware(device, threads))
         budget, fraction = options.token_budget, options.memory_fraction
         room = measure_room(span, device, budget, fraction, options.training_memory)
         container = container_memory(facts, shape.first, shape.last, options)
@@ -197,7 +196,7 @@ def _load_checked(
     with current_device(device.torch):
         graphs = None
         if device.is_cpu or is_captured:
-            captured = replace(options, graph_rows=min(options.graph_rows, pages))
+            captured = with_graph_rows(options, pages)
             graphs = capture_decode(blocks, rows, output, cache, backend, shape, folder, captured)
     shape = replace(with_pages(shape, pages), windows=windows)
     tokenizer = (options.tokenizer or folder) / TOKENIZER_FILE
@@ -246,6 +245,12 @@ def read_adapters(
         name: read_adapter(name, path, plan, part, options.max_lora_rank)
         for name, path in options.adapters.items()
     }
+
+
+def with_graph_rows(options: SpanOptions, pages: int | None) -> SpanOptions:
+    """Return the options without captured steps of more sequences than have a page."""
+    rows = options.graph_rows
+    return replace(options, graph_rows=rows if pages is None else min(rows, pages))
 
 
 def capture_decode(

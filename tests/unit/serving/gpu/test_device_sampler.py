@@ -103,7 +103,7 @@ def test_measured_step_has_the_largest_tables() -> None:
         logits = torch.randn(4, 20_000)
         with Operations() as operations:
             sample_tokens(logits, picks, sampling.logprobs, whole=False)
-        return operations.peak / logits.numel()
+        return float(operations.peak / logits.numel())
 
     shape = ModelShape(0, 4, 4, 64, page_size=4, total_pages=16, max_length=64, vocab_size=9)
     measured = largest_step(shape, 32)[0]
