@@ -38,7 +38,7 @@ def test_unknown_part_is_refused_with_the_list(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit, match="2"):
         main(["decode", "speed"])
     assert (
-        "unknown part 'speed'; allowed: correctness, decode, prefill, hop, kill, correctness-rest"
+        "unknown part 'speed'; allowed: correctness, decode, prefill, memory, hop, kill, correctness-rest"
         in capsys.readouterr().err
     )
 
