@@ -44,7 +44,7 @@ from modelswarm_serving.model.numerics import numerics_class
 from modelswarm_serving.model.passes.contract import PART_ROWS, PassTask
 from modelswarm_serving.model.passes.transformer_pass import PassForm, TransformerPass
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
-from modelswarm_serving.model.sampling.prompt_scores import score_tokens
+from modelswarm_serving.model.sampling.prompt_scores import read_scores, score_tokens
 from modelswarm_serving.model.sampling.sampler import Sampled, Unsampled, sample
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.loading import LoadedSpan
@@ -324,11 +324,7 @@ class TransformerSpan:
         asking = [each for place, each in enumerate(asking) if place not in faults]
         everyone = len(asking) == len(rows)  # plain decode
         wanted = rows if everyone else self._pick_rows(rows, [row for row, _ in asking])
-        scores = {
-            id(work): self._score_rows(rows[row : row + len(work.score.targets)], work.score)
-            for row, work in zip(layout.starts, layout.items, strict=True)
-            if work.score is not None
-        }
+        scores = self._score_items(rows, layout)
         for work in layout.items if scores else ():
             results[id(work)] = Result(scores=scores.get(id(work), ()))
         for work, fault in refused:
@@ -364,17 +360,32 @@ class TransformerSpan:
             made += to_host(joined.view(torch.uint8)).numpy().tobytes()
         return bytes(made)
 
-    def _score_rows(self, rows: Tensor, score: ScoreRequest) -> tuple[PromptLogprob, ...]:
-        """Return the log probabilities of the targets, some rows at a time, as the memory plan counts them."""
-        made: list[PromptLogprob] = []
+    def _score_items(
+        self, rows: Tensor, layout: StepLayout
+    ) -> dict[int, tuple[PromptLogprob, ...]]:
+        """Return the log probabilities that items ask for, by the identity of the item."""
+        asking = {
+            id(work): (rows[row : row + len(work.score.targets)], work.score)
+            for row, work in zip(layout.starts, layout.items, strict=True)
+            if work.score is not None
+        }
+        if not asking:
+            return {}
+        tables = [self._score_rows(part, score) for part, score in asking.values()]
+        found = read_scores(tables, [score.targets for _, score in asking.values()])
+        return dict(zip(asking, found, strict=True))
+
+    def _score_rows(self, rows: Tensor, score: ScoreRequest) -> Tensor:
+        """Return the scores of the targets, some rows at a time, as the memory plan counts them."""
+        made: list[Tensor] = []
         for start in range(0, len(rows), LOGIT_ROWS):
             logits = self.logits(rows[start : start + LOGIT_ROWS])
             targets = score.targets[start : start + LOGIT_ROWS]
-            count = sample_rows(logits.shape[-1])
+            count = sample_rows(logits.shape[-1]) if self._device.type == "cpu" else LOGIT_ROWS
             for first in range(0, len(targets), count):
                 part = slice(first, first + count)
-                made += score_tokens(logits[part], targets[part], score.top)
-        return tuple(made)
+                made.append(score_tokens(logits[part], targets[part], score.top))
+        return torch.cat(made)
 
     def _constrain(
         self, picks: Sequence[SampleRequest]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.models.sampling.sampling_cases import LOG, SAMPLINGS, VOCAB
+from support.models.sampling.waiting_device import DeviceTensor, WaitingDevice
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
@@ -25,6 +26,7 @@ from modelswarm_serving.model.sampling.device_sampler import (
 )
 from modelswarm_serving.model.sampling.noise import draw_key
 from modelswarm_serving.model.sampling.noise import gumbel as gumbel_of_the_cpu
+from modelswarm_serving.model.sampling.prompt_scores import read_scores, score_tokens
 from modelswarm_serving.model.sampling.sampler import Unsampled, sample
 from modelswarm_serving.model.transformer.device_pages import largest_step
 
@@ -93,6 +95,31 @@ def test_greedy_rows_of_a_large_vocabulary_are_one_part() -> None:
         found = sample_rows_on_device(logits, lambda rows: rows, picks)
     assert operations.calls["aten::max.dim"] == 1
     assert found == sample(logits, picks)
+
+
+def test_host_waits_once_for_the_tokens_of_a_step() -> None:
+    every, cases = make_case(3)
+    samplings = [pick.sampling for pick in cases]
+    decided = [n for n, s in enumerate(samplings) if s.top_k < 256 and s.typical_p == 1.0]
+    logits, picks = every[decided] * 8, [cases[n] for n in decided]  # by their best scores
+    with WaitingDevice() as device:
+        found = sample_rows_on_device(DeviceTensor(logits), lambda rows: rows, picks)
+    assert device.waits == ["aten::copy_"]
+    assert found == sample(logits, picks)
+
+
+def test_host_waits_once_for_the_scores_of_a_step() -> None:
+    logits = [torch.randn(rows, VOCAB) for rows in (5, 3)]
+    targets = [[3, 0, 39, 7, 7], [1, 2, 3]]
+    with WaitingDevice() as device:
+        tables = [
+            score_tokens(DeviceTensor(each), wanted, top)
+            for each, wanted, top in zip(logits, targets, (2, 0), strict=True)
+        ]
+        found = read_scores(tables, targets)
+    assert device.waits == ["aten::copy_"]
+    assert found == read_scores(list(map(score_tokens, logits, targets, (2, 0))), targets)
+    assert [len(score.top) for scores in found for score in scores] == [2] * 5 + [0] * 3
 
 
 def test_measured_step_has_the_largest_tables() -> None:

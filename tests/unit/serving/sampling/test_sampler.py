@@ -16,7 +16,7 @@ from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import SampledToken, SampleRequest
 from modelswarm_serving.model.sampling import sampler
 from modelswarm_serving.model.sampling.noise import draw_key, gumbel
-from modelswarm_serving.model.sampling.prompt_scores import score_tokens
+from modelswarm_serving.model.sampling.prompt_scores import read_scores, score_tokens
 from modelswarm_serving.model.sampling.sampler import Sampled, Unsampled, sample
 
 
@@ -164,9 +164,8 @@ def test_targets_are_scored_by_the_unchanged_distribution() -> None:
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(3))
     targets = [3, 0, 39, 7, 7]
     expected = torch.log_softmax(logits, dim=-1)
-    for row, (score, target) in enumerate(
-        zip(score_tokens(logits, targets, 2), targets, strict=True)
-    ):
+    [scores] = read_scores([score_tokens(logits, targets, 2)], [targets])
+    for row, (score, target) in enumerate(zip(scores, targets, strict=True)):
         assert (score.token, len(score.top)) == (target, 2)
         assert score.logprob == pytest.approx(expected[row, target].item())
         assert score.top[0].token == int(expected[row].argmax())
