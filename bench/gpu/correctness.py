@@ -93,7 +93,8 @@ def check_family(family: str, options: SpanOptions, tolerance: float) -> Tally:
         folder = make_model(Path(name), family)
         round_weights(folder, options.dtype)
         model = load_whole(folder)
-        for chunk, chosen in ((16, options), (64, replace(options, enforce_eager=True))):
+        eager = replace(options, enforce_eager=not options.device.is_cpu)
+        for chunk, chosen in ((16, options), (64, eager)):
             chain = load_chain(folder, (0, 2, 4), options=chosen, seed=3)
             streams = [Stream(prompt) for prompt in prompts]
             chain.generate(streams, NEW, chunk=chunk)

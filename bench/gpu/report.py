@@ -30,11 +30,11 @@ class Table:
     figures: dict[str, float] = field(default_factory=lambda: {"failed": 0.0})
 
     def add(self, *row: str) -> None:
-        """Print a row now; if $OUT names a folder, write the table into its `gpu.md`."""
+        """Print a row now; if $OUT names a folder, write the table into its `gpu.txt`."""
         self.rows.append(row)
         print(line(row), flush=True)
         if folder := os.environ.get("OUT"):
-            (Path(folder) / "gpu.md").write_text(markdown(self.rows) + "\n")
+            (Path(folder) / "gpu.txt").write_text(markdown(self.rows) + "\n")
 
     def count(self, figure: str, number: float) -> None:
         self.figures[figure] = self.figures.get(figure, 0.0) + number

@@ -54,7 +54,7 @@ def test_stopped_run_has_told_the_rows_before(
     parts = {"hop": lambda table: table.add("hop", "one stream", "1 ms", "", ""), "kill": stop}
     with pytest.raises(KeyboardInterrupt):
         run_parts(parts, Table())
-    for text in (capsys.readouterr().out, (tmp_path / "gpu.md").read_text()):
+    for text in (capsys.readouterr().out, (tmp_path / "gpu.txt").read_text()):
         assert text.startswith("| part | case | measured | limit | share |\n")
         assert "| hop | one stream | 1 ms |  |  |\n| hop | the whole part | 0 s |" in text
 
