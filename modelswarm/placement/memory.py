@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from modelswarm.checkpoint.facts import DTYPES, ModelFacts
+from modelswarm.checkpoint.families.family import BlockPath
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.placement.replay_memory import replay_bytes
@@ -168,7 +169,12 @@ def server_memory(
     return MemoryModel(
         process=max(process, PROCESS_BYTES),
         weights=facts.weight_bytes(span.first, span.last, dtype),
-        activations=activation_bytes(facts, span, dtype, max_length, token_budget),
+        activations=max(
+            _step_bytes(
+                facts, span, dtype, max_length, token_budget, sample_rows(facts.config.vocab)
+            ),
+            _loading_bytes(facts, span, dtype, block_copies=2),
+        ),
         kv_per_page=span.blocks * facts.kv_bytes(dtype) * page_size,
         retained_per_page=rows,
         retained=replay_memory or 0,
@@ -186,10 +192,14 @@ def device_memory(
 ) -> MemoryModel:
     """Return the memory of a server on its accelerator: of the process only the context, no grammars, no replay log.
 
-    Its sampler takes LOGIT_ROWS at once.
+    Its sampler takes LOGIT_ROWS at once. Weights of the generic path stay on the device as they come.
     """
     memory = server_memory(facts, span, dtype, page_size, max_length, token_budget, replay_memory=0)
-    activations = activation_bytes(facts, span, dtype, max_length, token_budget, LOGIT_ROWS)
+    is_copied = FAMILIES[facts.config.family].path is not BlockPath.GENERIC
+    activations = max(
+        _step_bytes(facts, span, dtype, max_length, token_budget, LOGIT_ROWS),
+        _loading_bytes(facts, span, dtype, block_copies=2 if is_copied else 0),
+    )
     return replace(memory, process=CONTEXT_BYTES, grammars=0, activations=activations)
 
 
@@ -228,25 +238,6 @@ def grammar_bytes(facts: ModelFacts, span: Span) -> int:
     return GRAMMAR_BYTES + facts.config.vocab * GRAMMAR_BYTES_PER_TOKEN
 
 
-def activation_bytes(
-    facts: ModelFacts,
-    span: Span,
-    dtype: str,
-    max_length: int,
-    token_budget: int,
-    sampled: int | None = None,
-) -> int:
-    """Return what the largest step takes beside weights and KV, or loading if that takes more.
-
-    `sampled`: rows that are sampled at once; None: as many as on a CPU.
-    """
-    most = sample_rows(facts.config.vocab) if sampled is None else sampled
-    return max(
-        _step_bytes(facts, span, dtype, max_length, token_budget, most),
-        _loading_bytes(facts, span, dtype),
-    )
-
-
 def sample_rows(vocab: int) -> int:
     """Return the rows that are sampled at once on a CPU."""
     return max(1, SAMPLE_BYTES // (vocab * SAMPLE_BYTES_PER_LOGIT))
@@ -282,8 +273,8 @@ def _step_bytes(
     return total
 
 
-def _loading_bytes(facts: ModelFacts, span: Span, dtype: str) -> int:
+def _loading_bytes(facts: ModelFacts, span: Span, dtype: str, *, block_copies: int) -> int:
     """Return what loading copies: the projections of a block are joined and turned, the head is turned."""
-    block = 2 * facts.largest_block(*span)
+    block = block_copies * facts.largest_block(*span)
     head = facts.embedding_elements if span.last == facts.config.n_blocks else 0
     return max(block, head) * DTYPES[dtype]

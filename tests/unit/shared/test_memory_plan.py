@@ -226,6 +226,14 @@ def test_kv_fills_nine_tenths_of_the_accelerator() -> None:
     assert server.host.weights == server.memory.weights  # they pass through it
 
 
+def test_experts_are_not_copied_on_a_device() -> None:
+    """Their blocks stay as transformers loads them. One of DeepSeek-V3 has 23 GB, and counted 69."""
+    config = replace(FACTS.config, family="mixtral", hidden=4096)
+    facts = replace(FACTS, config=config, block_elements=1_400_000_000)
+    memory = device_memory(facts, Span(0, 1), "bfloat16", PAGE_SIZE, max_length=512)
+    assert memory.activations < memory.weights / 2
+
+
 def test_planned_sessions_leave_the_context_of_a_device_free() -> None:
     most = plan(pools=[gpu_pool(memory="10Gi")]).full_sessions
     server = plan(pools=[gpu_pool(memory="10Gi")], sessions={"concurrent": most}).servers[0]
