@@ -35,7 +35,7 @@ def render_plan(swarm: SwarmPlan) -> RenderableType:
         f"{swarm.full_sessions} such session{'' if swarm.full_sessions == 1 else 's'} at the same time."
     )
     if not swarm.has_given_pages and any(server.host is not None for server in swarm.servers):
-        servers += " Pages are an estimate: each server fills its accelerator."
+        servers += " On accelerators the pages are an estimate: a server fills its device."
     memory = [Text(line) for line in memory_lines(swarm)]
     return Group(
         *warnings,

@@ -207,15 +207,14 @@ def host_memory(
     span: Span,
     dtype: str,
     page_size: int,
-    process: int = PROCESS_BYTES,
+    process: int = DEVICE_PROCESS_BYTES,
     replay_memory: int | None = None,
 ) -> MemoryModel:
     """Return the memory of the container of a server that computes on an accelerator.
 
-    All weights of the span are there while they are loaded, before they move to the device. `process`: measured size,
-    if it is larger than the constant.
+    All weights of the span are there while they are loaded, before they move to the device. `process`: measured size; a
+    server must not refuse its container for a constant that was never measured.
     """
-    process = max(process, DEVICE_PROCESS_BYTES)
     memory = server_memory(
         facts, span, dtype, page_size, 1, 1, process=process, replay_memory=replay_memory
     )

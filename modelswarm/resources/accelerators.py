@@ -1,8 +1,8 @@
 """Accelerators that the pods of a pool get: extended resources of their limits, and claims of their pod template.
 
 A resource whose name has a slash may also be a network card or a fuse device, so accelerators are known by name. Pod
-templates that ask for others are refused: such a device would be reserved and idle. Used by rules of documents, by the
-plan and by the operator.
+templates that ask for others for the server are refused: such a device would be reserved and idle. Used by rules of
+documents, by the plan and by the operator.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ CAPABILITY_LABEL = "nvidia.com/gpu.compute.major"
 ANY_KIND = "accelerator"
 """Kind of a device that only a resource claim names."""
 
+SERVER = "server"
+"""Name of the container of a block server."""
 _PLACE = "spec.pools[].resources.limits, at most one in a pool"
 """Where documents ask for accelerators."""
 _KINDS = {"nvidia.com": "cuda", "amd.com": "cuda", "gpu.intel.com": "xpu"}
@@ -30,7 +32,7 @@ _KINDS = {"nvidia.com": "cuda", "amd.com": "cuda", "gpu.intel.com": "xpu"}
 
 def accelerators_of(resources: Iterable[str]) -> list[str]:
     """Return the names of accelerators among the names of resources."""
-    return [name for name in resources if any(mark in name for mark in MARKS)]
+    return [name for name in resources if any(mark in str(name) for mark in MARKS)]
 
 
 def claims_devices(pod_template: Mapping[str, Any] | None) -> bool:
@@ -39,40 +41,35 @@ def claims_devices(pod_template: Mapping[str, Any] | None) -> bool:
 
 
 def check_pool_template(pool: Pool, where: str) -> None:
-    """Raise UserError if the pool's pod template, at `where`, asks for a device that the plan would not count."""
-    _check_containers(pool.pod_template, where)
-    claims = _part(_part(pool.pod_template, "spec"), "resourceClaims")
-    claimed = len(claims) if isinstance(claims, list) else 0
-    limited = len(accelerators_of(pool.resources.limits))
-    if claimed and claimed + limited > 1:
-        raise UserError(
-            f"{where}.spec.resourceClaims",
-            f"{claimed} beside {limited} accelerators in resources.limits, but a server computes on one device; "
-            "allowed: one claim, or one accelerator in resources.limits",
-        )
+    """Raise UserError if the pool's pod template, at `where`, asks for accelerators other than those of the pool."""
+    _check_server(pool.pod_template, pool.resources.limits, where)
 
 
 def check_cluster_template(template: Mapping[str, Any], where: str) -> None:
     """Raise UserError if the template of all pods, at `where`, asks for a device: each pool asks for its own."""
-    _check_containers(template, where)
+    _check_server(template, {}, where)
     if claims_devices(template):
         raise UserError(
             f"{where}.spec.resourceClaims",
-            "no pool would know of the device; allowed: one accelerator in resources.limits of a pool, or one claim "
+            "no pool would know of the device; allowed: one accelerator in resources.limits of a pool, or a claim "
             "in its podTemplate",
         )
 
 
-def _check_containers(template: Any, where: str) -> None:
-    for kind in ("containers", "initContainers"):
-        containers = _part(_part(template, "spec"), kind)
-        for container in containers if isinstance(containers, list) else ():
-            resources = _part(container, "resources")
-            for part in ("limits", "requests"):
-                if names := accelerators_of(_part(resources, part) or ()):
+def _check_server(template: Any, limits: Mapping[str, Any], where: str) -> None:
+    """Check the resources of the container `server`. Other containers may use devices of their own."""
+    containers = _part(_part(template, "spec"), "containers")
+    for container in containers if isinstance(containers, list) else ():
+        if _part(container, "name") != SERVER or _part(container, "$patch") == "delete":
+            continue
+        for part in ("limits", "requests"):
+            asked = _part(_part(container, "resources"), part)
+            for name in accelerators_of(asked if isinstance(asked, Mapping) else ()):
+                amount = str(asked[name])
+                if amount not in ("None", "0", str(limits.get(name))):
                     raise UserError(
-                        f"{where}.spec.{kind}[{_part(container, 'name')}].resources.{part}",
-                        f"{names[0]} would be reserved and idle; allowed: accelerators in {_PLACE}",
+                        f"{where}.spec.containers[{SERVER}].resources.{part}",
+                        f"{amount} {name} would be reserved and idle; allowed: accelerators in {_PLACE}",
                     )
 
 

@@ -39,7 +39,7 @@ _SPEC = [
     (
         "containers",
         _LIST,
-        "Merged by name: `server` is the block server; any other name adds a sidecar. Accelerators are refused here.",
+        "Merged by name: `server` is the block server, with the accelerator of the pool's limits; others are sidecars.",
     ),
     ("initContainers", _LIST, "Containers that run before the server starts; merged by name."),
     (

@@ -1,4 +1,4 @@
-"""Options of `modelswarm routes`. The tables are in `cli.screens.routes`, the JSON in `cli.facts`."""
+"""Options of `modelswarm routes`. The tables are in `cli.screens.routes`, the JSON in `cli.json_output`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of `modelswarm sessions list|show|close|fork`. Tables are in `cli.screens.sessions`, JSON in `cli.facts`."""
+"""Options of `modelswarm sessions list|show|close|fork`. Tables: `cli.screens.sessions`; JSON: `cli.json_output`."""
 
 from __future__ import annotations
 

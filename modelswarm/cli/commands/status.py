@@ -1,4 +1,4 @@
-"""Options of `modelswarm status`. The tables are in `cli.screens.status`, the JSON in `cli.facts`."""
+"""Options of `modelswarm status`. The tables are in `cli.screens.status`, the JSON in `cli.json_output`."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ class PartDone:
 
     result: bytes | str | None
     seconds: float
+    lost: DeviceError | None = None  # the device can do no more
 
 
 class Engine:
@@ -132,10 +133,12 @@ def count_rows(batch: Sequence[Task]) -> int:
 def _run_part(running: RunningPass) -> PartDone:
     began = time.perf_counter()
     result: bytes | str | None = None
+    lost: DeviceError | None = None
     try:
         if running.advance():
             result = running.result()
     except Exception as error:  # also a full device: its memory is free once the pass is dropped
         log.exception("a pass failed")
         result = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return PartDone(result, time.perf_counter() - began)
+        lost = error if isinstance(error, DeviceError) else None
+    return PartDone(result, time.perf_counter() - began, lost)

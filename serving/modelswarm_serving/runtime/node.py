@@ -297,6 +297,9 @@ class Node:
     def _on_part_done(self, done: PartDone) -> None:
         self._step_running = False
         self._liveness.on_step_finished()
+        if done.lost is not None:
+            self._fail(done.lost)
+            return
         self._schedule.finish_part(done.result, self._clock())
         self._metrics.observe_part(done.seconds, done.result)
         self._schedule_plan()

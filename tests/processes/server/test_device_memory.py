@@ -27,7 +27,7 @@ from typing_extensions import override
 
 from modelswarm.checkpoint.facts import read_facts
 from modelswarm.errors import DeviceError, UserError
-from modelswarm.placement.memory import DEVICE_PROCESS_BYTES, PREFILL_ROWS
+from modelswarm.placement.memory import PREFILL_ROWS, PROCESS_BYTES
 from modelswarm_serving.app import load as load_settings
 from modelswarm_serving.model.attention.backend_names import AUTO
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
@@ -39,7 +39,7 @@ from modelswarm_serving.model.transformer.loading import load_modules
 from modelswarm_serving.model.transformer.served_blocks import check_served, choose_blocks
 from modelswarm_serving.model.transformer.span import TransformerSpan
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
-from modelswarm_serving.runtime.engine import Engine, StepDone
+from modelswarm_serving.runtime.engine import Engine, PartDone, StepDone
 from modelswarm_serving.runtime.liveness import Liveness
 from modelswarm_serving.runtime.node import Node
 from modelswarm_serving.settings import parse_settings
@@ -121,7 +121,9 @@ def test_smaller_fraction_gives_fewer_pages(folder: Path) -> None:
         for fraction in (0.5, 0.9, 1.0)
     ]
     assert pages == sorted(pages)
-    assert pages[1] - pages[0] == pytest.approx(0.4 * 32 * MIB / page_bytes(folder), abs=2)
+    context = 32 * MIB // 64  # which other servers of the device may hide
+    left = 0.4 * 32 * MIB + context
+    assert pages[1] - pages[0] == pytest.approx(left / page_bytes(folder), abs=2)
 
 
 def test_servers_share_a_device_by_their_fractions(folder: Path) -> None:
@@ -133,7 +135,19 @@ def test_servers_share_a_device_by_their_fractions(folder: Path) -> None:
     overfull = DeviceLibrary(total=64 * MIB, others=half + 4 * MIB)
     third = load(folder, overfull, memory_fraction=0.45)
     missing = first.shape.total_pages - third.shape.total_pages
-    assert missing == pytest.approx(4 * MIB / page_bytes(folder), abs=2)
+    assert missing == pytest.approx((4 * MIB - 64 * MIB // 64) / page_bytes(folder), abs=2)
+
+
+@pytest.mark.parametrize("servers", [4, 8])
+def test_last_server_on_a_device_has_as_many_pages(folder: Path, servers: int) -> None:
+    """Each server takes a context beside its tensors, of which the earlier ones see nothing."""
+    total, context = 96 * MIB, MIB
+    share = 0.9 / servers
+    first = load(folder, DeviceLibrary(total=total, others=context), memory_fraction=share)
+    earlier = (servers - 1) * int(share * total)
+    last = DeviceLibrary(total=total, others=earlier + context)
+    pages = load(folder, last, memory_fraction=share).shape.total_pages
+    assert pages == pytest.approx(first.shape.total_pages, abs=2)
 
 
 def test_memory_of_passes_is_left_free(folder: Path) -> None:
@@ -203,7 +217,7 @@ def test_dense_blocks_of_a_sparse_model_count_as_they_are(tmp_path: Path) -> Non
 def test_container_limits_the_pages_by_their_rows(folder: Path) -> None:
     """Retained rows are in the memory of the container."""
     free = load(folder, DeviceLibrary()).shape.total_pages
-    limit = DEVICE_PROCESS_BYTES + 132 * MIB
+    limit = PROCESS_BYTES + 132 * MIB
     limited = load(folder, DeviceLibrary(), host_limit=limit).shape.total_pages
     assert 1 < limited < free
 
@@ -397,6 +411,26 @@ async def test_lost_device_ends_the_server(
                 await running
             asking.cancel()
     assert not file.exists()
+
+
+class LostPass:
+    """A pass whose device can do no more."""
+
+    def advance(self) -> bool:
+        raise DeviceError("--device: cuda:0 can do no more")
+
+    def result(self) -> bytes:
+        raise AssertionError("it never ends")
+
+
+async def test_engine_reports_a_device_that_is_lost_in_a_pass(
+    span_and_library: tuple[TransformerSpan, DeviceLibrary],
+) -> None:
+    done: asyncio.Queue[PartDone] = asyncio.Queue()
+    engine = Engine(span_and_library[0], lambda _: None, done.put_nowait)
+    engine.submit(LostPass())
+    failed = await asyncio.wait_for(done.get(), 60)
+    assert isinstance(failed.lost, DeviceError)
 
 
 async def test_engine_reports_a_full_device(

@@ -239,7 +239,7 @@ GPU_TEMPLATE = {
         ),
         (
             {"pools": [make_pool("1Gi") | {"podTemplate": GPU_TEMPLATE}]},
-            r"pools\[0\]\.podTemplate\.spec\.containers\[server\]\.resources\.limits: nvidia.com/gpu .* allowed",
+            r"pools\[0\]\.podTemplate\.spec\.containers\[server\]\.resources\.limits: 1 nvidia.com/gpu .* allowed",
         ),
     ],
 )

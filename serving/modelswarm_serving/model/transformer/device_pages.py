@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from modelswarm.errors import DeviceError
-from modelswarm.placement.memory import LOGIT_ROWS, MEMORY_FRACTION, PREFILL_ROWS
+from modelswarm.placement.memory import (
+    CONTEXT_BYTES,
+    LOGIT_ROWS,
+    MEMORY_FRACTION,
+    PREFILL_ROWS,
+)
 from modelswarm.placement.quantity import human_bytes
 from modelswarm.protocol.messages import FaultKind, Sampling
 from modelswarm_serving.model.base import (
@@ -106,7 +111,8 @@ def measure_room(
     drivers.free_caches()
     free, total = drivers.memory(device.torch)
     others = max(0, int((MEMORY_FRACTION - fraction) * total))
-    used = max(before - cache, total - free - cache - others)
+    context = min(CONTEXT_BYTES, total // 64) if others else 0  # its own, which `others` may hide
+    used = max(before - cache + context, total - free - cache - others)
     return DeviceRoom(total, used, step, fraction, training)
 
 

@@ -19,7 +19,7 @@ from modelswarm_serving.model.attention.attention import SDPA
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.selection import choose_backend, fall_back
-from modelswarm_serving.model.device import Device, fault_text
+from modelswarm_serving.model.device import Device, fault_text, memory_fault
 from modelswarm_serving.model.linear.layout_choice import (
     UNMEASURED,
     LayoutChoice,
@@ -105,6 +105,8 @@ def check_served(
         except (ModelSwarmError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # assertions of the driver, compilers, limits of the device
+            if isinstance(error, RuntimeError) and memory_fault(error) is not None:
+                raise
             device.check_alive()
             backend = fall_back(wanted, device, fault_text(error))
     if served.layout is not None:

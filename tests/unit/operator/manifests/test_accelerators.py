@@ -10,6 +10,7 @@ import pytest
 from support.operator.model_cluster import ModelCluster, inspect_demo_model, make_spec
 
 from modelswarm.errors import DeviceError
+from modelswarm.resources.accelerators import check_pool_template
 from modelswarm.resources.spec import Pool
 from modelswarm_operator.reconcile.model.node_accelerators import find_accelerators
 from modelswarm_operator.reconcile.state import names
@@ -93,9 +94,6 @@ CLAIMS = CLAIM["podTemplate"]
         ({"podTemplate": asking(1)}, {}, f"{IN_POOL}containers[server].resources.limits"),
         ({"podTemplate": asking(2)}, {}, f"{IN_POOL}containers[server].resources.limits"),
         (GPU | {"podTemplate": asking(2)}, {}, f"{IN_POOL}containers[server].resources.limits"),
-        ({"podTemplate": asking(1, "aside")}, {}, f"{IN_POOL}containers[aside].resources.limits"),
-        ({"podTemplate": asking(1, "first", "initContainers")}, {}, f"{IN_POOL}initContainers"),
-        (GPU | {"podTemplate": CLAIMS}, {}, f"{IN_POOL}resourceClaims: 1 beside 1"),
         ({}, asking(1), f"{IN_CLUSTER}containers[server].resources.limits"),
         (GPU, CLAIMS, f"{IN_CLUSTER}resourceClaims"),
     ],
@@ -110,6 +108,31 @@ def test_devices_that_no_plan_counts_are_refused(
     assert degraded["reason"] == "InvalidSpec" and degraded["message"].startswith(field)
     assert "allowed: " in degraded["message"] and "resources.limits" in degraded["message"]
     assert not cluster.pods
+
+
+NOTHING: list[Any] = [0, None]
+ODD: list[Any] = [5, True, [1]]
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        GPU | {"podTemplate": CLAIMS},  # such as of a network card
+        {"podTemplate": asking(1, "aside")},
+        GPU | {"podTemplate": asking(1)},
+        *({"podTemplate": asking(amount)} for amount in NOTHING),
+        *(
+            {
+                "podTemplate": {
+                    "spec": {"containers": [{"name": "server", "resources": {"limits": odd}}]}
+                }
+            }
+            for odd in ODD
+        ),
+    ],
+)
+def test_template_without_further_devices_is_not_refused(pool: dict[str, Any]) -> None:
+    check_pool_template(Pool.model_validate({"name": "a", **pool}), "podTemplate")
 
 
 def test_cluster_wide_device_is_refused_without_pools() -> None:

@@ -37,7 +37,7 @@ class SessionStream:
         self._keep = False
         self._blocks: api_pb2.BlockRange | None = None
         self._position = 0
-        self._patience = OPEN_SECONDS  # seconds to wait for the next request
+        self._request_timeout = OPEN_SECONDS  # seconds to wait for the next request
 
     @property
     def model(self) -> str:
@@ -58,7 +58,7 @@ class SessionStream:
     ) -> api_pb2.SessionRequest | None:
         """Return the next request; None after the last one. Raise ApiError if none comes while the session is kept."""
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._request_timeout):
                 return await anext(requests, None)
         except TimeoutError as error:
             if self._key is not None:
@@ -120,7 +120,7 @@ class SessionStream:
         self._key, self._keep = key, wanted.keep
         opened = await self._state()
         self._blocks = opened.state.blocks if opened.state.HasField("blocks") else None
-        self._patience = opened.state.ttl or self._service.settings.idle_seconds
+        self._request_timeout = opened.state.ttl or self._service.settings.idle_seconds
         return opened
 
     async def _attach(self, wanted: api_pb2.OpenSession) -> SessionKey:
