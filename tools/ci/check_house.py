@@ -44,7 +44,7 @@ QUESTION = re.compile(
 )
 PRIVATE_WORDS = (
     *("nobody", "whoever", "somebody", "everybody", "anybody"),
-    *("of late", "its like", "in vain", "of ours", "wish", "verdict"),
+    *("of late", "its like", "in vain", "of ours", "wish", "verdict", "door", "patience"),
 )
 _ANY_WORD = "|".join(PRIVATE_WORDS).replace(" ", r"[\s#]+")
 PRIVATE_WORD = re.compile(rf"(?<![A-Za-z])({_ANY_WORD})(?:e?s|ed)?(?![A-Za-z])", re.IGNORECASE)
