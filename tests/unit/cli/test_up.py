@@ -20,6 +20,7 @@ from modelswarm.local.commands import (
 from modelswarm.local.planning import plan_document
 from modelswarm.local.run_folder import RunFolder
 from modelswarm.local.swarm import LocalSwarm
+from modelswarm.placement.memory import CONTEXT_BYTES
 from modelswarm.resources.spec import Sessions
 from modelswarm_gateway.settings import Settings, parse_settings
 
@@ -96,7 +97,7 @@ def test_weights_on_a_device_are_planned_there() -> None:
     on_cpu, on_device = (plan_document(load_example(), device=each) for each in ("cpu", "cuda"))
     server = on_device.servers[0]
     assert on_cpu.servers[0].host is None and server.host is not None
-    assert server.memory.process == 0 and server.host.process > 0
+    assert server.memory.process == CONTEXT_BYTES and server.host.process > 0
     assert server.memory.kv > 0 and server.host.kv == 0
 
 
