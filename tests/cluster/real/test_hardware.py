@@ -39,7 +39,7 @@ def apply_swarm(release: Release, **pool: Any) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("tidy")
 def test_pool_with_a_gpu_that_is_absent_is_degraded(release: Release) -> None:
-    apply_swarm(release, resources={"limits": {"nvidia.com/gpu": 1, "memory": "1Gi"}})
+    apply_swarm(release, resources={"limits": {"nvidia.com/gpu": 1, "memory": "4Gi"}})
     wait_for(
         "the sentence of the server",
         lambda: condition(release, "Degraded").get("reason") == "DeviceUnusable",
