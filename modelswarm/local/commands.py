@@ -105,14 +105,16 @@ def _room_flags(plan: SwarmPlan, slot: Slot, settings: LocalSettings) -> dict[st
     on_device = settings.device not in ("auto", "cpu") and not settings.hash_model
     if plan.has_given_pages or not on_device:
         return {"--pages": str(plan.servers[slot.span_index].pages)}
-    servers = plan.replicas * len(plan.servers)
-    return {"--memory-fraction": f"{MEMORY_FRACTION / servers:.4g}"}
+    return {"--memory-fraction": f"{MEMORY_FRACTION / _server_count(plan):.4g}"}
 
 
 def threads_per_server(plan: SwarmPlan, settings: LocalSettings) -> int:
     """Return the CPU threads of each server. More threads than CPUs wait for each other in every operation."""
-    servers = plan.replicas * len(plan.servers)
-    return settings.threads or max(1, usable_cpus() // max(1, servers))
+    return settings.threads or max(1, usable_cpus() // max(1, _server_count(plan)))
+
+
+def _server_count(plan: SwarmPlan) -> int:
+    return plan.replicas * len(plan.servers)
 
 
 def gateway_command(

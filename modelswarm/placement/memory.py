@@ -173,7 +173,7 @@ def server_memory(
             _step_bytes(
                 facts, span, dtype, max_length, token_budget, sample_rows(facts.config.vocab)
             ),
-            _loading_bytes(facts, span, dtype, block_copies=2 if _is_fused(facts) else 1),
+            _loading_bytes(facts, span, dtype, generic_copies=1),
         ),
         kv_per_page=span.blocks * facts.kv_bytes(dtype) * page_size,
         retained_per_page=rows,
@@ -197,7 +197,7 @@ def device_memory(
     memory = server_memory(facts, span, dtype, page_size, max_length, token_budget, replay_memory=0)
     activations = max(
         _step_bytes(facts, span, dtype, max_length, token_budget, LOGIT_ROWS),
-        _loading_bytes(facts, span, dtype, block_copies=2 if _is_fused(facts) else 0),
+        _loading_bytes(facts, span, dtype, generic_copies=0),
     )
     return replace(memory, process=CONTEXT_BYTES, grammars=0, activations=activations)
 
@@ -271,16 +271,13 @@ def _step_bytes(
     return total
 
 
-def _loading_bytes(facts: ModelFacts, span: Span, dtype: str, *, block_copies: int) -> int:
+def _loading_bytes(facts: ModelFacts, span: Span, dtype: str, *, generic_copies: int) -> int:
     """Return what loading copies: the projections of a fused block are joined and turned, the head is turned.
 
     The generic path copies one projection at a time on a CPU, and none on a device. Experts are never copied: loading
     four blocks of Mixtral, 99 MiB each in float32, took 17 MiB more at its peak than at its end.
     """
-    block = block_copies * facts.largest_block(*span)
+    is_generic = FAMILIES[facts.config.family].path is BlockPath.GENERIC
+    block = (generic_copies if is_generic else 2) * facts.largest_block(*span)
     head = facts.embedding_elements if span.last == facts.config.n_blocks else 0
     return max(block, head) * DTYPES[dtype]
-
-
-def _is_fused(facts: ModelFacts) -> bool:
-    return FAMILIES[facts.config.family].path is not BlockPath.GENERIC

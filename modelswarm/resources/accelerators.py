@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from modelswarm.errors import UserError
+from modelswarm.resources.labels import CONTAINER
 
 if TYPE_CHECKING:
     from modelswarm.resources.spec import Pool
@@ -22,8 +23,6 @@ CAPABILITY_LABEL = "nvidia.com/gpu.compute.major"
 ANY_KIND = "accelerator"
 """Kind of a device that only a resource claim names."""
 
-SERVER = "server"
-"""Name of the container of a block server."""
 _PLACE = "spec.pools[].resources.limits, at most one in a pool"
 """Where documents ask for accelerators."""
 _KINDS = {"nvidia.com": "cuda", "amd.com": "cuda", "gpu.intel.com": "xpu"}
@@ -60,7 +59,7 @@ def _check_server(template: Any, limits: Mapping[str, Any], where: str) -> None:
     """Check the resources of the container `server`. Other containers may use devices of their own."""
     containers = _part(_part(template, "spec"), "containers")
     for container in containers if isinstance(containers, list) else ():
-        if _part(container, "name") != SERVER or _part(container, "$patch") == "delete":
+        if _part(container, "name") != CONTAINER or _part(container, "$patch") == "delete":
             continue
         for part in ("limits", "requests"):
             asked = _part(_part(container, "resources"), part)
@@ -68,7 +67,7 @@ def _check_server(template: Any, limits: Mapping[str, Any], where: str) -> None:
                 amount = str(asked[name])
                 if amount not in ("None", "0", str(limits.get(name))):
                     raise UserError(
-                        f"{where}.spec.containers[{SERVER}].resources.{part}",
+                        f"{where}.spec.containers[{CONTAINER}].resources.{part}",
                         f"{amount} {name} would be reserved and idle; allowed: accelerators in {_PLACE}",
                     )
 

@@ -1,7 +1,7 @@
-"""Labels, annotations and port of a server's pod: the operator writes them, the gateway reads them.
+"""Labels, annotations, container and port of a server's pod: the operator writes them, others read them.
 
-The two never import each other. The operator's other names are in its own `names`. Pods are selected by labels, not
-by annotations.
+Operator and gateway never import each other. The operator's other names are in its own `names`. Pods are selected by
+labels, not by annotations.
 """
 
 from __future__ import annotations
@@ -13,5 +13,6 @@ SERVER = "server"  # the role of a pod that sessions may be sent to
 INCARNATION = f"{DOMAIN}/incarnation"  # a label
 SERVED_NAME = f"{DOMAIN}/served-name"  # an annotation
 
+CONTAINER = "server"  # the operator's own container in server and inspection pods
 LINKS = "links"  # the name of the container port for links
 LINKS_PORT = 7000

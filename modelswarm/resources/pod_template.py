@@ -33,7 +33,7 @@ _SPEC = [
     (
         "resourceClaims",
         _LIST,
-        "The device that the pod claims (dynamic resource allocation), as its one accelerator; merged by name.",
+        "Devices that the pod claims (dynamic resource allocation); merged by name. They count as an accelerator.",
     ),
     ("volumes", _LIST, "Additional volumes; merged by name."),
     (

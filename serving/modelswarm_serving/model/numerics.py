@@ -65,8 +65,7 @@ def _hardware(device: Device, root: Path) -> str:
     capability = device.drivers.capability(device.torch)
     if capability is not None:
         return f"cuda-{capability[0]}.{capability[1]}-{device.drivers.processors(device.torch)}"
-    kind = device.name.partition(":")[0]
-    return f"{kind}-{_plain(device.drivers.name(device.torch))}"
+    return f"{device.kind}-{_plain(device.drivers.name(device.torch))}"
 
 
 def _plain(text: str) -> str:

@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from modelswarm.resources.labels import CONTAINER as CONTAINER
 from modelswarm.resources.labels import DOMAIN as DOMAIN
 from modelswarm.resources.labels import INCARNATION as INCARNATION
 from modelswarm.resources.labels import ROLE as ROLE
@@ -37,8 +38,6 @@ INSPECT = "inspect"  # the role of inspection pods
 KEPT = "kept"  # the role of pods that are taken out of service to be examined
 
 INSPECT_SLOT = "inspect"  # the slot of inspection pods
-
-CONTAINER = "server"  # the operator's own container in server and inspection pods
 
 
 class SlotKey(NamedTuple):

@@ -46,7 +46,7 @@ class TransformerPass:
         data: bytes | bytearray,
     ) -> None:
         self._blocks, self._shape, self._task = blocks, form.shape, task
-        self._dtype, self._owner, self._device = form.dtype, form.device, form.device.torch
+        self._dtype, self._device = form.dtype, form.device
         self._data: bytes | bytearray | None = data
         self._parts = split_parts(task.lengths, form.part_rows)
         self._layouts: list[PartLayout] = []
@@ -56,8 +56,8 @@ class TransformerPass:
 
     def advance(self) -> bool:
         """Run a part; OutOfDeviceMemory if the device has too little memory for it."""
-        with current_device(self._device):
-            return run_on(self._owner, lambda: next(self._work, None) is None)
+        with current_device(self._device.torch):
+            return run_on(self._device, lambda: next(self._work, None) is None)
 
     def result(self) -> bytes:
         parts = [to_host(part.contiguous().view(torch.uint8)) for part in self._result]
@@ -90,7 +90,7 @@ class TransformerPass:
         prompt_gradients = torch.zeros_like(prompts)
         for place, block in reversed(list(enumerate(blocks))):
             rows, store = inputs.pop(), stores.pop()
-            behind = torch.zeros(store.shape, dtype=torch.float32, device=self._device)
+            behind = torch.zeros(store.shape, dtype=torch.float32, device=self._device.torch)
             found = torch.empty_like(rows)
             for number in reversed(range(len(self._parts))):
                 found[self._parts[number].rows] = self._run_back(
@@ -103,7 +103,7 @@ class TransformerPass:
         self._result = [gradients, prompt_gradients]
 
     def _lay_out(self) -> None:
-        task, device = self._task, self._device
+        task, device = self._task, self._device.torch
         self._layouts = [PartLayout(part, device) for part in self._parts]
         lengths = torch.tensor(task.lengths)
         places = (lengths.cumsum(0) - lengths)[:, None] + torch.arange(task.prompt_rows)
@@ -115,7 +115,7 @@ class TransformerPass:
         assert data is not None
         self._data = None
         flat = torch.frombuffer(bytearray(data), dtype=self._dtype)
-        every = to_device(flat, self._device).view(
+        every = to_device(flat, self._device.torch).view(
             -1, self._shape.row_bytes // self._dtype.itemsize
         )
         rows, rest = every[: task.rows], every[task.rows :]

@@ -102,7 +102,7 @@ def check_served(
             check_blocks(blocks, check, cache, folder, backend)
             run_decode(blocks, check, cache, max_length, backend)
             return backend
-        except (ModelSwarmError, torch.OutOfMemoryError):
+        except ModelSwarmError:
             raise
         except Exception as error:  # assertions of the driver, compilers, limits of the device
             if isinstance(error, RuntimeError) and memory_fault(error) is not None:
