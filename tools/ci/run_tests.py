@@ -1,9 +1,9 @@
 """Run one tier of the tests: `fast` (make test), `full` (make test-all) or `soak`.
 
 A tier is a list of parts, each one command with a log and a JUnit file under build/tests. In the full tier, tests of
-processes have the machine to themselves. What needs no processes has low priority, and runs beside tests that often
-wait. In the full tier a failed test of processes or of the cluster is run once more, alone. If it passes then, the
-summary names it as FLAKY.
+processes have the machine to themselves, in two halves: one at a time leaves half of two cores idle. What needs no
+processes has low priority, and runs beside tests that often wait. In the full tier a failed test of processes or of the
+cluster is run once more, alone. If it passes then, the summary names it as FLAKY.
 The last line is `N passed, N failed, N skipped`. Used by the Makefile. Knows paths and markers, no test.
 """
 
@@ -69,6 +69,17 @@ TYPES = Part("types", beside=True)
 UNIT = Part("unit", ("tests/unit", "tests/core", "--ignore=tests/core/simulation"), beside=True)
 SIMULATOR = Part("simulator", ("tests/core/simulation",), beside=True)
 PROCESSES = Part("processes", ("tests/processes", "tests/chaos"), timing=True)
+CLIENTS = Part(
+    "clients",
+    ("tests/processes/api", "tests/processes/cli", "tests/processes/client"),
+    timing=True,
+    beside=True,
+)
+SERVERS = Part(
+    "servers",
+    (*PROCESSES.paths, *(f"--ignore={path}" for path in CLIENTS.paths)),
+    timing=True,
+)
 CLUSTER = Part("cluster", ("tests/cluster",), timing=True, beside=True, needs_cluster=True)
 # The two halves of the cluster's tests take ten minutes each; both mostly wait.
 API = Part("operator", ("tests/cluster/operator",), timing=True, beside=True, needs_cluster=True)
@@ -78,7 +89,7 @@ NODES = Part(
 Lane: TypeAlias = tuple[Part, ...]  # parts that run one after the other
 STEPS: dict[str, tuple[tuple[Lane, ...], ...]] = {
     "fast": (((TYPES, SIMULATOR, UNIT), (CLUSTER,), (PROCESSES,)),),
-    "full": (((PROCESSES,),), ((TYPES, UNIT, SIMULATOR), (API,), (NODES,))),
+    "full": (((CLIENTS,), (SERVERS,)), ((TYPES, UNIT, SIMULATOR), (API,), (NODES,))),
     "soak": (((Part("soak", ("tests",)),),),),
 }
 """The steps of a tier, one after the other. Lanes of a step run at the same time, the last one in the foreground."""
