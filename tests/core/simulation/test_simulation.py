@@ -12,8 +12,8 @@ from support.simulator.ring_coverage import has_ring
 from support.simulator.scenarios.base import SCENARIOS, draw
 from support.simulator.world import Outcome, World, simulate
 
-SAMPLE = range(5)  # seeds of the fast tier
-MORE = (range(5, 15), range(15, 30))
+SAMPLE = range(3)  # seeds of the fast tier
+MORE = (range(3, 15), range(15, 30))
 ROOT = Path(__file__).parents[3]
 
 
