@@ -89,7 +89,7 @@ NODES = Part(
 Lane: TypeAlias = tuple[Part, ...]  # parts that run one after the other
 STEPS: dict[str, tuple[tuple[Lane, ...], ...]] = {
     "fast": (((TYPES, SIMULATOR, UNIT), (CLUSTER,), (PROCESSES,)),),
-    "full": (((CLIENTS,), (SERVERS,)), ((TYPES, UNIT, SIMULATOR), (API,), (NODES,))),
+    "full": (((CLIENTS,), (SERVERS,)), ((TYPES, UNIT), (SIMULATOR,), (API,), (NODES,))),
     "soak": (((Part("soak", ("tests",)),),),),
 }
 """The steps of a tier, one after the other. Lanes of a step run at the same time, the last one in the foreground."""
