@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from modelswarm.errors import DeviceError
@@ -50,7 +50,7 @@ class PartDone:
 
 
 class Engine:
-    """Runs steps and parts in order, and calls `done` or `part_done` in a later pass of the loop after each."""
+    """Runs steps and parts in order, and calls `done` or `part_done` on the loop after each."""
 
     def __init__(
         self,
@@ -74,13 +74,10 @@ class Engine:
     def submit(self, work: Sequence[Task] | RunningPass) -> None:
         """Start a step or the next part of a pass; only after the end of the work before was reported.
 
-        A short step is over when this returns. Its end is reported in the pass of the loop that reads what came
-        meanwhile. So a plan in the pass after that knows it.
+        A short step is over, and `done` has been called, when this returns.
         """
         if isinstance(work, Sequence) and self.is_short(work):
-            began = time.thread_time()
-            done = self._step(work)
-            self._loop.call_soon(self._done, replace(done, worked=time.thread_time() - began))
+            self._done(self._step(work, on_loop=True))
         else:
             self._work.put(work)
 
@@ -105,8 +102,9 @@ class Engine:
                 return  # the process ends, and this step with it
             self._loop.call_soon_threadsafe(report)
 
-    def _step(self, batch: Sequence[Task]) -> StepDone:
+    def _step(self, batch: Sequence[Task], *, on_loop: bool = False) -> StepDone:
         rows = count_rows(batch)
+        cpu_began = time.thread_time() if on_loop else 0.0
         began = time.perf_counter()
         try:
             results = self._model.step(batch)
@@ -123,7 +121,8 @@ class Engine:
         seconds = time.perf_counter() - began
         if rows:
             self._last_rows, self._last_seconds = rows, seconds
-        return StepDone(results, rows, seconds)
+        worked = time.thread_time() - cpu_began if on_loop else None
+        return StepDone(results, rows, seconds, worked=worked)
 
 
 def count_rows(batch: Sequence[Task]) -> int:

@@ -1,8 +1,8 @@
 """The shell around `ServerCore`: event loop, links, engine thread.
 
 Started by `app.py` with a loaded model. Everything runs on one event loop: messages of links go into the core, its
-effects go to links and to the engine. A step is planned last, once per pass of the loop, so that rows that arrive
-together run together. Knows no rules of the protocol.
+effects go to links and to the engine. A step is planned behind all reads of a pass of the loop, so that rows that
+arrive together run together. Knows no rules of the protocol.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Node:
 
     async def run(self) -> None:
         """Serve until a signal, and then until the sessions have migrated; UserError if the server cannot start."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._clock: Callable[[], float] = loop.time
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
@@ -251,17 +251,18 @@ class Node:
         self._schedule_plan()
 
     def _schedule_plan(self) -> None:
+        """Plan a step in the next pass of the loop, behind its reads: asyncio runs them before timers."""
         if not self._plan_scheduled and not self._step_running:
             self._plan_scheduled = True
-            asyncio.get_running_loop().call_soon(self._plan_step)
+            self._loop.call_at(self._clock(), self._plan_step)
 
     def _compile_grammar(self, request: GrammarRequest) -> None:
         """Compile a grammar off the engine thread; steps of other sessions go on meanwhile."""
-        loop, compiler = asyncio.get_running_loop(), self._model.grammars
+        compiler = self._model.grammars
 
         def compile_it() -> None:
             fault = NO_GRAMMARS if compiler is None else compiler.prepare(request.grammar)
-            loop.call_soon_threadsafe(self._on_grammar_ready, request, fault)
+            self._loop.call_soon_threadsafe(self._on_grammar_ready, request, fault)
 
         self._grammar_compiler.submit(compile_it)
 
@@ -287,7 +288,7 @@ class Node:
             self._engine.submit(work)
         elif self._core.has_ready_transfers and not self._transfer_pause:
             self._transfer_pause = True
-            asyncio.get_running_loop().call_later(_TRANSFER_PAUSE_SECONDS, self._resume_transfers)
+            self._loop.call_later(_TRANSFER_PAUSE_SECONDS, self._resume_transfers)
 
     def _resume_transfers(self) -> None:
         self._transfer_pause = False
