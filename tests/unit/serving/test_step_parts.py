@@ -13,7 +13,9 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from modelswarm.placement.memory import SAMPLE_BYTES, SCORE_BYTES, sample_rows, score_rows
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.attention.attention import _capped_attention, _softmax_attention
-from modelswarm_serving.model.base import SampleRequest
+from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
+from modelswarm_serving.model.attention.step_layout import StepLayout
+from modelswarm_serving.model.base import BatchItem, SampleRequest
 from modelswarm_serving.model.sampling.sampler import sample
 from modelswarm_serving.model.transformer.rotary import Rotary
 from modelswarm_serving.model.transformer.span import _sample_parts
@@ -58,22 +60,31 @@ def test_sampling_in_parts_gives_the_same_tokens() -> None:
     assert _sample_parts(logits, picks) == sample(logits, picks)
 
 
+def decode_layout(positions: list[int]) -> StepLayout:
+    """Return the layout of a step of one row at each position."""
+    cache = KvCache(KvCacheShape(1, 1, 16, 1, 8), torch.float32, torch.device("cpu"))
+    pages = list(range(max(positions) // 16 + 1))
+    return StepLayout(
+        [BatchItem(pages, at, 1, (0, 1), [0], None, at, None) for at in positions], cache
+    )
+
+
 def test_angles_of_all_positions_are_the_models_own() -> None:
     config = LlamaConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=16384)
     module: Any = LlamaRotaryEmbedding(config)
     rotary = Rotary(module, ["full_attention"], torch.float32)
     for last in (3, 256, 4095, 4096, 9999):  # in the first table, at its end, in several parts
-        positions = torch.tensor([0, last // 2, last])
-        cos, sin = rotary(positions, last)["full_attention"]
-        expected_cos, expected_sin = module(torch.zeros(1), positions[None])
-        assert torch.equal(cos[:, 0], expected_cos[0])
-        assert torch.equal(sin[:, 0, 8:], expected_sin[0, :, 8:])
-        assert torch.equal(sin[:, 0, :8], -expected_sin[0, :, :8])
+        for positions in ([0, last // 2, last], [last]):
+            cos, sin = rotary(decode_layout(positions))["full_attention"]
+            expected_cos, expected_sin = module(torch.zeros(1), torch.tensor([positions]))
+            assert torch.equal(cos[:, 0], expected_cos[0])
+            assert torch.equal(sin[:, 0, 8:], expected_sin[0, :, 8:])
+            assert torch.equal(sin[:, 0, :8], -expected_sin[0, :, :8])
 
 
 def test_table_of_angles_is_no_longer_than_a_power_of_two() -> None:
     config = LlamaConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=16384)
     module: Any = LlamaRotaryEmbedding(config)
     rotary = Rotary(module, ["full_attention"], torch.float32)
-    rotary(torch.tensor([4095]), 4095)
+    rotary(decode_layout([4095]))
     assert len(rotary._tables[""][0]) == 4096

@@ -36,7 +36,7 @@ class KvCache:
         self.device = device
         slots = (shape.pages + 1) * shape.page_size  # one page for padding
         size = (slots, shape.parts, shape.kv_heads, shape.head_dim)
-        # Zeros, not empty: the memory is allocated from the start, so an admitted session cannot run out of it.
+        # On a CPU, the kernel gives memory when it is first written. The memory plan counts all of it from the start.
         self.blocks = [torch.zeros(size, dtype=dtype, device=device) for _ in range(shape.blocks)]
 
     @property

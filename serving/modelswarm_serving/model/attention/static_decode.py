@@ -24,6 +24,9 @@ class StaticRows:
         self.max_position = max_position
         self._batch = batch
 
+    def pick_positions(self, table: Tensor) -> Tensor:
+        return table.index_select(0, self.positions)
+
     def tile_batches(self, rows_each: int) -> list[TileBatch]:
         return [self._batch]
 

@@ -74,6 +74,10 @@ class RowLayout(Protocol):
         """No position is larger."""
         ...
 
+    def pick_positions(self, table: Tensor) -> Tensor:
+        """Return the rows of a table [positions, ...] at the positions of these rows, [T, ...]."""
+        ...
+
     def tile_batches(self, rows_each: int) -> list[TileBatch]:
         """Return all rows as tiles of at most so many rows."""
         ...
@@ -113,6 +117,11 @@ class StepLayout:
     @cached_property
     def slots(self) -> Tensor:
         return self._tensor(self.slot_list)
+
+    def pick_positions(self, table: Tensor) -> Tensor:
+        if self.rows == 1:  # a view: no positions are needed as a tensor
+            return table.narrow(0, self.max_position, 1)
+        return table.index_select(0, self.positions)
 
     def page_table(self) -> Tensor:
         """Return the pages of all sequences on the host, [sequences, pages in use], int32."""

@@ -85,6 +85,9 @@ class PartLayout:
     def slots(self) -> Tensor:
         raise RuntimeError("the rows of a pass have no slots")
 
+    def pick_positions(self, table: Tensor) -> Tensor:
+        return table.index_select(0, self.positions)
+
     def tile_batches(self, rows_each: int) -> list[TileBatch]:
         raise RuntimeError(f"the rows of a pass have no tiles of {rows_each}")
 

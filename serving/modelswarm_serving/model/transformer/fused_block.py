@@ -75,7 +75,8 @@ class Attention:
 
     def __call__(self, rows: Tensor, angles: Angles) -> Tensor:
         """Attend, without the output projection: [T, hidden] -> [T, heads * head_dim]."""
-        parts = self.qkv(rows).view(len(rows), -1, self.head_dim)
+        count = rows.shape[0]  # len() of a tensor is a call of Python
+        parts = self.qkv(rows).view(count, -1, self.head_dim)
         turning = queries_keys = parts[:, : self.heads + self.kv_heads]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = turning[:, : self.heads], turning[:, self.heads :]
@@ -90,12 +91,12 @@ class Attention:
         attended = attend(
             self.index,
             parts[:, : self.heads],
-            parts[:, self.heads :].view(len(rows), 2, self.kv_heads, self.head_dim),
+            parts[:, self.heads :].view(count, 2, self.kv_heads, self.head_dim),
             self.scaling,
             self.window,
             self.softcap,
         )
-        return attended.reshape(len(rows), -1)
+        return attended.reshape(count, -1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class FusedBlocks:
 
     def run(self, rows: Tensor, layout: RowLayout, start: int, end: int) -> Tensor:
         """Run rows [T, hidden] through blocks [start, end), counted from the span's first block."""
-        angles = self._rotary(layout.positions, layout.max_position)
+        angles = self._rotary(layout)
         for block in self._blocks[start:end]:
             rows = block(rows, angles[block.layer_type])
         return rows

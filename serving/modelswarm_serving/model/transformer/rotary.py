@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from modelswarm_serving.model.attention.step_layout import RowLayout
+
 Angles = tuple[Tensor, Tensor]
 """cos and signed sin of the step's rows, each [T, 1, head_dim]: x cos + swap_halves(x) sin turns x."""
 
@@ -31,15 +33,14 @@ class Rotary:
         self._tables: dict[str, Angles] = {}
         self._computed = 0
 
-    def __call__(self, positions: Tensor, max_position: int) -> dict[str, Angles]:
-        """Return the angles of these positions by layer type; `max_position` is their maximum."""
-        if max_position >= self._computed:
-            self._grow(max(_LEAST, 1 << max_position.bit_length()), positions.device)
-        if not self._per_type:
-            cos, sin = self._tables[""]
-            angles = cos[positions], sin[positions]
-            return dict.fromkeys(self._types, angles)
-        return {kind: (cos[positions], sin[positions]) for kind, (cos, sin) in self._tables.items()}
+    def __call__(self, layout: RowLayout) -> dict[str, Angles]:
+        """Return the angles of the rows by layer type."""
+        if layout.max_position >= self._computed:
+            length = max(_LEAST, 1 << layout.max_position.bit_length())
+            self._grow(length, layout.positions.device)
+        pick = layout.pick_positions
+        found = {kind: (pick(cos), pick(sin)) for kind, (cos, sin) in self._tables.items()}
+        return found if self._per_type else dict.fromkeys(self._types, found[""])
 
     def _grow(self, length: int, device: torch.device) -> None:
         for kind in self._types if self._per_type else [""]:

@@ -107,6 +107,7 @@ class TransformerSpan:
         adapters: AdapterTable = NO_ADAPTERS,
     ) -> None:
         self._loaded = loaded
+        self._hidden_size: int = loaded.config.hidden_size
         self._blocks = blocks
         self._shape = shape
         self._cache, self._backend, self._graphs = kv.cache, kv.backend, kv.graphs
@@ -278,7 +279,7 @@ class TransformerSpan:
         if not found:
             return None
         rows = torch.frombuffer(bytearray().join(found.values()), dtype=self._dtype)
-        rows = rows.view(-1, self._loaded.config.hidden_size)
+        rows = rows.view(-1, self._hidden_size)
         return to_device(torch.tensor(list(found)), self._device), to_device(rows, self._device)
 
     def _block_prompts(self, layout: StepLayout, blocks: int) -> tuple[Tensor, Tensor] | None:
@@ -292,14 +293,14 @@ class TransformerSpan:
         if not found:
             return None
         rows = torch.frombuffer(bytearray().join(found.values()), dtype=self._dtype)
-        rows = rows.view(len(found), blocks, self._loaded.config.hidden_size)
+        rows = rows.view(len(found), blocks, self._hidden_size)
         return to_device(torch.tensor(list(found)), self._device), to_device(rows, self._device)
 
     def _unpack(self, items: Sequence[BatchItem]) -> Tensor:
         """Return the raw rows of all items as one tensor."""
         joined = bytearray().join(work.rows for work in items if work.rows is not None)
         rows = torch.frombuffer(joined, dtype=self._dtype)
-        return to_device(rows.view(-1, self._loaded.config.hidden_size), self._device)
+        return to_device(rows.view(-1, self._hidden_size), self._device)
 
     def _pack_rows(self, rows: Tensor, layout: StepLayout) -> dict[int, Result]:
         """Return the requested rows of each item as bytes, by the identity of the item."""
