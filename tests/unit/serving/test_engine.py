@@ -76,6 +76,15 @@ async def test_short_steps_after_the_first_run_on_the_loop() -> None:
     assert await run(LONG, [rows(1), rows(1), rows(3)]) == ["engine", "loop", "loop"]
 
 
+async def test_end_of_a_short_step_is_reported_before_submit_returns() -> None:
+    done: asyncio.Queue[StepDone] = asyncio.Queue()
+    engine = Engine(SlowRows(), done.put_nowait, short_step_seconds=LONG)
+    engine.submit(rows(1))
+    await asyncio.wait_for(done.get(), 60)
+    engine.submit(rows(1))
+    assert done.get_nowait().worked is not None
+
+
 async def test_no_step_runs_on_the_loop_of_a_device() -> None:
     assert await run(0.0, [rows(1), rows(1)]) == ["engine", "engine"]
 
