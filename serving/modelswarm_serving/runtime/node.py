@@ -117,7 +117,7 @@ class Node:
             self._schedule_plan,
         )
         self._heartbeats = HeartbeatTimer.for_server(random.random, settings.heartbeat_seconds)
-        self._plan_scheduled = False  # a step will be planned in this pass of the loop
+        self._plan_scheduled = False  # a step will be planned in the next pass of the loop
         self._step_running = False
         self._transfer_pause = False  # only KV transfers wait, for their rate
         self._file_requests: asyncio.Queue[tuple[PeerId, str]] = asyncio.Queue(_MAX_FILE_REQUESTS)

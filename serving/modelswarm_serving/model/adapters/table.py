@@ -26,7 +26,7 @@ from modelswarm_serving.model.adapters.places import Locate
 from modelswarm_serving.model.attention.attention import SDPA, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.staging import to_device
+from modelswarm_serving.model.attention.staging import to_index
 from modelswarm_serving.model.attention.step_layout import Blocks, StepLayout
 from modelswarm_serving.model.transformer.self_check import SelfCheck
 
@@ -50,8 +50,7 @@ class AdapterTable:
         if len(places) == 1 and len(next(iter(places.values()))) == layout.rows:
             return [AdapterRows(self.weights[next(iter(places))], None)]
         return [
-            AdapterRows(self.weights[name], to_device(torch.tensor(rows), device))
-            for name, rows in places.items()
+            AdapterRows(self.weights[name], to_index(rows, device)) for name, rows in places.items()
         ]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from modelswarm_serving.model.attention.staging import to_device, to_host
+from modelswarm_serving.model.attention.staging import to_device, to_host, to_index
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class KvCache:
     def _slots(self, pages: Sequence[int], first: int, count: int) -> torch.Tensor:
         size = self.shape.page_size
         slots = [pages[p // size] * size + p % size for p in range(first, first + count)]
-        return to_device(torch.tensor(slots), self.device)
+        return to_index(slots, self.device)
 
     @property
     def key_bytes(self) -> int:

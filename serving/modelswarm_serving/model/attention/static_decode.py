@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.staging import to_device
+from modelswarm_serving.model.attention.staging import to_device, to_index
 from modelswarm_serving.model.attention.step_layout import StepLayout, TileBatch
 
 
@@ -72,7 +72,7 @@ class PageTable:
         table = np.zeros((len(changed), width), dtype=np.int32)
         for line, pages in zip(table, changed.values(), strict=True):
             line[: len(pages)] = pages
-        index = to_device(torch.tensor(list(changed)), self._device)
+        index = to_index(list(changed), self._device)
         lines = to_device(torch.from_numpy(table), self._device)
         self.tensor[:, :width].index_copy_(0, index, lines)
 
@@ -111,6 +111,6 @@ class StaticDecode:
             layout.slot_list + [self._slot] * missing,
             self._pages.place(layout) + [0] * missing,
         ]
-        index = to_device(torch.tensor(numbers), self._cache.device)
+        index = to_index(numbers, self._cache.device)
         self._indexes[rows].copy_(index[:2])
         self._tiles[:rows, 0] = index[2]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.staging import to_device
+from modelswarm_serving.model.attention.staging import to_device, to_index
 from modelswarm_serving.model.base import BatchItem
 
 GATHER_LIMIT = 2 * 1024 * 1024
@@ -228,9 +228,8 @@ class StepLayout:
         slots = self._tensor(list(pages))[:, None] * size + torch.arange(size, device=self._device)
         return slots.view(-1)[skip : skip + length]
 
-    def _tensor(self, values: list[int] | list[list[int]] | list[tuple[int, int, int]]) -> Tensor:
-        # One row: 1.2 us instead of 4.1 by torch.tensor.
-        return to_device(torch.from_numpy(np.array(values, dtype=np.int64)), self._device)
+    def _tensor(self, values: Sequence[int | Sequence[int]]) -> Tensor:
+        return to_index(values, self._device)
 
 
 def prefill_mask(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modelswarm_serving.model.attention.staging import to_device
+from modelswarm_serving.model.attention.staging import to_device, to_index
 from modelswarm_serving.model.base import SampleRequest
 
 
@@ -22,5 +22,5 @@ def apply_masks(scores: Tensor, picks: Sequence[SampleRequest]) -> Tensor:
     bits = np.stack([np.frombuffer(mask, np.uint8) for pick in picks if (mask := pick.mask)])
     allowed = np.unpackbits(bits, axis=1, count=vocab, bitorder="little").view(np.bool_)
     masks = to_device(torch.from_numpy(allowed), scores.device)
-    index = to_device(torch.tensor(rows), scores.device)
+    index = to_index(rows, scores.device)
     return scores.index_copy(0, index, scores[index].masked_fill(~masks, -math.inf))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modelswarm.placement.memory import LOGIT_ROWS, sample_rows
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.attention.staging import to_device, to_host
+from modelswarm_serving.model.attention.staging import to_device, to_host, to_index
 from modelswarm_serving.model.base import SampleRequest
 from modelswarm_serving.model.grammar.masking import apply_masks
 from modelswarm_serving.model.sampling.filters import is_filtered
@@ -127,7 +127,7 @@ def _drawn_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the index of these rows, their scores after temperature, and their noise keys."""
     device = scores.device
-    index = to_device(torch.tensor(rows), device)
+    index = to_index(rows, device)
     some = [picks[row] for row in rows]
     values = apply_temperature(scores[index], [pick.sampling for pick in some])
     return index, values, to_device(torch.from_numpy(noise_keys(some)).view(torch.int64), device)
@@ -168,7 +168,7 @@ def _keep_typical(kept: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     rows = [row for row, sampling in enumerate(samplings) if sampling.typical_p < 1.0]
     if not rows:
         return kept
-    index = to_device(torch.tensor(rows), kept.device)
+    index = to_index(rows, kept.device)
     limits = torch.tensor([[samplings[row].typical_p] for row in rows], dtype=torch.float64)
     some = kept[index]
     log_mass = torch.log_softmax(some, dim=-1)

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from modelswarm.protocol.messages import Sampling
-from modelswarm_serving.model.attention.staging import to_device
+from modelswarm_serving.model.attention.staging import to_device, to_index
 from modelswarm_serving.model.base import SampleRequest
 
 _CACHED_TABLES = 64
@@ -63,7 +63,7 @@ class _Entries:
         self.values.extend(values)
 
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        rows, tokens = to_device(torch.tensor([self.rows, self.tokens]), device).unbind(0)
+        rows, tokens = to_index([self.rows, self.tokens], device).unbind(0)
         return rows, tokens
 
     def values_on(self, device: torch.device) -> Tensor:

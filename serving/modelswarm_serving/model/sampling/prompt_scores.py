@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from modelswarm.protocol.messages import PromptLogprob, TopLogprob
-from modelswarm_serving.model.attention.staging import to_device, to_host
+from modelswarm_serving.model.attention.staging import to_host, to_index
 
 
 def score_tokens(logits: Tensor, targets: Sequence[int], top: int) -> Tensor:
@@ -20,7 +20,7 @@ def score_tokens(logits: Tensor, targets: Sequence[int], top: int) -> Tensor:
     Columns: the target's log probability, then ids and log probabilities of the `top` best tokens.
     """
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    wanted = to_device(torch.tensor(targets), logits.device)[:, None]
+    wanted = to_index(targets, logits.device)[:, None]
     best = torch.topk(logprobs, min(top, logprobs.shape[1]), dim=-1)
     columns = (logprobs.gather(1, wanted), best.indices, best.values)
     return torch.cat([each.double() for each in columns], dim=1)

@@ -19,7 +19,7 @@ from modelswarm_serving.model.adapters.table import NO_ADAPTERS, AdapterTable
 from modelswarm_serving.model.attention.attention import SDPA, attention_context
 from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
-from modelswarm_serving.model.attention.staging import current_device, to_device, to_host
+from modelswarm_serving.model.attention.staging import current_device, to_device, to_host, to_index
 from modelswarm_serving.model.attention.step_layout import Blocks, StepLayout
 from modelswarm_serving.model.base import (
     NO_GRAMMARS,
@@ -266,7 +266,7 @@ class TransformerSpan:
     def _embed(self, layout: StepLayout) -> Tensor:
         tokens = [token for work in layout.items for token in work.tokens or ()]
         assert self._loaded.embed is not None
-        ids = to_device(torch.tensor(tokens), self._device)
+        ids = to_index(tokens, self._device)
         return self._loaded.embed(ids, layout.positions, self._opaque_rows(layout))
 
     def _opaque_rows(self, layout: StepLayout) -> tuple[Tensor, Tensor] | None:
@@ -280,7 +280,7 @@ class TransformerSpan:
             return None
         rows = torch.frombuffer(bytearray().join(found.values()), dtype=self._dtype)
         rows = rows.view(-1, self._hidden_size)
-        return to_device(torch.tensor(list(found)), self._device), to_device(rows, self._device)
+        return to_index(list(found), self._device), to_device(rows, self._device)
 
     def _block_prompts(self, layout: StepLayout, blocks: int) -> tuple[Tensor, Tensor] | None:
         """Return places, and what is added there, [places, blocks, hidden] (R14, opaque rows); None if nothing is."""
@@ -294,7 +294,7 @@ class TransformerSpan:
             return None
         rows = torch.frombuffer(bytearray().join(found.values()), dtype=self._dtype)
         rows = rows.view(len(found), blocks, self._hidden_size)
-        return to_device(torch.tensor(list(found)), self._device), to_device(rows, self._device)
+        return to_index(list(found), self._device), to_device(rows, self._device)
 
     def _unpack(self, items: Sequence[BatchItem]) -> Tensor:
         """Return the raw rows of all items as one tensor."""
@@ -345,8 +345,7 @@ class TransformerSpan:
         return results
 
     def _pick_rows(self, rows: Tensor, places: Sequence[int]) -> Tensor:
-        index = torch.tensor(places, dtype=torch.int64)
-        return rows.index_select(0, to_device(index, self._device))
+        return rows.index_select(0, to_index(places, self._device))
 
     def _return_rows(self, rows: Tensor, wanted: ReturnRequest) -> bytes:
         """Return logits and normed hidden states of rows [n, hidden] of the last block as bytes, row by row."""

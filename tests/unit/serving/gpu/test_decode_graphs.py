@@ -10,7 +10,7 @@ import torch
 from support.models.device_library import DeviceLibrary
 
 from modelswarm.errors import DeviceError, UserError
-from modelswarm_serving.model.attention import static_decode
+from modelswarm_serving.model.attention import staging, static_decode
 from modelswarm_serving.model.attention.attention import SDPA
 from modelswarm_serving.model.attention.backend import CapturableBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache, KvCacheShape
@@ -132,7 +132,8 @@ def test_failed_copy_of_pages_is_repeated(failing: int, monkeypatch: pytest.Monk
             raise torch.OutOfMemoryError("no memory")
         return to_device(values, device)
 
-    monkeypatch.setattr(static_decode, "to_device", find_no_memory)
+    for module in (static_decode, staging):
+        monkeypatch.setattr(module, "to_device", find_no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         static.fill(layout, 1)
     static.fill(layout, 1)
