@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kubernetes.api_client import ApiClient, SwarmApi, created, install_crd, swarm
+from support.kubernetes.api_client import CRD_NAME, ApiClient, SwarmApi, created, install_crd, swarm
 
 from tools.crd.definition import build_definition
 from tools.devcluster.control_plane.api_level import ApiLevel
@@ -222,7 +222,7 @@ def test_object_older_than_a_rule_can_be_corrected(level: ApiLevel, swarms: Swar
 
 
 def test_schema_has_no_violation_condition(level: ApiLevel) -> None:
-    stored = level.kubectl.get("crd", "modelswarms.modelswarm.io")
+    stored = level.kubectl.get("crd", CRD_NAME)
 
     conditions = {each["type"]: each["status"] for each in stored["status"]["conditions"]}
     assert conditions == {"NamesAccepted": "True", "Established": "True"}

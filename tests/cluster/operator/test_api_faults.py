@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.kubernetes.api_client import PODS, SWARMS, ApiClient, Json, install_crd
+from support.kubernetes.api_client import CRD_NAME, PODS, SWARMS, ApiClient, Json, install_crd
 from support.kubernetes.fault_proxy import Call, Fault
 from support.kubernetes.operator_scene import Scene, scene, swarm
 
@@ -427,7 +427,7 @@ def test_frozen_api_server_is_waited_for(own_api: ApiLevel, own_stage: Scene) ->
 def test_operator_goes_on_after_the_crd_was_deleted(own_api: ApiLevel, own_stage: Scene) -> None:
     own_stage.apply(swarm())
     own_stage.settle()
-    own_api.kubectl("delete", "crd", "modelswarms.modelswarm.io", "--timeout=60s")
+    own_api.kubectl("delete", "crd", CRD_NAME, "--timeout=60s")
     own_stage.wait("the log to say so", lambda: "is not installed" in own_stage.operator.text())
     assert own_stage.operator.running
     for pod in own_stage.client.items(PODS.format(own_stage.namespace)):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.kubernetes.api_client import USER, ApiClient, wait_crd_served
+from support.kubernetes.api_client import CRD_NAME, USER, ApiClient, delete_crd, wait_crd_served
 from support.kubernetes.chart import CHART, VALUES, Object, find_object, pods, render
 
 from tools.devcluster.control_plane.api_level import ApiLevel, ApiSettings
@@ -18,7 +18,6 @@ from tools.devcluster.control_plane.kubectl import CommandFailed, Kubectl
 from tools.devcluster.layout import Layout
 from tools.devcluster.waiting import wait_for
 
-CRD = "modelswarms.modelswarm.io"
 SWARM = """
 apiVersion: modelswarm.io/v1alpha1
 kind: ModelSwarm
@@ -43,7 +42,7 @@ def kubectl(server: ApiLevel) -> Iterator[Kubectl]:
         yield server.kubectl.in_namespace(name)
         release = server.kubectl.in_namespace(name)
         release.helm("uninstall", "modelswarm", "--ignore-not-found", "--wait=hookOnly")
-    server.kubectl("delete", "crd", CRD, "--ignore-not-found")
+    delete_crd(server)
 
 
 def install_and_apply(server: ApiLevel, kubectl: Kubectl) -> None:
@@ -112,10 +111,11 @@ def test_swarms_outlive_an_upgrade_and_an_uninstall(server: ApiLevel, kubectl: K
 
 
 @pytest.mark.full
-def test_crd_goes_with_the_release_unless_kept(kubectl: Kubectl) -> None:
+def test_crd_goes_with_the_release_unless_kept(kubectl: Kubectl, server: ApiLevel) -> None:
     install(kubectl, "--set", "crds.keep=false")
+    wait_crd_served(server)
     kubectl.helm("uninstall", "modelswarm", "--wait=hookOnly")
-    kubectl.wait_gone("crd", CRD, 30)
+    kubectl.wait_gone("crd", CRD_NAME, 30)
 
 
 @pytest.mark.full
@@ -127,7 +127,7 @@ def test_second_release_shares_the_crd(kubectl: Kubectl, server: ApiLevel) -> No
             install(second)
         install(second, "--set", "crds.enabled=false", "--set", f"watchNamespaces={{{other}}}")
         second.helm("uninstall", "modelswarm", "--wait=hookOnly")
-    assert kubectl.find("crd", CRD) is not None
+    assert kubectl.find("crd", CRD_NAME) is not None
 
 
 @pytest.mark.full
@@ -136,7 +136,7 @@ def test_crd_applied_by_hand_can_be_taken_over(kubectl: Kubectl) -> None:
     with pytest.raises(CommandFailed, match="invalid ownership metadata"):
         install(kubectl)
     install(kubectl, "--take-ownership")
-    assert kubectl.get("crd", CRD)["metadata"]["annotations"]["meta.helm.sh/release-name"]
+    assert kubectl.get("crd", CRD_NAME)["metadata"]["annotations"]["meta.helm.sh/release-name"]
 
 
 @pytest.mark.full

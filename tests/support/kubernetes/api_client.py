@@ -20,6 +20,7 @@ from tools.devcluster.waiting import NoResponse, wait_for
 
 Json = dict[str, Any]
 CRD = Path(__file__).parents[3] / "crds" / "modelswarm.io_modelswarms.yaml"
+CRD_NAME = "modelswarms.modelswarm.io"
 SWARMS = "/apis/modelswarm.io/v1alpha1/namespaces/{}/modelswarms"
 PODS = "/api/v1/namespaces/{}/pods"
 USER = "system:serviceaccount:{}:{}"  # user name of a ServiceAccount: namespace, name
@@ -193,10 +194,21 @@ def install_crd(level: ApiLevel) -> None:
 def wait_crd_served(level: ApiLevel) -> None:
     """Wait until a new resource is served. The API server first refuses its objects."""
     # Not by `kubectl wait`, which fails on a new resource without conditions.
-    level.kubectl.wait_condition("crd", "modelswarms.modelswarm.io", "Established", 60)
+    level.kubectl.wait_condition("crd", CRD_NAME, "Established", 60)
     with ApiClient(level) as client:
         every = "/apis/modelswarm.io/v1alpha1/modelswarms"
         wait_for("modelswarms are served", lambda: client.find(every), 60, every=0.05)
+
+
+def delete_crd(level: ApiLevel) -> None:
+    """Delete the CRD, if there is one, after its objects have been read once.
+
+    The cleanup of a CRD whose storage was never read fails with "storage is (re)initializing". Each failure doubles
+    the API server's delay, up to minutes (kubernetes/kubernetes, crd_finalizer.go).
+    """
+    if level.kubectl.find("crd", CRD_NAME) is not None:
+        wait_crd_served(level)
+        level.kubectl("delete", "crd", CRD_NAME)
 
 
 def swarm(name: str = "counting", **spec: Any) -> Json:

@@ -13,6 +13,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.kubernetes.api_client import CRD_NAME
+
 from tools.devcluster.__main__ import DEFAULT_STATE
 from tools.devcluster.control_plane.kubectl import CommandFailed
 from tools.devcluster.real import RealCluster
@@ -20,7 +22,6 @@ from tools.devcluster.real import RealCluster
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "kubernetes.md"
 NAMESPACE = "modelswarm"
-CRD = "modelswarms.modelswarm.io"
 BLOCKS = ("cluster", "install", "ask", "kill", "scale", "away")
 SECONDS = 420.0
 LOCK = Path(tempfile.gettempdir()) / "modelswarm-quickstart.lock"
@@ -86,13 +87,13 @@ class Quickstart:
 def remove_installation(cluster: RealCluster) -> None:
     """Remove all objects of an earlier installation, with finalizers if no operator runs."""
     kubectl = cluster.kubectl.in_namespace(NAMESPACE)
-    if cluster.kubectl.find("crd", CRD) is not None:
+    if cluster.kubectl.find("crd", CRD_NAME) is not None:
         kubectl("delete", "modelswarms", "--all", "--wait=false")
         for found in kubectl.items("modelswarms"):
             name, nothing = found["metadata"]["name"], '{"metadata": {"finalizers": null}}'
             kubectl("patch", "modelswarm", name, "--type=merge", "-p", nothing)
     cluster.kubectl("delete", "namespace", NAMESPACE, "--ignore-not-found")
-    cluster.kubectl("delete", "crd", CRD, "--ignore-not-found")
+    cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
     for kind in ("clusterrole", "clusterrolebinding", "persistentvolume"):
         mine = [each["metadata"]["name"] for each in cluster.kubectl.items(kind)]
         for name in (name for name in mine if name.startswith(f"{NAMESPACE}-")):
