@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import astuple, replace
 
 from modelswarm.protocol.heartbeat import HeartbeatTimer
@@ -47,7 +48,7 @@ from modelswarm_gateway.core.interface.effects import (
     RowsReturned,
     SessionLost,
 )
-from modelswarm_gateway.core.interface.errors import CoreError
+from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
 from modelswarm_gateway.core.interface.row_sizes import BLOCK_ROWS_SINCE, NO_ROWS, RowSizes
 from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
@@ -258,9 +259,11 @@ class Node:
                 self._driver.call(self._core.on_read, session, position)
 
         def stop_at(length: int) -> None:
-            if self._streams.get(session) is stream:
-                del self._streams[session]
-                self.recovery_events.finish(session, stream, "abandoned")
+            if self._streams.get(session, stream) is not stream:
+                return  # another turn runs
+            # The servers may have finished the turn before its tokens were read.
+            self.recovery_events.finish(session, self._streams.pop(session, None), "abandoned")
+            with suppress(UnknownSession):  # closed since, or lost: there is no log to truncate
                 self._driver.call(self._core.truncate_turn, session, length)
 
         stream = TokenStream(read_to, stop_at)
