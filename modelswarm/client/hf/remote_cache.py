@@ -41,11 +41,7 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
         self._logs: list[list[int]] = []
         self._length = 0  # positions of the batch, padding included
         self._is_closed = False
-
-    @property
-    def is_used(self) -> bool:
-        """True if logits were asked for."""
-        return bool(self._logs)
+        self.is_used = False  # logits were asked for
 
     # ---- as transformers' loops use it
 
@@ -101,30 +97,29 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
     def forward(self, ids: Tensor, mask: Tensor | None, keep: int) -> Tensor:
         """Append `ids` [batch, n] and return the logits [batch, keep, vocabulary] of the last `keep` of them.
 
-        `mask` [batch, n]: 0 for padding, whose logits are zeros.
+        `mask` [batch, n]: 0 for padding, whose logits are zeros. A call that fails appends nothing: it can be repeated.
         """
-        if not self._logs:
-            self._logs = [[] for _ in ids]
+        self.is_used = True
         new = [
             row.tolist() if mask is None else row[mask[place].bool()].tolist()
             for place, row in enumerate(ids)
         ]
-        self._length += ids.shape[1]
-        for log, tokens in zip(self._logs, new, strict=True):
-            log += tokens
+        before = self._logs or [[] for _ in ids]
+        logs = [[*log, *tokens] for log, tokens in zip(before, new, strict=True)]
         last = (torch.ones_like(ids) if mask is None else mask)[:, -keep:].bool().cpu()
         found = torch.zeros(*last.shape, self._vocabulary)
-        for place, row in enumerate(self._read_rows(last.sum(-1).tolist())):
+        for place, row in enumerate(self._read_rows(logs, last.sum(-1).tolist())):
             if row is not None:
                 found[place, last[place]] = row
+        self._logs, self._length = logs, self._length + ids.shape[1]
         return found.to(ids.device)
 
-    def _read_rows(self, counts: list[int]) -> list[Tensor | None]:
+    def _read_rows(self, logs: list[list[int]], counts: list[int]) -> list[Tensor | None]:
         """Return the logits of the last `counts` entries of each log."""
         wanted: dict[tuple[int, ...], int] = {}
         keys = [
             (place, *log) if self._fixed is not None else (-1, *log)
-            for place, log in enumerate(self._logs)
+            for place, log in enumerate(logs)
         ]
         for key, count in zip(keys, counts, strict=True):
             if count:
