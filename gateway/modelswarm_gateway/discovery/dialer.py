@@ -67,7 +67,8 @@ class Dialer:
         """Read the endpoints and dial those that are due."""
         present = self._source.endpoints()
         for peer in self._dials.keys() - present.keys():
-            del self._dials[peer]
+            if not self._dials[peer].is_linked:  # its endpoint may return, and is not dialled then
+                del self._dials[peer]
         now = self._clock()
         for peer, place in present.items():
             dial = self._dials.setdefault(peer, _Dial(place.change_token))

@@ -90,6 +90,22 @@ def test_removed_member_is_not_redialled(tmp_path: Path) -> None:
     assert harness.poll(after=10) == []
 
 
+def test_endpoint_that_returns_under_a_link_is_reachable(tmp_path: Path) -> None:
+    harness = DialerHarness(tmp_path)
+    harness.write("s0", "s0/1/a")
+    harness.poll()
+    harness.dialer.on_peer_connected("s0/1/a", "m")
+    (tmp_path / "s0.json").unlink()
+    harness.poll()
+    harness.write("s0", "s0/1/a")
+    assert harness.poll() == [], "its link is up, so no dial would end"
+    assert harness.dialer.unreachable_servers("m") == []
+    assert harness.dialer.unlinked_servers() == {}
+    assert harness.dialer.is_settled()
+    harness.dialer.on_peer_lost("s0/1/a", "broke")
+    assert harness.poll(after=FIRST_PAUSE) == ["s0/1/a"]
+
+
 def test_new_peer_in_the_same_file_is_dialled(tmp_path: Path) -> None:
     harness = DialerHarness(tmp_path)
     harness.write("s0", "s0/1/a")
