@@ -7,7 +7,8 @@ from support.core.gateway import FOREVER, Swarm
 from support.core.server import MODEL, Server, expected
 
 from modelswarm.protocol.messages import Grammar, Sampling
-from modelswarm_gateway.core.interface.effects import GrammarVersionChanged
+from modelswarm_gateway.core.interface.effects import GrammarVersionChanged, MigrationEnded
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
 
 PROMPT = [5, 6, 7]
@@ -23,7 +24,8 @@ def swarm_of_tails(*versions: str) -> tuple[Swarm, list[Server]]:
 
 def start(swarm: Swarm, session: str, *, ahead: int = FOREVER, version: str = NEW) -> Server:
     """Start a turn with a grammar; return its tail."""
-    swarm.core.open_session(session, MODEL, swarm.now)
+    if session not in swarm.gateway.opened:
+        swarm.core.open_session(session, MODEL, swarm.now)
     sampling = Sampling(grammar=Grammar('{"grammars":[]}', version))
     request = TurnRequest(tuple(PROMPT), 20, sampling, credit_ahead=ahead)
     swarm.core.start_turn(session, request, swarm.now)
@@ -70,3 +72,59 @@ def test_sessions_without_a_grammar_use_all_tails() -> None:
         swarm.gateway.start(f"a{n}", PROMPT, 3)
         taken.add(swarm.route(f"a{n}")[-1].peer)
     assert taken == {tail.peer for tail in tails}
+
+
+def test_turn_with_a_grammar_leaves_a_tail_without_grammars() -> None:
+    swarm, _ = swarm_of_tails("")
+    swarm.gateway.start("a", PROMPT, 3)
+    able = swarm.serve(2, 4, {"grammar": NEW})
+    assert start(swarm, "a") is able
+    assert len(swarm.gateway.tokens("a")) == 3 + 20
+
+
+@pytest.mark.parametrize("version", [OLD, ""])
+def test_rebalancing_keeps_the_version_of_a_grammar(version: str) -> None:
+    """Sessions with grammars crowd on the tails that have them; another one would end them."""
+    swarm = Swarm(settings=GatewaySettings(rebalance_after_seconds=3.0))
+    swarm.serve(0, 2)
+    able = swarm.serve(2, 4, {"grammar": NEW})
+    names = [f"a{number}" for number in range(6)]
+    assert {start(swarm, name, ahead=4) for name in names} == {able}
+    swarm.serve(2, 4, {"grammar": version})
+    swarm.wait(12.0)
+    assert {swarm.route(name)[-1] for name in names} == {able}
+    assert not swarm.gateway.all(MigrationEnded)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_grammar_is_held_until_a_tail_has_grammars(ends: bool) -> None:
+    """The only other tail would end the session."""
+    swarm, [able] = swarm_of_tails(NEW)
+    start(swarm, "a", ahead=4)
+    swarm.serve(2, 4)
+    if ends:
+        swarm.kill(able.peer)
+    else:
+        swarm.core.migrations.drain(able.peer, "test", swarm.now)
+    swarm.wait(2.0)
+    assert swarm.gateway.view("a").state == ("held" if ends else "running")
+    later = swarm.serve(2, 4, {"grammar": NEW})
+    swarm.wait(2.0)
+    swarm.gateway.read("a")
+    swarm.wait(2.0)
+    assert swarm.route("a")[-1] is later
+    assert len(swarm.gateway.tokens("a")) == 20
+
+
+def test_session_that_must_stay_keeps_no_other_from_leaving() -> None:
+    swarm, [able] = swarm_of_tails(NEW)
+    start(swarm, "a", ahead=4)
+    swarm.gateway.start("b", PROMPT, 20, ahead=4)
+    other = swarm.serve(2, 4)
+    swarm.core.migrations.drain(able.peer, "test", swarm.now)
+    swarm.wait(2.0)
+    for count in range(20):
+        swarm.gateway.read("b", len(PROMPT) + count)
+        swarm.wait(0.2)
+    assert [swarm.route(name)[-1] for name in ("a", "b")] == [able, other]
+    assert swarm.gateway.tokens("b") == expected(PROMPT, 20)

@@ -11,11 +11,13 @@ from support.core.fleets import IDLE, cover, hello, place, registry_of
 from support.core.gateway import TWICE, Swarm, swarm_of
 from support.core.server import MODEL, Server, expected
 
-from modelswarm.protocol.identity import PeerId
+from modelswarm.protocol.identity import Adapter, Address, Epoch, PeerId
 from modelswarm.protocol.messages import Heartbeat, Sampling, Turn
+from modelswarm_gateway.core.recovery.route_planner import can_replace
 from modelswarm_gateway.core.routing.cost_model import Needs
 from modelswarm_gateway.core.servers.server import RECOVERY_RESERVE
-from modelswarm_gateway.core.servers.variant import variant_of
+from modelswarm_gateway.core.servers.variant import variant_of, variants_of
+from modelswarm_gateway.core.sessions.session import Hop, Session
 from modelswarm_serving.core.kv.admission import Admission
 from modelswarm_serving.model.base import ModelShape
 
@@ -258,3 +260,15 @@ def test_fence_ack_after_new_plan_does_not_shorten_round_trip() -> None:
     known = swarm.core._registry.find_server(tail.peer)
     assert known is not None and (known.rtt_ms is None or known.rtt_ms >= 200)
     assert swarm.gateway.tokens("a") == expected(PROMPT, 3)
+
+
+def test_replica_without_the_adapter_takes_no_migration() -> None:
+    adapter = Adapter("lora", "0" * 16)
+    able, same = [replace(hello(name, 2, 4), adapters=(adapter,)) for name in "ab"]
+    newer = replace(hello("c", 2, 4), adapters=(adapter._replace(revision="1" * 16),))
+    servers = [able, same, newer, hello("d", 2, 4)]
+    registry = registry_of(*servers)
+    session = Session("s", adapter.name, Epoch(1, 1), variants_of(able)[adapter.name])
+    hop = Hop(Address(able.peer, able.target), 2, 4, gateway_handle=1)
+    taken = [each.peer for each in servers if can_replace(registry, session, hop, each.peer)]
+    assert taken == [able.peer, same.peer]

@@ -13,7 +13,7 @@ recovery that the session enters for another reason wins. Does not know how reco
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import FaultKind, FaultReport, FenceAck, Window
@@ -31,10 +31,11 @@ from modelswarm_gateway.core.migration.migration import (
     recovery_in_progress,
 )
 from modelswarm_gateway.core.recovery.recovery import Recovery
-from modelswarm_gateway.core.recovery.route_planner import find_migration_targets, incapable_servers
+from modelswarm_gateway.core.recovery.route_planner import can_replace, find_migration_targets
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
+from modelswarm_gateway.core.sessions.route_record import wanted_version
 from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState, ring_neighbours
 
 # Number of sessions per tick that new hops are searched for.
@@ -61,7 +62,7 @@ class Migrations:
         self._emit = emit
         self._migrations: dict[str, Migration] = {}  # by session
         self._backoffs = MigrationBackoffs()
-        self._no_target_until: dict[PeerId, float] = {}  # by drained server
+        self._no_target_until: dict[Hashable, float] = {}  # by drained server and needs
         self._capped: set[str] = set()  # sessions with a credit cap set here
 
     # ---- drained servers
@@ -187,7 +188,7 @@ class Migrations:
     def _may_start(self, session: Session, hop: Hop, busy: Counter[PeerId], now: float) -> bool:
         if hop.peer not in self._registry.drains.peers or session.variant is None:
             return False
-        if self._no_target_until.get(hop.peer, 0.0) > now:
+        if self._no_target_until.get(_needs_of(session, hop), 0.0) > now:
             return False
         if session.state is SessionState.PARKED:
             return True
@@ -211,7 +212,8 @@ class Migrations:
         if targets is None and not (
             parked and session.variant != self._registry.active_variant(session.model)
         ):
-            self._no_target_until[old.peer] = now + NO_TARGET_SECONDS
+            left = {each: end for each, end in self._no_target_until.items() if end > now}
+            self._no_target_until = {**left, _needs_of(session, old): now + NO_TARGET_SECONDS}
             return
         if parked or targets is None:
             # No copy: its next turn uses other servers (R8, parked).
@@ -257,7 +259,7 @@ class Migrations:
         """Migrate a hop to a replica, with a KV copy or not at all. False if the session cannot migrate now."""
         if self._backoffs.for_session(session).failures or not self._can_migrate(session):
             return False
-        if to in incapable_servers(self._registry, session):
+        if not can_replace(self._registry, session, old, to):
             return False
         migration = Migration(
             session, session.epoch, REBALANCE_CAUSE, old, True, now, progress_at=now
@@ -454,3 +456,8 @@ class Migrations:
                 seconds,
             )
         )
+
+
+def _needs_of(session: Session, hop: Hop) -> Hashable:
+    """Return what decides whether another server can have the hop: sessions with other needs may find one."""
+    return hop.peer, session.variant, wanted_version(session), session.turn.prompt_rows > 0

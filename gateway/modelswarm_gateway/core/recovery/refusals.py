@@ -46,4 +46,7 @@ def explain_refusal(registry: ServerRegistry, session: Session, reason: RefusalR
         return (
             f"the servers of {model} that know rows of blocks (version 2.4) do not hold all blocks"
         )
+    tails = [hello for hello in registry.hellos_of(model) if hello.last == hello.n_blocks]
+    if session.turn.sampling.grammar is not None and not any(tail.grammar for tail in tails):
+        return f"no server of {model} that samples can hold an answer to a grammar now"
     return f"the servers of {model} do not answer"

@@ -18,7 +18,7 @@ from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.ring_search import find_ring
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.link_failures import unreliable_links, unreliable_neighbours
-from modelswarm_gateway.core.servers.variant import ModelVariant
+from modelswarm_gateway.core.servers.variant import ModelVariant, variants_of
 from modelswarm_gateway.core.sessions.route_record import wanted_version
 from modelswarm_gateway.core.sessions.session import (
     Hop,
@@ -37,7 +37,16 @@ class RoutePlanner:
         self._registry = registry
 
     def plan_route(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
-        """Plan without `without` and the session's excluded servers; None if some block has no other server."""
+        """Plan without `without` and the session's excluded servers; None if some block has no other server.
+
+        A route whose tail could not sample is none, either.
+        """
+        route = self._find_route(session, without, now)
+        if route is None or lacks_grammars(self._registry, session, route[-1]):
+            return None
+        return route
+
+    def _find_route(self, session: Session, without: frozenset[PeerId], now: float) -> Plan | None:
         without |= session.excluded | incapable_servers(self._registry, session)
         variant = session.variant
         if variant is None:
@@ -75,7 +84,7 @@ class RoutePlanner:
         for fewest in sorted({0, *bad_links.values()})[:-1]:
             avoided = [link for link, failures in bad_links.items() if failures > fewest]
             ring = find_ring(spans, session.blocks, avoided)
-            if ring is not None:
+            if ring is not None and not lacks_grammars(self._registry, session, ring[-1]):
                 return list(ring)
         return route
 
@@ -87,7 +96,9 @@ class RoutePlanner:
         kept = longest_chain(
             hop
             for hop in [*session.hops, *session.lost_hops]
-            if self._registry.is_connected(hop.peer) and hop.peer not in without
+            if self._registry.is_connected(hop.peer)
+            and hop.peer not in without
+            and not lacks_grammars(self._registry, session, hop)
         )
         needs = hop_needs(session, without, lost=[h for h in session.hops if h not in kept])
         edge, last = session.blocks
@@ -130,7 +141,10 @@ class RoutePlanner:
             or unreliable_links(peers, self._registry.links.unreliable(now))
         ):
             return None
-        return [hop.route_hop or RouteHop(hop.peer, hop.first, hop.last) for hop in parent.hops]
+        route: Plan = [
+            hop.route_hop or RouteHop(hop.peer, hop.first, hop.last) for hop in parent.hops
+        ]
+        return None if lacks_grammars(self._registry, session, route[-1]) else route
 
     def _overloaded_servers(self, session: Session, now: float) -> frozenset[PeerId]:
         """Return servers on the current route whose predicted wait exceeds `affinity_seconds`."""
@@ -187,7 +201,39 @@ def find_migration_targets(
             break
     if without == drained:
         refused.clear()
+    if new_hops is None or lacks_grammars(registry, session, new_hops[-1]):
+        return None
     return new_hops
+
+
+def can_replace(registry: ServerRegistry, session: Session, hop: Hop, peer: PeerId) -> bool:
+    """True if a replica can run a hop that may as well stay.
+
+    It has the session's adapter, and at the tail the same version of grammars (R17, sampling).
+    """
+    server = registry.find_server(peer)
+    if server is None or peer in incapable_servers(registry, session):
+        return False
+    if variants_of(server.hello).get(session.model) != session.variant:
+        return False
+    is_tail = hop.last == session.blocks[1]
+    has_grammar = is_tail and session.turn.sampling.grammar is not None
+    return not has_grammar or server.hello.grammar == hop.grammar_version
+
+
+def lacks_grammars(registry: ServerRegistry, session: Session, hop: Hop | RouteHop) -> bool:
+    """True for a tail whose server has no grammars, where the session needs them and another tail has them, or had.
+
+    It would end the session instead of sampling (R17, sampling).
+    """
+    if session.turn.sampling.grammar is None or hop.last != session.blocks[1]:
+        return False
+    server = registry.find_server(hop.peer)
+    if server is None or server.hello.grammar:
+        return False
+    tails = registry.servers_of(session.model, session.variant)
+    can_others = any(tail.hello.grammar for tail in tails if tail.hello.last == hop.last)
+    return can_others or bool(session.grammar_version)
 
 
 def incapable_servers(registry: ServerRegistry, session: Session) -> frozenset[PeerId]:
