@@ -207,6 +207,21 @@ def test_kept_session_is_attached_again(endpoints: Endpoints) -> None:
         assert refusal(call.failure()) == ("NOT_FOUND", "open.session_id")
 
 
+def test_end_of_an_older_stream_leaves_an_attached_session(endpoints: Endpoints) -> None:
+    """A client is back before the gateway has noticed that its first connection broke."""
+    with SessionCall(endpoints.grpc) as older, SessionCall(endpoints.grpc) as newer:
+        session = older.open(MODEL, max_length=LENGTH).session_id
+        log = encode_bytes("once") + older.tokens(prompt="once", max_tokens=9, ignore_eos=True)
+        assert newer.open(MODEL, session_id=session, attach=True).position == len(log)
+        older.end()
+        with pytest.raises(StopIteration):
+            older.receive()
+        more = newer.tokens(prompt="more", max_tokens=9, ignore_eos=True)
+        assert more == expected([*log, *encode_bytes("more")], 9)
+        newer.cancel()
+        eventually("its room is free", lambda: state(endpoints, session).status_code == 404)
+
+
 def test_session_is_shown_and_closed_by_unary_calls(
     call: SessionCall, endpoints: Endpoints
 ) -> None:

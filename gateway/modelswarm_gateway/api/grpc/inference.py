@@ -26,6 +26,7 @@ from modelswarm_gateway.api.grpc.sessions.control import SessionControl
 from modelswarm_gateway.api.grpc.sessions.stream import SessionStream
 from modelswarm_gateway.api.grpc.status import Context, abort_call
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.service import GenerationService
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Inference(ModelCalls):
     def __init__(self, service: GenerationService) -> None:
         super().__init__(service)
         self._ending: set[asyncio.Task[None]] = set()
+        self._newest_streams: dict[SessionKey, SessionStream] = {}
         self._passes = BlockPasses(service)
 
     async def Generate(
@@ -55,7 +57,7 @@ class Inference(ModelCalls):
     async def Session(
         self, requests: AsyncIterator[api_pb2.SessionRequest], context: Context
     ) -> AsyncIterator[api_pb2.SessionResponse]:
-        stream = SessionStream(self._service)
+        stream = SessionStream(self._service, self._newest_streams)
         answer = _stream_or_abort(stream.answer(requests), context, lambda: self._free(stream))
         async with aclosing(answer) as responses:
             async for response in responses:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping
 from contextlib import aclosing
 
 from modelswarm.protocol.wire import api_pb2
@@ -30,8 +30,11 @@ OPEN_SECONDS = 60.0  # seconds to wait for the first request
 
 
 class SessionStream:
-    def __init__(self, service: GenerationService) -> None:
-        self._service = service
+    def __init__(
+        self, service: GenerationService, newest: MutableMapping[SessionKey, SessionStream]
+    ) -> None:
+        """`newest`: the stream that has opened or attached each session last; streams enter themselves."""
+        self._service, self._newest = service, newest
         self._control = SessionControl(service, is_forwarded=False)
         self._key: SessionKey | None = None
         self._keep = False
@@ -67,9 +70,15 @@ class SessionStream:
             raise invalid_field("open", detail) from error
 
     async def free(self) -> None:
-        """Free the session at the end of the stream, unless it is kept. Another gateway may go on with it, so a
-        gateway that stops leaves it. Raise ApiError."""
-        if self._key is not None and not self._keep and self._service.accepting:
+        """Free the session at the end of the stream, unless it is kept, or another stream has attached it since.
+
+        A client whose connection broke may be back before the end is noticed. Another gateway may go on with the
+        session, so a gateway that stops leaves it. Raise ApiError.
+        """
+        if self._key is None or self._newest.get(self._key) is not self:
+            return
+        del self._newest[self._key]
+        if not self._keep and self._service.accepting:
             await self._control.close(self._key)
 
     async def _answer_one(self, request: api_pb2.SessionRequest) -> Responses:
@@ -99,6 +108,7 @@ class SessionStream:
                 yield await self._fork(request.fork)
             case "close":
                 await self._control.close(self._opened)
+                self._newest.pop(self._opened, None)
                 self._key = None
                 yield api_pb2.SessionResponse(
                     position=self._position, closed=api_pb2.SessionClosed()
@@ -117,7 +127,7 @@ class SessionStream:
                 key = await self._reserve(wanted)
         except ApiError as error:
             raise move_field(error, "open", api_pb2.OpenSession.DESCRIPTOR) from error
-        self._key, self._keep = key, wanted.keep
+        self._key, self._keep, self._newest[key] = key, wanted.keep, self
         opened = await self._state()
         self._blocks = opened.state.blocks if opened.state.HasField("blocks") else None
         self._request_timeout = opened.state.ttl or self._service.settings.idle_seconds
@@ -148,7 +158,7 @@ class SessionStream:
         except asyncio.CancelledError:
             await asyncio.wait({opening})
             if opening.exception() is None:
-                self._key = key  # `free` gives its room back
+                self._key, self._newest[key] = key, self  # `free` gives its room back
             raise
         return key
 
