@@ -109,6 +109,7 @@ class ModelCluster:
     quota: int | None = None  # pods
     served_name_taken_by: str = ""
     can_read_nodes: bool = True
+    tolerates_all_taints: bool = False  # the pods: the scheduler uses cordoned nodes too
     is_crashing: Callable[[Pod], bool] = lambda pod: False
     inspection_result: Callable[[Pod], tuple[int, str]] = lambda pod: (0, inspect_demo_model())
     rejected: dict[str, str] = field(default_factory=dict)
@@ -325,7 +326,8 @@ class ModelCluster:
         usable = [
             node
             for node in self.nodes.values()
-            if node.ready and not node.departing and not node.out_of_service
+            if (node.ready and not node.departing and not node.out_of_service)
+            or self.tolerates_all_taints
         ]
         for pod in self.pods.values():
             if pod.view.node or pod.is_finished or pod.view.deleting_since is not None:

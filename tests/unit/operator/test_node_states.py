@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from support.operator.model_cluster import POLICY, ModelCluster, Node, make_spec
 
 from modelswarm_operator.reconcile.state import names
@@ -224,6 +227,31 @@ def test_pod_on_a_cordoned_node_stays_without_capacity() -> None:
     cluster.nodes["n1"].departing = ""
     cluster.settle()
     assert len(cluster.pods) == 4
+
+
+@pytest.mark.parametrize(
+    ("trouble", "state"),
+    [
+        ({"departing": "cordoned"}, "departing"),
+        ({"ready": False, "not_ready_since": 0.0}, "unreachable"),
+        ({"ready": False, "out_of_service": True}, "deleted"),
+    ],
+)
+def test_pods_that_tolerate_a_lost_node_are_created_slowly(
+    trouble: dict[str, Any], state: str
+) -> None:
+    """With `tolerations: [{operator: Exists}]` each successor is placed on the same node again."""
+    cluster = make_old_cluster(nodes=1, spans=1, replicas=1)
+    cluster.tolerates_all_taints = True
+    for name, value in trouble.items():
+        setattr(cluster.nodes["n0"], name, value)
+    run_turns(cluster, 600)
+    assert cluster.status["incarnation"] < 20
+    assert f"on node n0, which is {state}" in cluster.condition("Degraded")["message"]
+    for name in ("ready", "departing", "out_of_service"):
+        setattr(cluster.nodes["n0"], name, getattr(Node("n0"), name))
+    run_turns(cluster, 310)
+    assert len(cluster.ready_pods()) == 1
 
 
 def test_without_node_access_only_pod_states_count() -> None:

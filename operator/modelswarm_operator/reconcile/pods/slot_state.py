@@ -102,7 +102,11 @@ def is_broken(server: Server, policy: Policy) -> bool:
 
 
 def failure_of(server: Server, policy: Policy) -> str:
-    """Return the failure message that counts against the slot; "" if the pod was deleted, drained or lost its node."""
+    """Return the failure message that counts against the slot; "" if the pod was deleted, drained or lost its node.
+
+    A pod that never served on a node that is departing or down may tolerate the taints of that node. Its successor may
+    be placed there too, so it counts: without pauses a pod would be created every second.
+    """
     pod, container = server.pod, server.pod.container
     if server.is_terminating:  # the exit code of a terminating container means nothing
         return f"pod {pod.name} was preempted" if pod.disruption == _PREEMPTED else ""
@@ -115,4 +119,9 @@ def failure_of(server: Server, policy: Policy) -> str:
             container.exit_message or container.exit_reason or container.waiting or "no reason"
         )
         return f"pod {pod.name} restarted {container.restarts} times: {message}"
+    departing = server.node_state is NodeState.DEPARTING and not pod.ready
+    down = server.node_state in (NodeState.UNREACHABLE, NodeState.DELETED)
+    if departing or (down and container.running_since is None):
+        state = server.node_state.value
+        return f"pod {pod.name} was not ready yet on node {pod.node}, which is {state}"
     return ""
