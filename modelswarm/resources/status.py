@@ -163,12 +163,17 @@ class SlotStatus(StatusPart):
     failures: int = Field(
         default=0, description="Number of pods that failed since the last stable one."
     )
+    rejections: int = Field(
+        default=0, description="Number of creates in a row that the API server rejected."
+    )
     not_before: str | None = Field(
         default=None,
         description="End of the back-off: the next pod is not created before this time.",
         json_schema_extra={"format": "date-time"},
     )
-    last_failure: str | None = Field(default=None, description="Cause of the last pod's failure.")
+    last_failure: str | None = Field(
+        default=None, description="Cause of the last failure or rejection."
+    )
 
 
 class Status(StatusPart):

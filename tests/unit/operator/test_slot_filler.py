@@ -208,6 +208,36 @@ def test_refused_creates_do_not_use_the_failure_budget() -> None:
     assert "replaced quickly" not in degraded["message"]  # the message of a spent budget
 
 
+def test_first_failure_after_refused_creates_is_replaced_at_once() -> None:
+    cluster = ModelCluster(spec=make_spec(1, 1), quota=0)
+    for _ in range(60):
+        cluster.run_turn()
+        cluster.pass_time(60.0)
+    cluster.quota = None
+    for _ in range(10):
+        cluster.run_turn()
+        cluster.pass_time(60.0)
+    cluster.fail_pod(cluster.ready_pods()[0])
+    cluster.settle()
+    assert len(cluster.ready_pods()) == 1
+    assert cluster.status["slots"][0]["failures"] == 1
+    assert cluster.condition("Degraded")["reason"] == "AsExpected"
+
+
+def test_refused_creates_between_failures_reset_no_pause() -> None:
+    """A pod that fails in a namespace whose quota is used up must not be replaced at once for ever."""
+    cluster = ModelCluster(spec=make_spec(1, 1))
+    for _ in range(4):
+        cluster.settle(rounds=1000)
+        cluster.fail_pod(cluster.ready_pods()[0])
+        cluster.quota = 0
+        cluster.run_turn()
+        cluster.pass_time(30.0)
+        cluster.run_turn()
+        cluster.quota = None
+    assert cluster.status["slots"][0]["failures"] == 4
+
+
 def test_preempted_pod_counts_as_a_failure() -> None:
     cluster = ModelCluster(spec=make_spec(1, 1))
     cluster.settle()

@@ -113,9 +113,9 @@ class SlotFiller:
             self._turn.delete_pod(server.pod, "not serving; its slot has another server")
 
     def _record_success(self, state: SlotState, server: Server) -> None:
-        """Clear the allocation and, once the server has run for `stable_after`, the slot's failures."""
+        """Clear the allocation, rejections and, once the server has run for `stable_after`, the slot's failures."""
         slot, turn = str(state.key), self._turn
-        turn.clear_allocation(slot)
+        turn.record_success(slot)
         history = turn.history_of(slot)
         if history.failures:
             started = server.pod.container.running_since or 0.0

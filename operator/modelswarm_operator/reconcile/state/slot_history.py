@@ -31,13 +31,15 @@ class SlotHistory:
     failures: int = 0  # since a server of this slot was last stable
     not_before: float = 0.0
     last_failure: str = ""
+    rejections: int = 0  # creates in a row that the API server rejected; no pod failed
 
     @property
     def is_empty(self) -> bool:
         return self == SlotHistory()
 
-    def without_allocation(self) -> SlotHistory:
-        return replace(self, allocated=0)
+    def with_success(self) -> SlotHistory:
+        """Return the history without allocation and rejections; failures are kept for some time."""
+        return replace(self, allocated=0, rejections=0) if self.failures else SlotHistory()
 
     def with_allocation(self, incarnation: int) -> SlotHistory:
         return replace(self, allocated=incarnation)
@@ -51,11 +53,27 @@ def after_failure(
     The first failure is replaced at once, each further one after twice the time; without budget, after the longest.
     """
     failures = history.failures + 1
-    doubled = policy.backoff_base * 2.0 ** min(failures - 2, 20)
+    not_before = _end_of_wait(failures, policy, now, budget_spent)
+    return SlotHistory(history.allocated, failures, not_before, message[:_MAX_MESSAGE])
+
+
+def after_rejection(
+    history: SlotHistory, message: str, policy: Policy, now: float, budget_spent: bool
+) -> SlotHistory:
+    """Return the history with one rejected create more, and pauses that grow as after failures; those stay."""
+    rejections = history.rejections + 1
+    not_before = _end_of_wait(rejections, policy, now, budget_spent)
+    return SlotHistory(
+        history.allocated, history.failures, not_before, message[:_MAX_MESSAGE], rejections
+    )
+
+
+def _end_of_wait(number: int, policy: Policy, now: float, budget_spent: bool) -> float:
+    doubled = policy.backoff_base * 2.0 ** min(number - 2, 20)
     wait = policy.backoff_limit if budget_spent else min(doubled, policy.backoff_limit)
-    delay = 0.0 if failures == 1 and not budget_spent else wait
+    delay = 0.0 if number == 1 and not budget_spent else wait
     # Whole seconds, as they are stored, so that the stored value equals the decided one.
-    return SlotHistory(history.allocated, failures, float(int(now + delay)), message[:_MAX_MESSAGE])
+    return float(int(now + delay))
 
 
 def read_status(stored: Json) -> Status:
@@ -79,6 +97,7 @@ def _history_of(slot: SlotStatus) -> SlotHistory:
         failures=slot.failures,
         not_before=_seconds_of(slot.not_before),
         last_failure=slot.last_failure or "",
+        rejections=slot.rejections,
     )
 
 
@@ -107,6 +126,9 @@ def _slot_status(name: str, history: SlotHistory, max_message: int) -> SlotStatu
         fields["incarnation"] = history.allocated
     if history.failures:
         fields["failures"] = history.failures
+    if history.rejections:
+        fields["rejections"] = history.rejections
+    if history.failures or history.rejections:
         fields["not_before"] = format_timestamp(history.not_before)
         fields["last_failure"] = history.last_failure[:max_message]
     return SlotStatus(**fields)

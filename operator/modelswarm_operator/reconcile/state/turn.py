@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod, LabelPod, RecordEvent
 from modelswarm_operator.reconcile.state.observed import NAME_TAKEN, Json, PodView
 from modelswarm_operator.reconcile.state.policy import Policy
-from modelswarm_operator.reconcile.state.slot_history import SlotHistory, after_failure
+from modelswarm_operator.reconcile.state.slot_history import (
+    SlotHistory,
+    after_failure,
+    after_rejection,
+)
 
 REJECTED_PREFIX = "refused: "  # begins the failure message of a create that the API server rejected
 _MAX_EVENTS = 8  # Events with one reason in a turn; the rest is summed up in one more
@@ -44,11 +48,7 @@ class Turn:
     @property
     def failures(self) -> int:
         """Number of failed pods. Rejected creates do not count: they cause no storm of pods."""
-        return sum(
-            history.failures
-            for history in self.slots.values()
-            if not history.last_failure.startswith(REJECTED_PREFIX)
-        )
+        return sum(history.failures for history in self.slots.values())
 
     @property
     def is_budget_spent(self) -> bool:
@@ -68,7 +68,10 @@ class Turn:
 
     def record_rejection(self, slot: str, message: str) -> None:
         """Called once per attempt: the caller tries again in the same turn."""
-        self.record_failure(slot, REJECTED_PREFIX + message)
+        history, message = self.history_of(slot), REJECTED_PREFIX + message
+        self.store_history(
+            slot, after_rejection(history, message, self.policy, self.now, self.is_budget_spent)
+        )
         self.requeue_at(self.history_of(slot).not_before)
 
     def is_due(self, slot: str) -> bool:
@@ -96,8 +99,8 @@ class Turn:
         allocated = self.history_of(slot).allocated
         return allocated > 0 and allocated not in self.seen_incarnations
 
-    def clear_allocation(self, slot: str) -> None:
-        self.store_history(slot, self.history_of(slot).without_allocation())
+    def record_success(self, slot: str) -> None:
+        self.store_history(slot, self.history_of(slot).with_success())
 
     def create_due(self, slot: str, rejection: str, build_pod: Callable[[int], Json]) -> None:
         """Create the pod of the stored incarnation once its back-off is over.
