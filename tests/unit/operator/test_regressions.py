@@ -254,6 +254,36 @@ def test_pod_without_capacity_moves_to_another_pool() -> None:
     assert other.view.annotations[names.POOL] != full
 
 
+def test_pod_without_capacity_tries_every_pool_in_turn() -> None:
+    """Two full pools must not take turns for ever beside a third that has room."""
+    cluster = ModelCluster(spec=make_spec(1, 1, pools=[{"name": name} for name in "abc"]))
+    tried = []
+    for _ in range(6):
+        cluster.run_turn()
+        [pod] = cluster.pods.values()
+        tried.append(pod.view.annotations[names.POOL])
+        cluster.set_pod(pod.name, unschedulable="0/4 nodes are available: 4 Insufficient cpu.")
+        cluster.now += cluster.policy.pool_timeout
+    assert tried == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_rollout_goes_on_in_the_pool_that_has_room() -> None:
+    cluster = ModelCluster(spec=make_spec(1, 1, pools=[{"name": "a"}, {"name": "b"}]))
+    cluster.settle()
+    [old] = cluster.pods
+    cluster.set_pod(old, annotations={**cluster.pods[old].view.annotations, names.POOL: "b"})
+    cluster.run_turn()
+    [name] = set(cluster.pods) - {old}
+    assert cluster.pods[name].view.annotations[names.POOL] == "a"
+    cluster.set_pod(name, unschedulable="0/4 nodes are available: 4 Insufficient cpu.")
+    cluster.now += cluster.policy.pool_timeout
+    cluster.run_turn()
+    [other] = set(cluster.pods) - {old, name}
+    assert cluster.pods[other].view.annotations[names.POOL] == "b"
+    cluster.settle()
+    assert cluster.ready_pods() == [other]
+
+
 def test_pod_creation_precedes_labels_and_children() -> None:
     """A turn ends at the first failed write, so labels and Services, which a webhook may refuse, come after pods."""
     cluster = ModelCluster()

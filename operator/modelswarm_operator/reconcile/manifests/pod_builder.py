@@ -1,7 +1,8 @@
 """Builds the pod of a slot: chooses its pool and applies the pool's patch.
 
 Called by `slot_filler` when a pod is due. Pools alternate: a new pod goes to a pool where no pod of the swarm waits for
-a node. Of several, the pool with the fewest pods of the span is chosen. Decides nothing about slots.
+a node. Of several, the pool with the fewest pods of the span is chosen. A slot whose pod found no node goes on to the
+next pool, so that each gets its turn. Decides nothing about slots.
 """
 
 from __future__ import annotations
@@ -25,11 +26,9 @@ class PodBuilder:
         self._used: Counter[tuple[int, str]] = Counter(
             (server.slot.span, server.pool) for server in inventory.servers if server.is_alive
         )
-        self._full = {
-            server.pool
-            for server in inventory.servers
-            if server.is_alive and server.pod.unschedulable
-        }
+        waiting = [one for one in inventory.servers if one.is_alive and one.pod.unschedulable]
+        self._full = {server.pool for server in waiting}
+        self._tried = {server.slot: server.pool for server in waiting}
 
     def __call__(self, slot: SlotKey, incarnation: int) -> Json:
         pool = self._pool(slot)
@@ -41,8 +40,11 @@ class PodBuilder:
 
     def _pool(self, slot: SlotKey) -> Pool:
         pools = self._layout.pools
-        turn = (slot.span + slot.ordinal) % len(pools)
+        tried = [index for index, pool in enumerate(pools) if pool.name == self._tried.get(slot)]
+        turn = (tried[0] + 1 if tried else slot.span + slot.ordinal) % len(pools)
         order = [*pools[turn:], *pools[:turn]]
+        if tried:
+            return next((pool for pool in order if pool.name not in self._full), order[0])
         return min(
             order, key=lambda pool: (pool.name in self._full, self._used[slot.span, pool.name])
         )

@@ -90,8 +90,10 @@ class SlotFiller:
             self._delete_useless(state)
             if state.current is not None:
                 self._record_success(state, state.current)
-            elif state.candidate is None or self._leave_full_pool(state.candidate):
+            elif state.candidate is None:
                 self._fill_slot(state, state.key in replace)
+            elif self._leave_full_pool(state.candidate):
+                self._fill_slot(state, replace=True)  # in this turn, which knows the full pool
 
     def _leave_full_pool(self, candidate: Server) -> bool:
         """Delete the candidate if it waited too long for a node of its pool and there is another pool."""
