@@ -56,8 +56,7 @@ def give_up(swarm: SwarmView, cpu_seconds: float, now: float) -> Decision:
     fields: dict[str, object] = {
         "observed_generation": swarm.generation,
         "conditions": apply_updates(updates, stored.conditions, swarm.generation, now),
+        "reconciled_at": names.reconcile_request(swarm.annotations),  # "" if it was removed
     }
-    if requested := names.reconcile_request(swarm.annotations):
-        fields["reconciled_at"] = requested
     status = stored.model_copy(update=fields).to_json()
     return Decision([WriteStatus(status), *transition_events(updates, stored.conditions)], None)

@@ -434,7 +434,12 @@ def test_given_up_swarm_waits_for_another_spec() -> None:
 
     cluster.annotate(**{"reconcile-at": "tuesday"})
     assert not is_given_up(cluster.observe().swarm)
-    cluster.annotate(**{"reconcile-at": "monday"})
+    cluster.annotations.clear()  # one more attempt; its report ends the attempts again
+    cluster.version += 1
+    assert not is_given_up(cluster.observe().swarm)
+    for action in give_up(cluster.observe().swarm, 10.0, cluster.now).actions:
+        cluster.execute_action(action, cluster.observe())
+    assert is_given_up(cluster.observe().swarm)
     cluster.edit_spec(replicas=1)
     assert not is_given_up(cluster.observe().swarm)
     cluster.run_turn()
