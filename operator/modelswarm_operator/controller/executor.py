@@ -182,6 +182,11 @@ class Executor:
         except ConflictError:
             await self._refresh_pod(path, action.uid)
             return
+        except RejectedError as error:  # one pod that a policy keeps delays nothing else
+            self._metrics.rejected.labels("pods").inc()
+            name = f"{swarm.namespace}/{action.name}"
+            log.warning("pod %s: it cannot be deleted: %s", name, error)
+            return
         self._metrics.deleted.labels(_role(known.labels if known is not None else {})).inc()
         log.info("%s/%s: deleted %s: %s", swarm.namespace, swarm.name, action.name, action.reason)
         if answer.get("kind") != POD.kind:

@@ -349,21 +349,26 @@ async def test_resync_lists_nodes_that_pods_name_and_the_cache_lacks() -> None:
     assert api.listed == ["pods", "nodes", "pods"]
 
 
-class LabelRefusingApi:
-    """An API server whose admission refuses every change of a pod's labels."""
+class PodKeepingApi:
+    """An API server whose admission refuses every change and deletion of a pod."""
 
     def __init__(self) -> None:
-        self.patched: list[str] = []
+        self.asked: list[str] = []
 
     async def patch(self, path: str, body: Json) -> Json:
-        self.patched.append(path)
+        self.asked.append(path)
         raise RejectedError(403, "Forbidden", "denied by policy")
 
+    async def delete(self, path: str, uid: str, grace_seconds: int | None) -> Json:
+        return await self.patch(path, {})
 
-async def test_refused_label_does_not_fail_the_turn() -> None:
+
+@pytest.mark.parametrize(
+    "action", [LabelPod("p-1", "P", {names.SPAN: "0"}), DeletePod("p-1", "P", "its node is gone")]
+)
+async def test_refused_pod_change_does_not_fail_the_turn(action: LabelPod | DeletePod) -> None:
     """A failed turn is repeated after up to a minute and ignores events until then."""
-    api: Any = LabelRefusingApi()
+    api: Any = PodKeepingApi()
     executor = Executor(api, Cache(), EventRecorder(api, "me"), Metrics(), lambda uids: None)
-    label = LabelPod("p-1", "P", {names.SPAN: "0"})
-    await executor.execute(ModelCluster().observe().swarm, [label])
-    assert len(api.patched) == 1
+    await executor.execute(ModelCluster().observe().swarm, [action])
+    assert len(api.asked) == 1
