@@ -76,8 +76,11 @@ def reconcile_serving(
         filler.fill_slots(states, replace)
     surplus = _surplus_servers(by_slot, chosen)
     _retire(spec, layout, inventory, turn, chosen, surplus, by_slot.from_older_plan)
+    # Servers of an earlier plan serve until new ones do: a drain of their nodes must wait too.
+    older = {one.slot.span for one in by_slot.from_older_plan if one.is_alive}
+    spans = sorted(older.union(range(len(layout.spans))))
     children = child_actions(
-        builder, observed.children, observed.rejected, turn, len(layout.spans), spec.replicas
+        builder, observed.children, observed.rejected, turn, spans, spec.replicas
     )
     return ServingResult(
         problems=tuple(_find_problems(observed, spec, layout, inventory, turn, chosen)),

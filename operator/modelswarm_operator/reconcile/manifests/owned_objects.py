@@ -5,7 +5,7 @@ Called once per turn by `serving_swarm`. Fields that the API server fills in are
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from modelswarm_operator.reconcile.manifests import manifests
@@ -22,16 +22,16 @@ def child_actions(
     stored: Mapping[tuple[str, str], Json],
     rejected: Mapping[str, str],
     turn: Turn,
-    spans: int,
+    spans: Iterable[int],
     replicas: int,
 ) -> list[ApplyChild | DeleteChild]:
-    """Return the actions for owned objects.
+    """Return the actions for owned objects; `spans`: the numbers of those with servers.
 
     A suspended swarm keeps its Service, but no budgets: they would block every drain.
     """
     wanted = [manifests.service(builder)]
     if replicas > 0:
-        wanted += [manifests.disruption_budget(builder, span, replicas) for span in range(spans)]
+        wanted += [manifests.disruption_budget(builder, span, replicas) for span in spans]
     by_name = {(one["kind"], one["metadata"]["name"]): one for one in wanted}
     actions: list[ApplyChild | DeleteChild] = []
     for (kind, name), manifest in by_name.items():

@@ -251,6 +251,20 @@ def test_budgets_follow_spans_and_replicas() -> None:
     assert not [action for action in cluster.decide().actions if isinstance(action, DeleteChild)]
 
 
+def test_budgets_of_old_spans_stay_until_their_servers_go() -> None:
+    """Otherwise a drain of nodes evicts all servers of these spans before the new ones serve."""
+    cluster = ModelCluster(spec=make_spec(4, 1))
+    cluster.settle()
+    cluster.edit_spec(spans={"count": 2})
+    old = set(cluster.ready_pods())
+    while old & set(cluster.ready_pods(2)):
+        cluster.run_turn()
+        assert ("PodDisruptionBudget", "counting-s2") in cluster.children
+        cluster.pass_time()
+    cluster.settle()
+    assert len(cluster.children) == 3
+
+
 def test_refused_child_is_reported_and_retried_with_backoff() -> None:
     cluster = ModelCluster()
     cluster.settle()
