@@ -274,6 +274,15 @@ def test_admin_port_stays_inside_the_cluster() -> None:
     assert rule["from"] == [{"podSelector": {"matchLabels": {"example.com/role": "admin"}}}]
 
 
+def test_policy_for_clients_admits_the_pod_of_helm_test() -> None:
+    objects = render(EVERYTHING)
+    labels = find_object(objects, "Pod", "swarm-test-completion")["metadata"]["labels"]
+    rules = find_object(objects, "NetworkPolicy", "swarm-gateway")["spec"]["ingress"]
+    peers = [peer for peer in rules[0]["from"] if "podSelector" in peer]
+    assert [peer for peer in peers if peer["podSelector"]["matchLabels"].items() <= labels.items()]
+    assert {"namespaceSelector": {"matchLabels": {"example.com/ai": "yes"}}} in rules[0]["from"]
+
+
 @pytest.mark.full
 def test_admin_port_is_loopback_without_its_service() -> None:
     flags = ("--set", "gateway.adminService.enabled=false", "--set", "networkPolicy.enabled=true")
