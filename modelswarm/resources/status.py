@@ -189,6 +189,9 @@ class Status(StatusPart):
         },
     )
     served_name: str = Field(default="", description="The `model` in the requests of clients.")
+    adapters: tuple[str, ...] = Field(
+        default=(), description="Names of its adapters, which clients may give as `model` too."
+    )
     url: str = Field(default="", description="URL of the gateway inside the cluster.")
     replicas: int = Field(
         default=0,

@@ -33,12 +33,13 @@ from modelswarm_operator.reconcile.state.observed import (
 
 @dataclass(frozen=True, slots=True)
 class StoredSwarm:
-    """A swarm as stored, with the fields that decide which swarm owns a served name."""
+    """A swarm as stored, with the fields that decide which swarm owns a name that clients give as `model`."""
 
     view: SwarmView
     created: float
     served_name: str
-    owns_served_name: bool  # its status says that it has that name
+    names: frozenset[str]  # the served name and those of its adapters
+    owned: frozenset[str]  # of its status: names that it had already
 
     @property
     def full_name(self) -> str:
@@ -47,10 +48,14 @@ class StoredSwarm:
 
 def _stored_swarm(raw: Json) -> StoredSwarm:
     view = swarm_view(raw)
-    named = view.spec.model.served_name if view.spec is not None else None
     created = parse_time(raw["metadata"].get("creationTimestamp")) or 0.0
-    served_name = named or view.name
-    return StoredSwarm(view, created, served_name, view.status.get("servedName") == served_name)
+    stored_name = view.status.get("servedName")
+    owned = frozenset(filter(None, (stored_name, *view.status.get("adapters", ()))))
+    if view.spec is None:  # its servers still have the names of the last spec that could be read
+        return StoredSwarm(view, created, stored_name or view.name, owned, owned)
+    served_name = view.spec.model.served_name or view.name
+    names = (served_name, *(adapter.name for adapter in view.spec.model.adapters))
+    return StoredSwarm(view, created, served_name, frozenset(names), owned)
 
 
 def _child_view(kind: Kind) -> Callable[[Json], Json]:
@@ -81,7 +86,7 @@ class Cache:
         self._nodes: dict[str, NodeView] = {}  # replaced at every change, as turns keep a reference
         self._rejected: dict[str, dict[str, str]] = {}
         self._start_progress: dict[str, str] = {}  # words by the pod's uid
-        self._by_served_name: dict[str, dict[str, StoredSwarm]] = {}  # by served name and uid
+        self._by_name: dict[str, dict[str, StoredSwarm]] = {}  # by name of a model and uid
 
     def apply_event(self, kind: Kind, deleted: bool, raw: Json) -> set[str]:
         """Store one object of an event or a response. Returns the swarms that need a turn."""
@@ -122,19 +127,20 @@ class Cache:
         return {uid for change in changes for uid in self._affected_by_swarm(change)}
 
     def _affected_by_swarm(self, change: Change[StoredSwarm]) -> set[str]:
-        """Return the swarm itself, and those with which it shares or shared a served name."""
-        before = change.before.served_name if change.before is not None else None
-        after = change.after.served_name if change.after is not None else None
-        if before is not None and before != after:
-            namesakes = self._by_served_name.get(before, {})
+        """Return the swarm itself, and those with which it shares or shared a name."""
+        before = change.before.names if change.before is not None else frozenset()
+        after = change.after.names if change.after is not None else frozenset()
+        affected = {change.owner}
+        for name in before ^ after:
+            affected |= set(self._by_name.get(name, {}))
+        for name in before - after:
+            namesakes = self._by_name.get(name, {})
             namesakes.pop(change.owner, None)
             if not namesakes:
-                self._by_served_name.pop(before, None)
-        if after is not None and change.after is not None:
-            self._by_served_name.setdefault(after, {})[change.owner] = change.after
-        affected = {change.owner}
-        for name in {before, after} - {None} if before != after else ():
-            affected |= set(self._by_served_name.get(str(name), {}))
+                self._by_name.pop(name, None)
+        for name in after:
+            assert change.after is not None
+            self._by_name.setdefault(name, {})[change.owner] = change.after
         if change.after is None:
             self._rejected.pop(change.owner, None)
         return affected
@@ -168,6 +174,7 @@ class Cache:
         if stored is None:
             return None
         pods = tuple(self._pods_of(stored.view))
+        taken_name, owner = self._taken_name(stored)
         progress = {pod.uid: words for pod in pods if (words := self._start_progress.get(pod.uid))}
         return Observed(
             swarm=stored.view,
@@ -177,7 +184,8 @@ class Cache:
                 **self._children(SERVICE, stored.view),
                 **self._children(BUDGET, stored.view),
             },
-            served_name_taken_by=self._name_owner(stored),
+            taken_name=taken_name,
+            name_taken_by=owner,
             rejected=dict(self._rejected.get(uid, {})),
             start_progress=progress,
         )
@@ -201,15 +209,19 @@ class Cache:
             if child["metadata"].get("namespace") == swarm.namespace
         }
 
-    def _name_owner(self, stored: StoredSwarm) -> str:
-        """Return the other swarm that owns this served name; "" if this one does.
+    def _taken_name(self, stored: StoredSwarm) -> tuple[str, str]:
+        """Return the first of its names that another swarm owns, and that swarm; ("", "") if there is none.
 
-        An owner keeps the name. Without one, the oldest swarm gets it; of those created in one second, the lower uid.
+        An owner keeps the name. Without one, a model gets it before an adapter, then the oldest swarm; of those created
+        in one second, the lower uid.
         """
+        for name in sorted(stored.names):
 
-        def rank(other: StoredSwarm) -> tuple[bool, float, str]:
-            return (not other.owns_served_name, other.created, other.view.uid)
+            def rank(other: StoredSwarm, name: str = name) -> tuple[bool, bool, float, str]:
+                is_new, is_adapter = name not in other.owned, other.served_name != name
+                return (is_new, is_adapter, other.created, other.view.uid)
 
-        namesakes = self._by_served_name.get(stored.served_name, {}).values()
-        first = min(namesakes, key=rank, default=stored)
-        return "" if first.view.uid == stored.view.uid else first.full_name
+            first = min(self._by_name.get(name, {}).values(), key=rank, default=stored)
+            if first.view.uid != stored.view.uid:
+                return name, first.full_name
+        return "", ""

@@ -109,12 +109,15 @@ class _Reconciliation:
         return self.stored.spans[0].desired if self.stored.spans else 0
 
     @property
-    def _served_name(self) -> str:
-        """Return the swarm's served name; while another swarm has the requested one, the name it had before."""
-        if self.observed.served_name_taken_by:
-            return self.stored.served_name
-        requested = self.swarm.spec.model.served_name if self.swarm.spec is not None else None
-        return requested or self.swarm.name
+    def _names(self) -> tuple[str, ...]:
+        """Return the served name and those of adapters; the former ones while the spec's cannot be had."""
+        spec, stored = self.swarm.spec, self.stored
+        if spec is None or self.observed.name_taken_by:
+            return (stored.served_name, *stored.adapters)
+        return (
+            spec.model.served_name or self.swarm.name,
+            *(adapter.name for adapter in spec.model.adapters),
+        )
 
     def decide(self) -> Decision:
         outcome = _Outcome(self.stored.model, self.stored.plan)
@@ -133,10 +136,12 @@ class _Reconciliation:
         outcome.problems.append(Problem(reason, message))
 
     def _reconcile_spec(self, spec: Spec, outcome: _Outcome) -> None:
-        if other := self.observed.served_name_taken_by:
-            served = spec.model.served_name or self.swarm.name
-            message = f"The model name {served!r} is served by ModelSwarm {other} already; give this one another"
-            self._hold(outcome, "ServedNameTaken", f"{message} spec.model.servedName.")
+        if other := self.observed.name_taken_by:
+            name = self.observed.taken_name
+            is_adapter = any(adapter.name == name for adapter in spec.model.adapters)
+            field = "name in spec.model.adapters" if is_adapter else "spec.model.servedName"
+            message = f"The model name {name!r} is served by ModelSwarm {other} already"
+            self._hold(outcome, "ServedNameTaken", f"{message}; give this one another {field}.")
             return
         try:
             known = self._find_model(spec, outcome)
@@ -258,7 +263,7 @@ class _Reconciliation:
             turn,
             outcome.model,
             outcome.plan,
-            self._served_name,
+            self._names,
         ).to_json()
         actions: list[Action] = []
         if status != self.swarm.status:

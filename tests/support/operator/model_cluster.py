@@ -107,7 +107,7 @@ class ModelCluster:
     deleting: bool = False
     exists: bool = True
     quota: int | None = None  # pods
-    served_name_taken_by: str = ""
+    name_taken_by: str = ""
     can_read_nodes: bool = True
     tolerates_all_taints: bool = False  # the pods: the scheduler uses cordoned nodes too
     is_crashing: Callable[[Pod], bool] = lambda pod: False
@@ -145,7 +145,8 @@ class ModelCluster:
             pods=tuple(pod.view for pod in self.pods.values()),
             nodes=self._node_views() if self.can_read_nodes else None,
             children=dict(self.children),
-            served_name_taken_by=self.served_name_taken_by,
+            taken_name="counting" if self.name_taken_by else "",
+            name_taken_by=self.name_taken_by,
             rejected=dict(self.rejected),
         )
 

@@ -193,11 +193,11 @@ def test_older_swarm_keeps_a_contested_served_name(
     second, first = cache.observed("s2"), cache.observed("s1")
     assert first is not None
     assert second is not None
-    assert (first.served_name_taken_by, second.served_name_taken_by) == ("", "here/counting")
+    assert (first.name_taken_by, second.name_taken_by) == ("", "here/counting")
     assert cache.apply_event(SWARM, True, make_swarm("s1", 9)) == {"s1", "s2"}
     alone = cache.observed("s2")
     assert alone is not None
-    assert alone.served_name_taken_by == ""
+    assert alone.name_taken_by == ""
 
 
 def test_served_name_in_use_is_kept_from_an_older_swarm(
@@ -215,14 +215,40 @@ def test_served_name_in_use_is_kept_from_an_older_swarm(
     first, second = cache.observed("s1"), cache.observed("s2")
     assert first is not None
     assert second is not None
-    assert (first.served_name_taken_by, second.served_name_taken_by) == ("here/other", "")
+    assert (first.name_taken_by, second.name_taken_by) == ("here/other", "")
+
+
+def test_adapter_of_another_swarm_keeps_its_name(cache: Cache) -> None:
+    """The gateway knows one model of a name: requests would go to either swarm."""
+    model = {"adapters": [{"name": "law", "source": "hf://org/law"}]}
+    first = make_swarm("s1", 2, model=model) | {"status": {"adapters": ["law"]}}
+    cache.apply_event(SWARM, False, first)
+    later, earlier = "2026-11-21T11:00:00Z", "2026-11-21T09:00:00Z"
+    cache.apply_event(SWARM, False, make_swarm("s2", 3, "law", created=later))
+    cache.apply_event(SWARM, False, make_swarm("s3", 4, "old", model=model, created=earlier))
+    seen = {uid: cache.observed(uid) for uid in ("s1", "s2", "s3")}
+    taken = {uid: (one.taken_name, one.name_taken_by) for uid, one in seen.items() if one}
+    assert taken == {"s1": ("", ""), "s2": ("law", "here/counting"), "s3": ("law", "here/counting")}
+    assert cache.apply_event(SWARM, False, make_swarm("s1", 5)) == {"s1", "s2", "s3"}
+    alone = cache.observed("s2")
+    assert alone is not None and alone.name_taken_by == ""
+
+
+def test_unreadable_spec_loses_no_name(cache: Cache) -> None:
+    status = {"servedName": "llama"}
+    cache.apply_event(SWARM, False, make_swarm("s1", 2) | {"spec": {}, "status": status})
+    model = {"servedName": "llama"}
+    cache.apply_event(SWARM, False, make_swarm("s2", 3, "other", model=model))
+    second = cache.observed("s2")
+    assert second is not None
+    assert (second.taken_name, second.name_taken_by) == ("llama", "here/counting")
 
 
 def test_names_of_deleted_swarms_are_forgotten(cache: Cache) -> None:
     for number in range(3):
         cache.apply_event(SWARM, False, make_swarm("s2", 10 * number + 2, f"name-{number}"))
         cache.apply_event(SWARM, True, make_swarm("s2", 10 * number + 3, f"name-{number}"))
-    assert list(cache._by_served_name) == ["counting"]
+    assert list(cache._by_name) == ["counting"]
 
 
 def test_invalid_spec_becomes_a_spec_problem(cache: Cache) -> None:

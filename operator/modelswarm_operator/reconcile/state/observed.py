@@ -96,7 +96,8 @@ class Observed:
     )  # None: no permission to read nodes; what needs them is left out
     children: Mapping[tuple[str, str], Json] = field(default_factory=dict)
     """The swarm's Services and PodDisruptionBudgets as stored, by (kind, name)."""
-    served_name_taken_by: str = ""  # "namespace/name" of the swarm that already serves this name
+    taken_name: str = ""  # served name of the swarm, or of an adapter, that another swarm has
+    name_taken_by: str = ""  # "namespace/name" of that swarm
     rejected: Mapping[str, str] = field(default_factory=dict)
     """The API server's reason for its last rejection (quota, policy, ...), by slot ("0-1") or by owned object
     ("Service/name"). A reason that ends with NAME_TAKEN comes from the executor."""

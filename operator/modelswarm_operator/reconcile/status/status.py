@@ -95,13 +95,13 @@ def build_status(
     turn: Turn,
     model: ModelStatus | None,
     plan: PlanStatus | None,
-    served_name: str,
+    model_names: tuple[str, ...],
 ) -> Status:
     desired = ready_counts.spans[0].desired if ready_counts.spans else 0
     fields: dict[str, object] = {
         "observed_generation": swarm.generation,
         "conditions": conditions,
-        "served_name": served_name,
+        "served_name": model_names[0],
         "replicas": ready_counts.coverage,  # of equal spans, the fewest servers of a span
         "selector": f"{names.SWARM_UID}={swarm.uid},{names.ROLE}={names.SERVER},{names.SPAN}=0",
         "coverage": ready_counts.coverage,
@@ -110,6 +110,8 @@ def build_status(
     }
     if requested := names.reconcile_request(swarm.annotations):
         fields["reconciled_at"] = requested
+    if adapters := model_names[1:]:
+        fields["adapters"] = adapters
     if url:
         fields["url"] = url
     if ready_counts.spans:

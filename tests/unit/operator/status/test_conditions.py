@@ -212,14 +212,22 @@ def test_unreadable_spec_only_updates_the_status() -> None:
     assert writes[0]["coverageText"] == "2/2"
 
 
+def test_taken_name_of_an_adapter_names_its_field() -> None:
+    adapters = [{"name": "counting", "source": "hf://org/law"}]
+    spec = make_spec(model={"source": "demo://counting", "adapters": adapters})
+    cluster = ModelCluster(spec=spec, name_taken_by="other/first")
+    cluster.run_turn()
+    assert "another name in spec.model.adapters" in cluster.condition("Degraded")["message"]
+
+
 def test_taken_served_name_starts_no_pod() -> None:
-    cluster = ModelCluster(served_name_taken_by="other/first")
+    cluster = ModelCluster(name_taken_by="other/first")
     cluster.run_turn()
     assert not cluster.pods
     degraded = cluster.condition("Degraded")
     assert degraded["reason"] == "ServedNameTaken" and "other/first" in degraded["message"]
     assert cluster.status["servedName"] == "", "the swarm does not own the name"
-    cluster.served_name_taken_by = ""
+    cluster.name_taken_by = ""
     cluster.settle()
     assert len(cluster.ready_pods()) == 4
     assert cluster.status["servedName"] == "counting"
