@@ -300,13 +300,21 @@ def test_kept_pod_leaves_service_and_its_slot_is_filled() -> None:
     assert name not in cluster.pods
 
 
-@pytest.mark.parametrize("label", [names.SLOT, names.SPAN, names.INCARNATION])
-def test_edited_label_is_restored(label: str) -> None:
+@pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        (names.SLOT, "17"),
+        (names.SPAN, "17"),
+        (names.INCARNATION, "17"),
+        (names.ROLE, names.INSPECT),
+    ],
+)
+def test_edited_label_is_restored(label: str, value: str) -> None:
     cluster = ModelCluster()
     cluster.settle()
     name = cluster.ready_pods(0)[0]
     right = dict(cluster.pods[name].view.labels)
-    cluster.set_pod(name, labels={**right, label: "17"})
+    cluster.set_pod(name, labels={**right, label: value})
     cluster.settle()
     assert cluster.pods[name].view.labels == right
     assert cluster.status["incarnation"] == 4

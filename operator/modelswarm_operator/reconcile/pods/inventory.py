@@ -206,7 +206,7 @@ class _InventoryBuilder:
             self.kept.append(pod)
             if role != names.KEPT:
                 self.mislabelled.append((pod, {names.ROLE: names.KEPT}))
-        elif role == names.INSPECT:
+        elif slot is None and role == names.INSPECT:
             self.inspections.append(pod)
         elif slot is None or role == names.KEPT:
             self.orphans.append(pod)
