@@ -98,22 +98,30 @@ class ModelStatus(StatusPart):
 
 
 class PlannedMemory(StatusPart):
-    """Memory of one server by part, as quantities; what has no limit is planned too."""
+    """Memory of one server by part, as quantities; what has no limit is planned too.
+
+    It is for people: a part that another version did not know must not invalidate the plan, so none is required.
+    """
 
     process: str = Field(
-        description="The process before it loads a model: interpreter, torch. On an accelerator its context."
+        default="",
+        description="The process before it loads a model: interpreter, torch. On an accelerator its context.",
     )
-    weights: str = Field(description="Weights of the span.")
-    activations: str = Field(description="Largest step, or loading if that takes more.")
+    weights: str = Field(default="", description="Weights of the span.")
+    activations: str = Field(default="", description="Largest step, or loading if that takes more.")
     grammars: str = Field(
-        description="Grammars and the tokenizer's tables for them, at the last span."
+        default="", description="Grammars and the tokenizer's tables for them, at the last span."
     )
-    retained_rows: str = Field(description="Replay log: one row for every position of KV.")
+    retained_rows: str = Field(
+        default="", description="Replay log: one row for every position of KV."
+    )
     margin: str = Field(
-        description="Buffers of links, gaps of the allocator, tables of the kernel."
+        default="", description="Buffers of links, gaps of the allocator, tables of the kernel."
     )
-    kv: str = Field(description="Pages of keys and values.")
-    total: str = Field(description="Smallest memory limit under which the server starts.")
+    kv: str = Field(default="", description="Pages of keys and values.")
+    total: str = Field(
+        default="", description="Smallest memory limit under which the server starts."
+    )
     adapters: str | None = Field(default=None, description="LoRA adapters, if the spec lists any.")
     training: str | None = Field(
         default=None, description="Forward and backward passes, if the spec sets training.memory."
