@@ -247,14 +247,14 @@ _IS_ACCELERATOR = " || ".join(f"k.contains('{mark}')" for mark in MARKS)
 
 def _at_most_one_accelerator(amounts: Any) -> bool:
     names = accelerators_of(amounts.limits)
-    return len(names) <= 1 and all(parse_quantity(amounts.limits[name]) <= 1 for name in names)
+    return len(names) <= 1 and all(parse_quantity(amounts.limits[name]) == 1 for name in names)
 
 
 ONE_ACCELERATOR = Rule(
     f"!has(self.limits) || (self.limits.filter(k, {_IS_ACCELERATOR}).size() <= 1 && self.limits.all(k, "
-    f"!({_IS_ACCELERATOR}) || quantity(string(self.limits[k])).compareTo(quantity('1')) <= 0))",
-    "at most one accelerator in the limits, such as nvidia.com/gpu: 1, because a server computes on one; more spans or "
-    "replicas use more",
+    f"!({_IS_ACCELERATOR}) || quantity(string(self.limits[k])).compareTo(quantity('1')) == 0))",
+    "at most one accelerator in the limits, and 1 of it, such as nvidia.com/gpu: 1, because a server computes on one; "
+    "more spans or replicas use more",
     _at_most_one_accelerator,
     shows_value=False,
 )

@@ -219,6 +219,16 @@ BAD: list[tuple[Json, str, str]] = [
         "allowed: at most one accelerator",
     ),
     (
+        pool(resources={"limits": {"nvidia.com/gpu": 0}}),
+        "spec.pools[0].resources",
+        "allowed: at most one accelerator",
+    ),
+    (
+        pool(resources={"limits": {"nvidia.com/gpu": "500m"}}),
+        "spec.pools[0].resources",
+        "allowed: at most one accelerator",
+    ),
+    (
         pool(resources={"limits": {"nvidia.com/gpu": 1, "amd.com/gpu": 1}}),
         "spec.pools[0].resources",
         "allowed: at most one accelerator",

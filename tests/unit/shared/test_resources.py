@@ -201,6 +201,14 @@ def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
             f"spec.pools[0].resources: not allowed; allowed: {ONE_ACCELERATOR.allowed}",
         ),
         (
+            {"pools": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": 0}}}]},
+            f"spec.pools[0].resources: not allowed; allowed: {ONE_ACCELERATOR.allowed}",
+        ),
+        (
+            {"pools": [{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "500m"}}}]},
+            f"spec.pools[0].resources: not allowed; allowed: {ONE_ACCELERATOR.allowed}",
+        ),
+        (
             {
                 "pools": [
                     {
