@@ -109,7 +109,9 @@ class _Inspection:
 
     def _build_pod(self, incarnation: int) -> Json:
         address = self._spec.model.address
-        pod = inspection_pod(self._builder, self._spec, address, self._slot, incarnation)
+        pod = inspection_pod(
+            self._builder, self._spec, self._pool, address, self._slot, incarnation
+        )
         patches = patches_of(self._spec, self._pool, self._builder.policy.pod_template)
         return apply_patches(pod, patches)[0]
 

@@ -142,6 +142,22 @@ def test_inspection_image_pull_failure_is_reported() -> None:
     assert "manifest unknown" in cluster.condition("Degraded")["message"]
 
 
+def test_inspection_has_the_amounts_that_a_quota_demands() -> None:
+    """A quota of a namespace refuses pods without requests and limits of its resources."""
+    limits = {"memory": "64Gi", "cpu": "50m", "nvidia.com/gpu": 1}
+    pools = [{"name": "a", "resources": {"limits": limits}}]
+    cluster = ModelCluster(spec=make_spec(2, 2, model=SOURCE, pools=pools))
+    cluster.run_turn()
+    (pod,) = cluster.pods.values()
+    assert pod.manifest["spec"]["containers"][0]["resources"] == {
+        "requests": {"cpu": "50m", "memory": "256Mi"},
+        "limits": {"cpu": "50m", "memory": "64Gi"},
+    }
+    cluster = make_hub_cluster()
+    (pod,) = cluster.pods.values()
+    assert pod.manifest["spec"]["containers"][0]["resources"] == {}
+
+
 def test_old_servers_stay_while_a_new_model_is_inspected() -> None:
     cluster = ModelCluster()
     cluster.settle()

@@ -16,6 +16,7 @@ from modelswarm.placement.plan import PAGE_SIZE
 from modelswarm.placement.quantity import quantity_of
 from modelswarm.resources.accelerators import device_kind, has_accelerator
 from modelswarm.resources.labels import LINKS, LINKS_PORT
+from modelswarm.resources.rules import parse_quantity
 from modelswarm.resources.spec import API_VERSION, KIND, Model, Pool, Spec, parse_duration
 from modelswarm_operator.reconcile.model.span_plan import CACHE_MARGIN_BYTES, Layout
 from modelswarm_operator.reconcile.state import names
@@ -30,6 +31,7 @@ DRAIN_MARGIN_SECONDS = 5  # of a pod's grace period, for the end of the process 
 HUB_CACHE_DIR = "/var/cache/huggingface"
 CLAIMS_DIR = "/mnt/modelswarm"
 _DISK = "ephemeral-storage"
+_INSPECT_REQUESTS = {"cpu": "100m", "memory": "256Mi", _DISK: quantity_of(CACHE_MARGIN_BYTES)}
 ZONE_LABEL = "topology.kubernetes.io/zone"
 TEMPLATE_DIR = "/etc/modelswarm"  # where the swarm's own chat template is mounted, if it has one
 TEMPLATE_FILE = "chat_template.jinja"
@@ -315,7 +317,7 @@ def _claim_volume(claim: str) -> str:
 
 
 def inspection_pod(
-    builder: ManifestBuilder, spec: Spec, address: str, key: str, incarnation: int
+    builder: ManifestBuilder, spec: Spec, pool: Pool, address: str, key: str, incarnation: int
 ) -> Json:
     """Return a pod that sees the same weights, token and volumes as a server of the first pool, and ends by itself."""
     name = names.pod_name(builder.swarm.name, builder.swarm.uid, names.INSPECT, incarnation)
@@ -336,7 +338,7 @@ def inspection_pod(
         "name": names.CONTAINER,
         "command": ["modelswarm-inspect"],
         "args": ["--model", address, *flags, "--output", "/dev/termination-log"],
-        "resources": {},
+        "resources": _inspection_resources(pool),
         **_container(builder, spec.model),
     }
     body = _pod_spec(builder, spec.model, container, CACHE_MARGIN_BYTES)
@@ -346,6 +348,21 @@ def inspection_pod(
         "activeDeadlineSeconds": INSPECT_SECONDS,
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": body}
+
+
+def _inspection_resources(pool: Pool) -> Json:
+    """Return the pool's limits but its accelerator, and small requests for all that the pool has an amount of.
+
+    A quota demands amounts of every pod. An inspection must find a node while servers fill the cluster.
+    """
+    given = pool.resources
+    limits = {key: str(given.limits[key]) for key in _INSPECT_REQUESTS if key in given.limits}
+    requests = {
+        key: min(small, limits.get(key, small), key=parse_quantity)
+        for key, small in _INSPECT_REQUESTS.items()
+        if key in given.limits or key in given.requests
+    }
+    return {kind: found for kind, found in (("requests", requests), ("limits", limits)) if found}
 
 
 def service(builder: ManifestBuilder) -> Json:
