@@ -229,3 +229,13 @@ def test_examples_of_the_http_section_are_answered(swarm: Running) -> None:
         answer = httpx.post(f"http://{swarm.local.http}/v1/{path}", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["choices"]) == (1 if "messages" in body else len(body["prompt"]))
+
+
+def test_stop_string_before_the_last_token_ends_the_log(swarm: Running) -> None:
+    """The forced tokens come together, so the turn has ended before its stop string is found."""
+    fields = {"guided_choice": ["abcdef"], "stop": ["b"], "max_tokens": 4, "session_id": "stopped"}
+    answer = _post(swarm, **fields).json()
+    state = httpx.get(f"http://{swarm.local.http}/v1/sessions/stopped").json()
+
+    assert answer["choices"][0]["text"] == "a"
+    assert state["position"] == answer["usage"]["total_tokens"]
