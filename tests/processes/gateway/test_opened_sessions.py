@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +18,7 @@ from modelswarm.placement.plan import PAGE_SIZE
 
 LEASE = ("--lease", "2")
 PAGES = 40  # of each server
+OPENED = "POST /v1/sessions: "  # in a line of the gateway's log about an answered request
 LENGTH = 20 * PAGE_SIZE  # positions of a session: more than half of what new sessions may have
 
 
@@ -96,6 +100,25 @@ def test_max_length_ends_answers_and_refuses_longer_input(endpoints: Endpoints) 
     assert refusal(longer) == (400, "context_length_exceeded", "prompt")
     assert "by its max_length, holds 12" in longer.text
     delete(endpoints, session)
+
+
+def test_session_whose_client_has_left_is_freed(swarm: HashSwarm, endpoints: Endpoints) -> None:
+    """The gateway waits for the body, and is stopped until the client is gone: it reads both together."""
+    body = json.dumps({"model": MODEL, "max_length": LENGTH}).encode()
+    head = f"POST /v1/sessions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n"
+    host, port = endpoints.url.removeprefix("http://").split(":")
+    before = swarm.log("main").count(OPENED)
+    with socket.create_connection((host, int(port)), timeout=30) as left:
+        left.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+        assert b"100 Continue" in left.recv(1000)
+        swarm.kill("main", signal.SIGSTOP)
+        left.sendall(body)
+    swarm.kill("main", signal.SIGCONT)
+
+    eventually("the request is over", lambda: swarm.log("main").count(OPENED) > before)
+    again = {"max_length": LENGTH, "session_id": "after"}
+    eventually("its room is free", lambda: post(endpoints, **again).status_code == 200)
+    delete(endpoints, "after")
 
 
 def test_idle_session_is_dropped_after_its_ttl(endpoints: Endpoints) -> None:

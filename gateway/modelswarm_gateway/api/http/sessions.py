@@ -30,7 +30,7 @@ from modelswarm_gateway.api.forwarding import (
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import parse_body
 from modelswarm_gateway.core.interface.turn import Reservation
-from modelswarm_gateway.errors import invalid_field
+from modelswarm_gateway.errors import ApiError, Code, invalid_field
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.request import MAX_SESSION_ID_LENGTH
 from modelswarm_gateway.generation.service import GenerationService
@@ -83,6 +83,7 @@ def add_session_routes(
         key = wanted.model, wanted.session_id or f"sess_{secrets.token_hex(12)}"
         ttl = wanted.ttl or max(1, round(service.settings.idle_seconds))
         await open_session(service, key, Reservation(wanted.max_length, ttl))
+        await _free_if_left(service, request, key)
         return await _state(key)
 
     @app.post(f"{PATH}/fork")
@@ -97,6 +98,7 @@ def add_session_routes(
             return await _forward(forwarder, request, elsewhere, key, "/fork", body)
         if not found:
             raise session_not_found(key)
+        await _free_if_left(service, request, new)
         return await _state(new)
 
     @app.api_route(PATH, methods=["GET", "HEAD"])
@@ -125,6 +127,13 @@ def add_session_routes(
         response = JSONResponse(found.describe(key))
         response.raw_headers += session_headers(key[1])
         return response
+
+
+async def _free_if_left(service: GenerationService, request: Request, key: SessionKey) -> None:
+    """Free a session that was made just now if its client has left, and so cannot. Raise ApiError then."""
+    if await request.is_disconnected():
+        await close_session(service, key)
+        raise ApiError(Code.CANCELLED, "the client left")
 
 
 def _key(service: GenerationService, session_id: str, model: str) -> SessionKey:
