@@ -8,9 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from support.processes.swarm import MODEL, Endpoints, two_spans
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.api.forwarding import CALL_SECONDS
 
 LEASE = ("--lease", "1")
 PAGES = 40  # of 16 positions
@@ -79,3 +83,18 @@ def test_fork_goes_on_when_a_turn_of_its_parent_fails(tmp_path: Path) -> None:
         answer = made.result()
         assert answer.status_code == 200, answer.text
         assert answer.json()["position"] == len("hello") + 5
+
+
+@pytest.mark.full  # depends on timing: the fork takes longer than other calls may, and ends before the links do (9 s)
+def test_slow_fork_is_awaited_over_grpc_at_another_gateway(tmp_path: Path) -> None:
+    with two_spans(tmp_path) as swarm, ThreadPoolExecutor(1) as pool:
+        owner, other = swarm.gateway(name="owner"), swarm.gateway(name="other")
+        assert turn(owner, "trunk", "hello").status_code == 200
+        with grpc.insecure_channel(other.grpc) as channel:
+            stub: Any = api_pb2_grpc.InferenceStub(channel)
+            request = api_pb2.ForkSessionRequest(model=MODEL, session_id="trunk")
+            swarm.kill("s1", signal.SIGSTOP)
+            made = pool.submit(stub.ForkSession, request, timeout=60)
+            time.sleep(CALL_SECONDS + 3)
+            swarm.kill("s1", signal.SIGCONT)
+            assert made.result().position == len("hello") + 5

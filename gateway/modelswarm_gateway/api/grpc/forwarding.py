@@ -83,8 +83,11 @@ def read_error(error: aio.AioRpcError) -> ApiError | None:
 async def is_alive_at(service: GenerationService, request: GenerationRequest, target: str) -> bool:
     """Return whether servers know the gateway at `target` as the owner; if they know none, whether it responds."""
     is_alive = await service.is_owned_by(request, target)
-    if is_alive is not None:
-        return is_alive
+    return await is_responding(target) if is_alive is None else is_alive
+
+
+async def is_responding(target: str) -> bool:
+    """Return whether the gateway at `target` responds."""
     async with aio.insecure_channel(target, options=OWN_CONNECTION) as channel:
         check = health_pb2_grpc.HealthStub(channel).Check
         try:

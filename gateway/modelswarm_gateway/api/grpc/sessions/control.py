@@ -9,15 +9,22 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from grpc import aio
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.api.failover import MOVED_CODES
-from modelswarm_gateway.api.forwarding import CALL_SECONDS, FORWARDED_HEADER, PeerGone
+from modelswarm_gateway.api.forwarding import (
+    CALL_SECONDS,
+    FORWARDED_HEADER,
+    READ_SECONDS,
+    PeerGone,
+    await_while_alive,
+)
 from modelswarm_gateway.api.grpc.field_names import move_field
-from modelswarm_gateway.api.grpc.forwarding import OWN_CONNECTION, read_error
+from modelswarm_gateway.api.grpc.forwarding import OWN_CONNECTION, is_responding, read_error
 from modelswarm_gateway.api.http.openai_requests import parse_body
 from modelswarm_gateway.api.http.sessions import ForkRequest
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
@@ -129,7 +136,9 @@ class SessionControl:
             fork = api_pb2.Fork(session_id=new[1], position=position)
             request = api_pb2.ForkSessionRequest(model=key[0], session_id=key[1], fork=fork)
             try:
-                return await self._forward(elsewhere, lambda stub: stub.ForkSession, request)
+                return await self._forward(
+                    elsewhere, lambda stub: stub.ForkSession, request, READ_SECONDS
+                )
             except PeerGone as error:
                 raise owner_not_reached() from error
         except ApiError as error:
@@ -145,15 +154,22 @@ class SessionControl:
         elsewhere: OwnedElsewhere,
         method: Callable[[Any], Callable[..., Awaitable[Answer]]],
         request: api_pb2.SessionName | api_pb2.ForkSessionRequest,
+        seconds: float = CALL_SECONDS,
     ) -> Answer:
-        """Return the answer of the gateway that holds the session. Raise PeerGone if it is stopping or gone."""
+        """Return the answer of the gateway that holds the session. Raise PeerGone if it is stopping or gone.
+
+        A fork, which copies KV, may take longer than other calls: it is awaited while that gateway responds.
+        """
         if self._is_forwarded or not elsewhere.grpc:
             raise owner_not_reached() from elsewhere
         mark = ((FORWARDED_HEADER, "1"),)
         async with aio.insecure_channel(elsewhere.grpc, options=OWN_CONNECTION) as channel:
             call = method(api_pb2_grpc.InferenceStub(channel))
             try:
-                return await call(request, metadata=mark, timeout=CALL_SECONDS)
+                return await await_while_alive(
+                    call(request, metadata=mark, timeout=seconds),
+                    partial(is_responding, elsewhere.grpc),
+                )
             except aio.AioRpcError as error:
                 failure = read_error(error)
                 if failure is None or failure.code in MOVED_CODES:
