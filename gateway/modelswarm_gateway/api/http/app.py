@@ -123,7 +123,9 @@ def _generation_routes(
         except ApiError as error:
             service.metrics.count_request(OTHER_MODEL, error.code)
             raise
-        original = OriginalRequest(request.url.path, request.headers, body)
+        # Only a session may be at another gateway. Fields without an effect may be large: they are not kept.
+        kept = {} if first.session_id is None else parsed.obeyed_fields(body)
+        original = OriginalRequest(request.url.path, request.headers, kept)
         return GenerationResponse(
             service,
             first,

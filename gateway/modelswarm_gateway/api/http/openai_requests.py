@@ -31,6 +31,7 @@ from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.validation_messages import ALLOWED, first_problem, missing_field
 from modelswarm_gateway.api.tools.definitions import read_answer_options
 from modelswarm_gateway.api.tools.messages import check_conversation, read_tool_calls
+from modelswarm_gateway.api.tools.objects import check_size
 from modelswarm_gateway.backend.beams.options import BeamOptions
 from modelswarm_gateway.errors import invalid_field, invalid_request
 from modelswarm_gateway.generation.grammar.request_fields import GRAMMAR_FIELDS, read_grammar
@@ -343,6 +344,7 @@ class ChatRequest(_Request):
 
     def given_prompt(self) -> tuple[str, Prompt]:
         variables = dict(self.chat_template_kwargs or {})
+        check_size("chat_template_kwargs", variables)
         if taken := sorted(RESERVED_VARIABLES & variables.keys()):
             field = f"chat_template_kwargs.{taken[0]}"
             raise invalid_request(field, f"{field}: the gateway sets this variable; leave it out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +13,8 @@ from modelswarm_gateway.api.fields.messages import (
     OUTPUT_FORMAT,
     THINKING,
 )
-from modelswarm_gateway.api.tools.definitions import MAX_TOOL_BYTES, MAX_TOOLS
-from modelswarm_gateway.api.tools.objects import read_object, read_text
+from modelswarm_gateway.api.tools.definitions import MAX_TOOLS
+from modelswarm_gateway.api.tools.objects import check_size, read_object, read_text
 from modelswarm_gateway.api.tools.schema_checks import check_parameters
 from modelswarm_gateway.errors import ApiError, Code, invalid_field, shorten
 from modelswarm_gateway.generation.grammar.schema_checks import SchemaError, dump_schema
@@ -65,8 +64,7 @@ def read_answer(
 def _read_tools(values: Sequence[object]) -> tuple[Tool, ...]:
     if len(values) > MAX_TOOLS:
         raise invalid_field("tools", f"at most {MAX_TOOLS}, not {len(values)}")
-    if values and len(json.dumps(values)) > MAX_TOOL_BYTES:
-        raise invalid_field("tools", f"at most {MAX_TOOL_BYTES >> 10} KiB of JSON")
+    check_size("tools", values)
     tools: dict[str, Tool] = {}
     for place, value in enumerate(values):
         tool = _read_tool(f"tools[{place}]", value)

@@ -41,7 +41,9 @@ def add_messages_routes(
         except ApiError as error:
             service.metrics.count_request(OTHER_MODEL, error.code)
             raise
-        original = OriginalRequest(request.url.path, request.headers, body)
+        original = OriginalRequest(
+            request.url.path, request.headers, {}
+        )  # no session, no forwarding
         return MessagesResponse(
             service,
             wanted,

@@ -55,12 +55,14 @@ def add_response_routes(
         try:
             refuse_session_id(request.headers, session_headers, CONVERSATIONS)
             body = await read_json(request, budget)
+            parsed = parse_responses(body)
+            kept = parsed.body.obeyed_fields(body)  # others have no effect, and may be large
             return ResponsesResponse(
                 service,
-                parse_responses(body),
+                parsed,
                 stored,
                 forward=ForwardContext(
-                    forwarder, OriginalRequest(request.url.path, request.headers, body)
+                    forwarder, OriginalRequest(request.url.path, request.headers, kept)
                 ),
                 last_event_id=request.headers.get(LAST_EVENT_ID),
                 forwarded=FORWARDED_HEADER in request.headers,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -16,14 +15,13 @@ from modelswarm_gateway.api.fields.tools import (
     TOOL,
     TOOL_CHOICE,
 )
-from modelswarm_gateway.api.tools.objects import check_type, read_object, read_text
+from modelswarm_gateway.api.tools.objects import check_size, check_type, read_object, read_text
 from modelswarm_gateway.api.tools.schema_checks import check_parameters
 from modelswarm_gateway.errors import invalid_field, invalid_request, shorten
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, ToolChoice
 from modelswarm_gateway.generation.tool_calls.tool import Tool
 
 MAX_TOOLS = 128  # OpenAI's limit
-MAX_TOOL_BYTES = 256 << 10  # of all tools of a request, as JSON
 MAX_NAME_LENGTH = 64  # characters of a function's name
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MAX_NAME_LENGTH}}}")
 _NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -53,8 +51,7 @@ def read_answer_options(
 def read_tools(values: Sequence[Any]) -> tuple[Tool, ...]:
     if len(values) > MAX_TOOLS:
         raise invalid_field("tools", f"at most {MAX_TOOLS}, not {len(values)}")
-    if values and len(json.dumps(values)) > MAX_TOOL_BYTES:
-        raise invalid_field("tools", f"at most {MAX_TOOL_BYTES >> 10} KiB of JSON")
+    check_size("tools", values)
     tools: dict[str, Tool] = {}
     for place, value in enumerate(values):
         path = f"tools[{place}]"

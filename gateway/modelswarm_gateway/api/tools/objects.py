@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from modelswarm_gateway.api.fields.states import FieldError, FieldTable
-from modelswarm_gateway.errors import ApiError, invalid_request
+from modelswarm_gateway.errors import ApiError, invalid_field, invalid_request
+
+MAX_JSON_BYTES = 256 << 10  # of tools, and of variables of the chat template
 
 
 def read_object(path: str, value: object, table: FieldTable) -> dict[str, Any]:
@@ -30,3 +33,13 @@ def read_text(path: str, fields: dict[str, Any], name: str) -> str:
 def check_type(path: str, fields: dict[str, Any]) -> None:
     if fields.get("type", "function") != "function":
         raise invalid_request(f"{path}.type", f'{path}.type: must be "function"')
+
+
+def check_size(path: str, value: object) -> None:
+    """Raise ApiError for more than MAX_JSON_BYTES of JSON, which would be kept for as long as the answer takes."""
+    try:
+        size = len(json.dumps(value)) if value else 0
+    except RecursionError as error:
+        raise invalid_field(path, "nested too deeply") from error
+    if size > MAX_JSON_BYTES:
+        raise invalid_field(path, f"at most {MAX_JSON_BYTES >> 10} KiB of JSON")

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import json
 import os
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from support.eventually import SECONDS
 from support.gateway_service import make_service_with_files
@@ -19,6 +23,7 @@ from modelswarm.protocol.messages import Create, Fence, Sampling, Turn
 from modelswarm.protocol.wire import api_pb2
 from modelswarm.protocol.wire.frames import pack
 from modelswarm_gateway.api.grpc.requests import parse_generate_request
+from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.api.http.openai_requests import parse_chat, parse_completion
 from modelswarm_gateway.discovery.dialer import Dialer
 from modelswarm_gateway.discovery.file_source import FileSource
@@ -40,6 +45,7 @@ from modelswarm_gateway.models.sampling_defaults import (
 from tools.dashboard.metric_registries import MODEL
 
 MANY = 300_000  # entries: a body of about 1 MiB
+MARKER = "in no body but that of one test"
 
 
 def can_cross_a_link(sampling: Sampling) -> bool:
@@ -210,3 +216,39 @@ async def test_turn_of_a_client_that_takes_nothing_is_ended() -> None:
     served.end(ended.value)
     with pytest.raises(ApiError):
         await waiting
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("completions", {"prompt": [5]}),
+        ("completions", {"prompt": [5], "session_id": "named"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
+        ("responses", {"input": "hi"}),
+    ],
+)
+async def test_fields_without_effect_are_not_kept(path: str, fields: dict[str, Any]) -> None:
+    """They may have 26 times the bytes of their JSON: 16 MiB of empty lists. An answer may take minutes."""
+    service, _ = await make_service_with_files(model_files())
+    transport = httpx.ASGITransport(app=build_http_app(service))
+    caller = "metadata" if path == "messages" else "user"
+    body = {"model": MODEL, **fields, caller: {MARKER: [[]]}}
+    content = json.dumps(body).encode()
+    del body
+    async with httpx.AsyncClient(transport=transport, base_url="http://here/v1") as client:
+        asking = asyncio.create_task(client.post(path, content=content))
+        async with asyncio.timeout(SECONDS):
+            while await service.wait_until_idle(0):  # noqa: ASYNC110 (it has not begun)
+                await asyncio.sleep(0.01)
+        found = [each for each in gc.get_objects() if type(each) is dict and MARKER in each]
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    assert not found
+
+
+def test_many_template_variables_are_refused() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    with pytest.raises(ApiError) as refused:
+        parse_chat(body | {"chat_template_kwargs": {"a": [[]] * MANY}}).to_generation_request()
+    assert (refused.value.param, "256 KiB" in str(refused.value)) == ("chat_template_kwargs", True)
