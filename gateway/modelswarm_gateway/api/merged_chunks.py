@@ -22,7 +22,8 @@ async def merge_chunks(
 
     reads = {read(index): index for index in range(len(generations))}
     try:
-        await asyncio.wait(reads)
+        # Without this, a refusal of the first answer would wait for the others, which wait for it.
+        await asyncio.wait(reads, return_when=asyncio.FIRST_EXCEPTION)
         while reads:
             done, _ = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=reads.__getitem__):

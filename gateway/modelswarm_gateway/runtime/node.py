@@ -251,6 +251,7 @@ class Node:
     def start_turn(self, session: str, request: TurnRequest) -> TokenStream:
         parent = self._streams.get(request.parent)
         waits = parent is not None and not parent.has_begun
+        waits = waits or self._waiting_forks.must_wait(request)
         if not waits:
             self._core.start_turn(session, request, self._clock())
 
@@ -327,7 +328,8 @@ class Node:
                 case Emitted() | PromptScored() | RowsReturned():
                     self._deliver_token(effect)
                 case Refused(session=session):
-                    self._fail_stream(session, from_refusal(effect))
+                    self._end_stream(session, from_refusal(effect))
+                    self._waiting_forks.on_refused(session)  # its reader may try again
                 case SessionLost(session=session, detail=detail, repeats=repeats):
                     log.warning("session %s failed: %s", session, detail)
                     error = ApiError(Code.STREAM_BROKEN, hide_identities(detail), repeats=repeats)
@@ -392,11 +394,14 @@ class Node:
         if stream.has_ended:
             del self._streams[effect.session]
 
-    def _fail_stream(self, session: str, error: ApiError) -> None:
+    def _end_stream(self, session: str, error: ApiError) -> None:
         stream = self._streams.pop(session, None)
         if stream is not None:
             self.recovery_events.finish(session, stream, "failed")
             stream.fail(error)
+
+    def _fail_stream(self, session: str, error: ApiError) -> None:
+        self._end_stream(session, error)
         for turn in self._waiting_forks.on_ended(session):
             self._fail_stream(turn.session, error)
 

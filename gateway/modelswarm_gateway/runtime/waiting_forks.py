@@ -22,12 +22,18 @@ class WaitingForks:
     def __init__(self) -> None:
         self._waiting: dict[str, list[WaitingTurn]] = {}  # by parent
         self._due: list[WaitingTurn] = []
+        self._refused: set[str] = set()  # sessions whose turn was refused, and may be tried again
+
+    def must_wait(self, request: TurnRequest) -> bool:
+        """Return whether this is another answer to a prompt whose first answer was refused."""
+        return request.sampling.choice > 0 and request.parent in self._refused
 
     def add_turn(self, turn: WaitingTurn) -> None:
         self._waiting.setdefault(turn.request.parent, []).append(turn)
 
     def on_begun(self, parent: str) -> None:
         """The parent has a token: its forks are due."""
+        self._refused.discard(parent)
         self._due += self._waiting.pop(parent, [])
 
     def on_ended(self, parent: str) -> list[WaitingTurn]:
@@ -35,9 +41,21 @@ class WaitingForks:
 
         A fork has a log of its own, which it computes itself: it is due.
         """
+        self._refused.discard(parent)
         waiting = self._waiting.pop(parent, [])
         self._due += [turn for turn in waiting if not turn.request.sampling.choice]
         return [turn for turn in waiting if turn.request.sampling.choice]
+
+    def on_refused(self, parent: str) -> None:
+        """The parent's turn is refused for now: the other answers to its prompt wait until it is tried again, or ends.
+
+        A fork does not: it is due.
+        """
+        self._refused.add(parent)
+        waiting = self._waiting.pop(parent, [])
+        self._due += [turn for turn in waiting if not turn.request.sampling.choice]
+        if answers := [turn for turn in waiting if turn.request.sampling.choice]:
+            self._waiting[parent] = answers
 
     def take_due(self) -> list[WaitingTurn]:
         due, self._due = self._due, []

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -134,6 +135,17 @@ def test_family_without_room_is_refused_as_a_whole(gateway: Endpoints) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "no_capacity")
     again = httpx.post(f"{gateway.url}/v1/completions", json=BODY, timeout=60)
     assert again.status_code == 200, "the granted pages were given back"
+
+
+def test_idle_session_makes_room_for_all_answers(tmp_path: Path) -> None:
+    """The first answer has no room beside the session, and both have once it is dropped."""
+    pages = 60  # of 16 positions; a tenth is kept for recoveries: 29 for the session, or 26 for each answer
+    with two_spans(tmp_path, "--pages", f"{pages}") as swarm:
+        url = f"{swarm.gateway().url}/v1/completions"
+        idle = {"model": MODEL, "prompt": "a" * 460, "max_tokens": 5, "session_id": "idle"}
+        assert httpx.post(url, json=idle, timeout=60).status_code == 200
+        made = httpx.post(url, json=BODY | {"n": 2, "max_tokens": 405}, timeout=60)
+        assert made.status_code == 200, made.text
 
 
 @pytest.mark.parametrize("fields", [{"n": 0}, {"n": 129}, {"n": 2, "session_id": "x"}])

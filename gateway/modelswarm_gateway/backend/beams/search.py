@@ -99,8 +99,9 @@ class BeamSearch(TurnBackend):
         except (ApiError, CoreError) as error:
             failure = error if isinstance(error, ApiError) else from_core(error, self._prompt_field)
             self._sessions.close()
-            for _, stream in self._turns.values():
-                stream.fail(failure)
+            for choice, stream in self._turns.values():
+                if choice == 0:  # whose reader may try again, for all answers, or ends them
+                    stream.fail(failure)
             return
         self._answers = scorer.finished
         for choice, stream in self._turns.values():
