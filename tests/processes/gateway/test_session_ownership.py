@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.eventually import eventually
-from support.processes.http_requests import IDS
-from support.processes.swarm import Endpoints, HashSwarm, two_spans
+from support.processes.http_requests import FOREVER, IDS, lines
+from support.processes.swarm import ENDLESS, Endpoints, HashSwarm, two_spans
 
 pytestmark = pytest.mark.full
 
@@ -108,3 +109,15 @@ def test_draining_gateway_answers_for_its_idle_session(
             eventually("it takes nothing new", lambda: ask(one, IDS | {"max_tokens": 3}) == 503)
             assert ask(two, rest) == 200
             assert ask(two, IDS | {"max_tokens": 3}) == 200
+
+
+def test_leaving_a_forwarded_stream_counts_as_leaving(tmp_path: Path) -> None:
+    with two_spans(tmp_path, *LEASE, context=ENDLESS) as swarm:
+        one, two = (swarm.gateway(*LEASE, name=name) for name in ("one", "two"))
+        left = FOREVER | {"session_id": "left"}
+        assert ask(one, left | {"max_tokens": 3}) == 200
+        with closing(lines(two, left)) as stream:
+            next(stream)
+        name = "modelswarm_gateway_requests_total"
+        eventually("it is counted", lambda: sum(two.metric(name, code=c) for c in ("200", "499")))
+        assert two.metric(name, code="499") == 1

@@ -65,8 +65,9 @@ class Relay:
         relaying = asyncio.ensure_future(self._relay(last_event_id))
         try:
             await asyncio.wait({disconnected, relaying}, return_when=asyncio.FIRST_COMPLETED)
-            if relaying.done():
-                await relaying
+            if not relaying.done():
+                raise ApiError(Code.CANCELLED, "the client left")
+            await relaying
         finally:
             relaying.cancel()
 
