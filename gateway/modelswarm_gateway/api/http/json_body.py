@@ -94,7 +94,7 @@ def parse_json(raw: bytes) -> object:
     if not raw.strip():
         raise invalid_request(None, "the body is empty; a JSON object is needed")
     try:
-        value: object = json.loads(raw.decode())
+        value: object = json.loads(raw.decode(), parse_constant=_refuse_constant)
         if b"\\ud" in raw.lower():  # halves of a surrogate pair are JSON, but not text
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -120,3 +120,8 @@ def parse_json(raw: bytes) -> object:
             None, f"the body has a whole number of more than {limit} digits"
         ) from error
     return value
+
+
+def _refuse_constant(name: str) -> object:
+    """Refuse what Python reads as a number: an answer that repeats it, as of a tool's schema, would not be JSON."""
+    raise invalid_request(None, f"the body is not valid JSON: {name} is no number")

@@ -8,7 +8,12 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from modelswarm_gateway.api.http.json_body import SMALL_BODY_BYTES, BodyBudget, read_json
+from modelswarm_gateway.api.http.json_body import (
+    SMALL_BODY_BYTES,
+    BodyBudget,
+    parse_json,
+    read_json,
+)
 from modelswarm_gateway.errors import ApiError, Code
 
 MOST = 1 << 20
@@ -52,3 +57,11 @@ async def test_body_that_is_refused_gives_back_its_bytes() -> None:
         with pytest.raises(ApiError) as refused:
             await read_json(make_request(b"a" * MOST), budget)
         assert refused.value.code is Code.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
+def test_constant_that_is_no_json_is_refused_by_name(constant: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_json(f'{{"tools": [{{"default": {constant}}}]}}'.encode())
+    assert refused.value.code is Code.INVALID_REQUEST
+    assert str(refused.value) == f"the body is not valid JSON: {constant} is no number"
