@@ -41,9 +41,8 @@ def add_messages_routes(
         except ApiError as error:
             service.metrics.count_request(OTHER_MODEL, error.code)
             raise
-        original = OriginalRequest(
-            request.url.path, request.headers, {}
-        )  # no session, no forwarding
+        # Without a session nothing is forwarded: the body is not kept.
+        original = OriginalRequest(request.url.path, request.headers, {})
         return MessagesResponse(
             service,
             wanted,
