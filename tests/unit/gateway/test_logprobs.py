@@ -54,7 +54,8 @@ def test_completion_names_parts_of_characters_as_openai_does() -> None:
     table = {1: b"a", 2: b"\xe2\x82"}
     entry = TokenLogprob(2, -0.5, (TopLogprob(1, -0.25),), 7)
     assert token_text(2, table.__getitem__) == "bytes:\\xe2\\x82"
-    assert completion_logprobs([entry], TokenNames(table.__getitem__)) == {
+    made = completion_logprobs([entry], TokenNames(table.__getitem__))
+    assert {name: list(values) for name, values in made.items()} == {
         "text_offset": [7],
         "token_logprobs": [-0.5],
         "tokens": ["bytes:\\xe2\\x82"],

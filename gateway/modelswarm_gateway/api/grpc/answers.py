@@ -119,7 +119,7 @@ async def _generate(
             generation = generations[index]
             part = response_part(name, chunk, generation, index)
             if begins:
-                add_prompt(part, generation, request)
+                await add_prompt(part, generation, request)
             begins = False
             open_answers -= chunk.finish is not None
             if not open_answers:

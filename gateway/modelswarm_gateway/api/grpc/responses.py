@@ -5,6 +5,7 @@ Used by `answers.py` and the Inference service. Knows no sessions.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 
 from modelswarm.protocol.wire import api_pb2
@@ -12,6 +13,9 @@ from modelswarm_gateway.generation.generation import Generation, OutputChunk
 from modelswarm_gateway.generation.logprobs import TokenLogprob
 from modelswarm_gateway.generation.rows.returned_rows import RowBlock
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
+
+_ENTRIES_AT_ONCE = 64
+"""Entries of a prompt that are made before other tasks run: some 4 ms with 20 alternatives each."""
 
 
 def response_part(
@@ -48,20 +52,23 @@ def rows_end(part: api_pb2.GenerateResponse) -> int:
     return part.rows_position + shape[0]
 
 
-def add_prompt(
+async def add_prompt(
     part: api_pb2.GenerateResponse, generation: Generation, request: api_pb2.GenerateRequest
 ) -> None:
-    """Add to the first part of a stream what the request wants to know of the prompt."""
+    """Add to the first part of a stream what the request wants to know of the prompt. Other tasks run meanwhile."""
     prompt = generation.prompt
     if request.return_prompt_token_ids:
         part.prompt_token_ids.extend(prompt)
     if request.HasField("prompt_logprobs"):
-        scored = zip(prompt[1:], generation.prompt_logprobs, strict=True)
-        entries = [TokenLogprob(prompt[0], None, (), 0)] + [
-            TokenLogprob(token, score.logprob, score.top[: request.prompt_logprobs], 0)
-            for token, score in scored
-        ]
-        part.prompt_logprobs.extend(_logprob(entry, generation.tokenizer) for entry in entries)
+        scores = generation.prompt_logprobs
+        for place, token in enumerate(prompt):
+            entry = TokenLogprob(token, None, (), 0)  # the first one follows nothing
+            if place:
+                score = scores[place - 1]
+                entry = TokenLogprob(token, score.logprob, score.top[: request.prompt_logprobs], 0)
+            part.prompt_logprobs.append(_logprob(entry, generation.tokenizer))
+            if place % _ENTRIES_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
 
 def usage_of(generations: Sequence[Generation]) -> api_pb2.Usage:

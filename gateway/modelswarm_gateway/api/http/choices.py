@@ -66,7 +66,7 @@ class AnswerBuilder(Protocol):
         """Return the whole answer, for a response that is not streamed."""
         ...
 
-    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
+    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> dict[str, Any]:
         """Return the whole response. `completion`: tokens of all choices."""
         ...
 
@@ -118,9 +118,7 @@ class Choices:
             for builder, each in zip(self._builders, answers, strict=True)
         ]
         body = self._builders[0].body(choices, sum(len(each.tokens) for each in answers))
-        length = str(len(body)).encode()
-        await writer.start([(b"content-type", b"application/json"), (b"content-length", length)])
-        await writer.write(body, more=False)
+        await writer.write_json(body)
 
     async def send_stream(self, writer: ResponseWriter, keepalive: float) -> None:
         pending = [PendingOutput(f"{index}:") for index in range(len(self._generations))]

@@ -290,10 +290,7 @@ class GenerationResponse(Response):
                 finish = chunk.finish
                 generation.acknowledge(chunk)
         choice = builder.choice(output, tokens, finish, logprobs)
-        body = builder.body([choice], len(tokens))
-        length = str(len(body)).encode()
-        await writer.start([(b"content-type", b"application/json"), (b"content-length", length)])
-        await writer.write(body, more=False)
+        await writer.write_json(builder.body([choice], len(tokens)))
 
     async def _send_stream(
         self, generation: Generation, builder: AnswerBuilder, writer: ResponseWriter

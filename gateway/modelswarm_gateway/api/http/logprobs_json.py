@@ -1,18 +1,31 @@
 """Log probabilities in OpenAI's two shapes: a list of entries (chat), and parallel lists (text completions).
 
-Those of a prompt have vLLM's shape. Used by the response builders. Knows tokens only by their bytes.
+Those of a prompt have vLLM's shape. Used by the response builders. Knows tokens only by their bytes. An entry with 20
+alternatives takes some 0.1 ms to make and encode, so entries are made one by one while the response is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from modelswarm.protocol.messages import PromptLogprob
 from modelswarm_gateway.generation.logprobs import TokenLogprob
 
 BytesOf = Callable[[int], bytes]
+Source = TypeVar("Source")
+
+
+@dataclass(frozen=True, slots=True)
+class LazyList(Generic[Source]):
+    """A list of a JSON value whose entries are made when they are read."""
+
+    source: Sequence[Source]
+    make: Callable[[Source], object]
+
+    def __iter__(self) -> Iterator[object]:
+        return map(self.make, self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +49,12 @@ def _id_name(token: int) -> str:
 
 def chat_logprobs(entries: Sequence[TokenLogprob], names: TokenNames) -> dict[str, Any]:
     """Return `logprobs` of a chat choice. A token that is a part of a character has replacement characters."""
-    content = [
-        {
-            **_chat_entry(entry.token, entry.logprob, names),
-            "top_logprobs": [_chat_entry(top.token, top.logprob, names) for top in entry.top],
-        }
-        for entry in entries
-    ]
-    return {"content": content, "refusal": None}
+
+    def make(entry: TokenLogprob) -> dict[str, Any]:
+        tops = [_chat_entry(top.token, top.logprob, names) for top in entry.top]
+        return {**_chat_entry(entry.token, entry.logprob, names), "top_logprobs": tops}
+
+    return {"content": LazyList(entries, make), "refusal": None}
 
 
 def _chat_entry(token: int, logprob: float | None, names: TokenNames) -> dict[str, Any]:
@@ -53,29 +64,33 @@ def _chat_entry(token: int, logprob: float | None, names: TokenNames) -> dict[st
 
 def completion_logprobs(entries: Sequence[TokenLogprob], names: TokenNames) -> dict[str, Any]:
     """Return `logprobs` of a text completion. The sampled token is always among `top_logprobs`."""
-    tops: list[dict[str, float] | None] = []
-    for entry in entries:
+
+    def top_of(entry: TokenLogprob) -> dict[str, float] | None:
         if entry.logprob is None:
-            tops.append(None)
-            continue
+            return None
         top = {names.completion_name(each.token): each.logprob for each in entry.top}
-        tops.append(top | {names.completion_name(entry.token): entry.logprob})
+        return top | {names.completion_name(entry.token): entry.logprob}
+
     return {
-        "text_offset": [entry.offset for entry in entries],
-        "token_logprobs": [entry.logprob for entry in entries],
-        "tokens": [names.completion_name(entry.token) for entry in entries],
-        "top_logprobs": tops,
+        "text_offset": LazyList(entries, lambda entry: entry.offset),
+        "token_logprobs": LazyList(entries, lambda entry: entry.logprob),
+        "tokens": LazyList(entries, lambda entry: names.completion_name(entry.token)),
+        "top_logprobs": LazyList(entries, top_of),
     }
 
 
 def prompt_logprobs(
     scores: Sequence[PromptLogprob], count: int, names: TokenNames
-) -> list[dict[str, Any] | None]:
+) -> LazyList[PromptLogprob | None]:
     """Return the entries of a prompt's tokens; the first one follows nothing and has none.
 
     Each has the token itself and the `count` most probable ones. The rank of a token that is not among them is null.
     """
-    return [None] + [_prompt_entry(score, count, names) for score in scores]
+
+    def make(score: PromptLogprob | None) -> dict[str, Any] | None:
+        return None if score is None else _prompt_entry(score, count, names)
+
+    return LazyList([None, *scores], make)
 
 
 def _prompt_entry(score: PromptLogprob, count: int, names: TokenNames) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from modelswarm.protocol.messages import PromptLogprob
 from modelswarm_gateway.api.http.logprobs_json import (
+    LazyList,
     TokenNames,
     chat_logprobs,
     completion_logprobs,
@@ -26,7 +28,7 @@ DONE = b"data: [DONE]\n\n"
 Tokens = Sequence[int]
 Logprobs = Sequence[TokenLogprob]
 Events = Sequence[OutputEvent]
-PromptEntries = list[dict[str, Any] | None]
+PromptEntries = LazyList[PromptLogprob | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,7 @@ class ResponseBuilder(abc.ABC):
     ) -> bytes:
         """Return the event of some output. `event_id`: the last log position that it covers (R17, sampling)."""
         found = self._logprobs(logprobs)
-        shown = "null" if found is None else json.dumps(found)
+        shown = "null" if found is None else json.dumps(found, default=list)
         fields = f'{self._event_field(output)},"logprobs":{shown},"finish_reason":null'
         return self._events.choice(fields, tokens, event_id)
 
@@ -219,12 +221,12 @@ class ResponseBuilder(abc.ABC):
         """Return those that a body has, because all choices have the same prompt."""
         return {}
 
-    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
+    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> dict[str, Any]:
         """Return the whole response of a request that does not stream. `completion`: tokens of all choices."""
         head = self._events.head
-        made: dict[str, object] = {"id": self.id, "object": self.kind, "created": head.created}
+        made: dict[str, Any] = {"id": self.id, "object": self.kind, "created": head.created}
         made |= {"model": head.model, "choices": list(choices), "usage": head.usage(completion)}
-        return json.dumps(made | self._body_fields()).encode()
+        return made | self._body_fields()
 
     def _logprobs(self, logprobs: Logprobs) -> dict[str, Any] | None:
         names = self._events.head.names

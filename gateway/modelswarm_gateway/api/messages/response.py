@@ -110,9 +110,9 @@ class MessageBuilder(AnswerBuilder):
         self._finish = finish
         return {"content": _content_blocks(output)}
 
-    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
+    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> dict[str, Any]:
         reason, match = self._stop_reason(self._finish)
-        return json.dumps(self._message(choices[0]["content"], reason, match, completion)).encode()
+        return self._message(choices[0]["content"], reason, match, completion)
 
     def _stop_reason(self, finish: str) -> tuple[str, str | None]:
         match = self._generation.stop_match

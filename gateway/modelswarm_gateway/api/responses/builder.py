@@ -103,8 +103,8 @@ class ResponsesBuilder:
         self.finish_event(finish)
         return {}
 
-    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> bytes:
-        return json.dumps(self._end(completion)).encode()
+    def body(self, choices: Sequence[dict[str, Any]], completion: int) -> dict[str, Any]:
+        return self._end(completion)
 
     @property
     def _is_complete(self) -> bool:
@@ -125,8 +125,7 @@ class ResponsesBuilder:
         if not self._made.request.body.include:
             return []
         names = TokenNames(self._generation.tokenizer.token_bytes)
-        entries: list[Any] = chat_logprobs(logprobs, names)["content"]
-        return entries
+        return list(chat_logprobs(logprobs, names)["content"])
 
     def _event(self, fields: Mapping[str, Any]) -> bytes:
         content = json.dumps({**fields, "sequence_number": self.number})
