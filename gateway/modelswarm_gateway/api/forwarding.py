@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -21,8 +22,18 @@ from modelswarm_gateway.settings import SESSION_HEADER
 
 FORWARDED_HEADER = "x-modelswarm-forwarded"
 CONNECT_SECONDS = 2.0
-# Silence after which a connection fails, in seconds; a gateway that holds a stream sends a keepalive every few seconds.
+# Seconds to send a request, and for the whole response to one with a body that is not a turn.
 READ_SECONDS = 120.0
+# A whole answer sends nothing until its end, which may take many minutes: the kernel probes the silent connection, and
+# breaks it after some 45 s without an answer.
+_PROBES = [
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    *(
+        (socket.IPPROTO_TCP, getattr(socket, name), value)
+        for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
+        if hasattr(socket, name)  # macOS has no TCP_KEEPIDLE
+    ),
+]
 # Seconds between checks that a silent gateway is alive.
 ALIVE_CHECK_SECONDS = 1.0
 # Seconds for the whole response to a request without a body.
@@ -81,8 +92,12 @@ class ForwardedResponse:
 class Forwarder:
     def __init__(self) -> None:
         self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
+            timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS, read=None),
+            transport=httpx.AsyncHTTPTransport(
+                limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
+                trust_env=False,
+                socket_options=_PROBES,
+            ),
             trust_env=False,
         )
 

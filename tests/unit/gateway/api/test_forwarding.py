@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+from pathlib import Path
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -136,6 +138,35 @@ async def test_call_with_a_body_is_awaited_while_its_gateway_responds(
 
 async def is_alive() -> bool:
     return True
+
+
+async def test_forwarded_answer_may_be_silent_while_its_gateway_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer that is not streamed sends nothing until its end, which may take many minutes."""
+    monkeypatch.setattr(forwarding, "READ_SECONDS", 0.1)
+    monkeypatch.setattr(forwarding, "ALIVE_CHECK_SECONDS", 0.1)
+    server = AsgiServer(answer_late, bind_socket("--http", "127.0.0.1:0"))
+    await server.start()
+    forwarder = Forwarder()
+    original = OriginalRequest("/v1/completions", {}, {})
+    async with forwarder.forward(server.target, original, None, is_alive) as response:
+        assert await anext(response.parts) == b"{}"
+        assert _has_keepalive(server.target)
+    await forwarder.close()
+    await server.stop()
+
+
+def _has_keepalive(target: str) -> bool:
+    """Return whether the kernel probes a connection to this target; elsewhere than on Linux it cannot be seen."""
+    if sys.platform != "linux":
+        return True
+    port, established, keepalive = f":{int(target.rpartition(':')[2]):04X}", "01", "02:"
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(
+        line[2].endswith(port) and line[3] == established and line[5].startswith(keepalive)
+        for line in lines
+    )
 
 
 async def test_failover_retries_only_after_a_break_until_its_limit() -> None:
