@@ -77,7 +77,7 @@ class ModelEntry:
     # Of a revision that turns do not run on yet. It is loaded before they do, so that no request waits for it.
     ahead_revision: str = ""
     ahead: ModelTokenizer | None = None
-    servers: dict[PeerId, Hello] = field(default_factory=dict)
+    servers: dict[PeerId, Hello] = field(default_factory=dict)  # the last one is asked for files
     adapters: frozenset[str] = frozenset()  # names; of the last servers if it has none now
     fetch: _Fetch | None = None
     retry_at: float = 0.0
@@ -92,6 +92,13 @@ class ModelEntry:
         if self.servers:
             hellos = self.servers.values()
             self.adapters = frozenset(each.name for hello in hellos for each in hello.adapters)
+
+    def end_failed_fetch(self) -> None:
+        """End the transfer, and ask all other servers before this one again: only its own files may be broken."""
+        hello = self.servers.pop(self.fetch.peer, None) if self.fetch else None
+        if hello is not None:
+            self.servers = {hello.peer: hello, **self.servers}
+        self.fetch = None
 
     def describe_fetch(self) -> str:
         """Return what the tokenizer waits for; empty if no transfer is in progress."""
@@ -217,7 +224,7 @@ class ModelRegistry:
             ):
                 late, seconds = fetch.peer, now - entry.asked_at
                 log.warning("files of %s did not arrive from %s in %g s", entry.name, late, seconds)
-                entry.fetch = None
+                entry.end_failed_fetch()
                 entry.files_problem = f"they did not arrive from {name_of(late)} in {seconds:g} s"
                 self._on_change()
             if entry.tokenizer is not None and not entry.tokenizer.is_running:
@@ -378,7 +385,7 @@ class ModelRegistry:
         pause = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(entry.failures, 10))
         log.error("cannot use the files of %s, retry in %g s: %s", entry.name, pause, reason)
         entry.failures, entry.files_problem = entry.failures + 1, reason
-        entry.fetch = None
+        entry.end_failed_fetch()
         entry.retry_at = self._clock() + pause
         self._on_change()
 

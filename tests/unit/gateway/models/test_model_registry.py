@@ -159,6 +159,31 @@ async def test_next_server_is_asked_after_loss_or_timeout() -> None:
     assert await harness.wait_until_loaded()
 
 
+async def test_server_without_usable_files_lets_others_be_asked() -> None:
+    harness = RegistryHarness()
+    peers = ["s0/1/a", "s1/1/b", "s2/1/c"]
+    for peer in peers:
+        harness.registry.on_peer_connected(replace(HELLO, peer=peer))
+    assert harness.take_asked_peers() == ["s0/1/a"]
+    harness.registry.on_peer_lost("s0/1/a")
+    assert harness.take_asked_peers() == ["s2/1/c"]
+    harness.registry.on_peer_connected(replace(HELLO, peer="s0/2/d"))
+    asked = []
+    for _ in range(3):
+        harness.now += STALL_SECONDS
+        harness.registry.tick()
+        asked += harness.take_asked_peers()
+    assert sorted(asked) == ["s0/2/d", "s1/1/b", "s2/1/c"]
+    for peer in asked[-1], asked[0]:  # the first one has a broken file
+        files = {"tokenizer.json": b"{"} if peer == asked[-1] else model_files()
+        harness.send_files(peer, files)
+        await harness.wait_until_idle()
+        harness.now += RETRY_SECONDS
+        harness.registry.tick()
+    [entry] = harness.registry.entries()
+    assert entry.tokenizer is not None
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
