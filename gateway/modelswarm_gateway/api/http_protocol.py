@@ -21,7 +21,8 @@ from uvicorn.server import ServerState
 from modelswarm_gateway.api.http.request_log import REQUEST_ID, assign_request_id, make_request_id
 from modelswarm_gateway.errors import ApiError, Code
 
-# Seconds from a connection's start, or from the first byte of a later request, to the end of the request's head.
+# Seconds from a connection's start, or from the first byte of a later request, to the end of the request's head; also
+# from a whole answer to the end of its request's body.
 HEAD_SECONDS = 60.0
 # Largest head of a request, in bytes.
 MAX_HEAD_BYTES = 16 << 10
@@ -56,11 +57,25 @@ class JsonErrorProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        was_answered = self._is_answered
         super().data_received(data)
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._start_head_timer()
-        else:
+        if self._is_answered:
+            return  # the timer runs: every byte would else give such a body more time
+        is_idle = self.conn.their_state is h11.IDLE
+        if was_answered or not is_idle:
             self._stop_head_timer()
+        if is_idle and not self.transport.is_closing():
+            self._start_head_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._is_answered and not self.transport.is_closing():
+            self._start_head_timer()
+
+    @property
+    def _is_answered(self) -> bool:
+        """Return whether a request was answered before the end of its body."""
+        return self.conn.our_state is h11.DONE and self.conn.their_state is h11.SEND_BODY
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP request. uvicorn calls this while it handles h11's error, which says more."""

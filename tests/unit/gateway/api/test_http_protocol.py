@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -123,4 +123,28 @@ async def test_head_timeout_spares_a_running_request() -> None:
         for rest in (b"}", HEAD + b"Content-Length: 0\r\n\r\n"):  # the connection is still open
             writer.write(rest)
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+            assert await reader.readuntil(b"0\r\n\r\n")
+
+
+async def answer_at_once(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer 400 without the body, as the API refuses one that is too large or too late."""
+    await send({"type": "http.response.start", "status": 400, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def test_body_behind_its_answer_gets_no_more_time() -> None:
+    async with connection(head_seconds=0.5, app=answer_at_once) as (reader, writer):
+        writer.write(CHUNKED)
+        await reader.readuntil(b"0\r\n\r\n")
+        with suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"1\r\nx\r\n")
+                await asyncio.sleep(0.05)
+
+
+async def test_next_request_follows_a_late_body() -> None:
+    async with connection(app=answer_at_once) as (reader, writer):
+        for rest in (CHUNKED, b"1\r\nx\r\n0\r\n\r\n" + CHUNKED):
+            writer.write(rest)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 400 ")
             assert await reader.readuntil(b"0\r\n\r\n")
