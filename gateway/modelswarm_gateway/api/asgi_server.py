@@ -24,6 +24,9 @@ from modelswarm_gateway.api.http_protocol import (
 
 # Bytes that the kernel may hold for a client that does not read (R7, credit).
 SEND_BUFFER = 64 << 10
+# Seconds after which the kernel breaks a connection whose client takes nothing of what was sent; longer than those
+# after which a turn ends as unread, so that its client can still be told.
+UNTAKEN_SECONDS = 240.0
 START_SECONDS = 10.0
 # Seconds for responses that are being written when the process ends.
 GRACE_SECONDS = 1
@@ -37,6 +40,8 @@ def bind_socket(field: str, target: str) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux; also of clients that vanished
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * UNTAKEN_SECONDS))
     try:
         made.bind((host, port))
         made.listen(2048)  # also finds a second listener, which bind() alone may not
