@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -113,6 +114,7 @@ class GenerationService:
         self.shutting_down = False  # clients are sent elsewhere; new requests are still served
         self._last_request_at = clock()
         self._running: set[Generation] = set()
+        self._forwarded: set[asyncio.Future[None]] = set()  # answers of other gateways
         self._waiting = 0  # requests whose model's tokenizer is loaded
         self._starting = 0  # requests whose prompt is tokenized, or whose session is searched for
         self._ended = asyncio.Event()  # a generation has ended or started
@@ -127,9 +129,23 @@ class GenerationService:
         return len(self._running)
 
     def abort_all(self) -> None:
-        """End every running turn with an error: the gateway is stopping."""
+        """End every running turn, and every forwarded answer, with an error: the gateway is stopping."""
         for generation in tuple(self._running):
             generation.abort(gateway_stopping())
+        for stopping in self._forwarded:
+            if not stopping.done():
+                stopping.set_result(None)
+
+    @contextmanager
+    def forwarding(self) -> Iterator[asyncio.Future[None]]:
+        """Count an answer that another gateway gives. Yield a future, which is done once the answer must end."""
+        stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._forwarded.add(stopping)
+        try:
+            yield stopping
+        finally:
+            self._forwarded.discard(stopping)
+            self._ended.set()
 
     async def start_generation(self, request: GenerationRequest) -> Generation:
         """Start one generation; the caller must `close` it. Raise ApiError or OwnedElsewhere."""
@@ -325,10 +341,10 @@ class GenerationService:
         return False
 
     async def wait_until_idle(self, seconds: float) -> bool:
-        """Return True once no generation runs or starts; False if one still does after `seconds`."""
+        """Return True once no generation runs, starts or is forwarded; False if one still does after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
-                while self._running or self._starting:
+                while self._running or self._starting or self._forwarded:
                     self._ended.clear()
                     await self._ended.wait()
         except TimeoutError:

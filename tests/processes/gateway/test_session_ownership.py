@@ -9,11 +9,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from support.eventually import eventually
 from support.processes.http_requests import FOREVER, IDS, lines
-from support.processes.swarm import ENDLESS, Endpoints, HashSwarm, two_spans
+from support.processes.swarm import ENDLESS, MODEL, Endpoints, HashSwarm, two_spans
+
+from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 pytestmark = pytest.mark.full
 
@@ -121,3 +124,34 @@ def test_leaving_a_forwarded_stream_counts_as_leaving(tmp_path: Path) -> None:
         name = "modelswarm_gateway_requests_total"
         eventually("it is counted", lambda: sum(two.metric(name, code=c) for c in ("200", "499")))
         assert two.metric(name, code="499") == 1
+
+
+@pytest.mark.parametrize("seconds", [20, 2])
+def test_stopping_gateway_ends_forwarded_streams_honestly(tmp_path: Path, seconds: int) -> None:
+    """It forwards them to their ends as it finishes its own answers; after the drain timeout there is an error."""
+    with two_spans(tmp_path, *LEASE, context=ENDLESS) as swarm:
+        one = swarm.gateway(*LEASE, name="one")
+        two = swarm.gateway(*LEASE, "--drain-timeout", str(seconds), name="two")
+        body = FOREVER | {"session_id": "forwarded"}
+        assert ask(one, body | {"max_tokens": 3}) == 200
+        stream = lines(two, body | ({"max_tokens": 2000} if seconds > 2 else {}))
+        next(stream)
+        swarm.kill("two", signal.SIGTERM)
+        last = list(stream)[-1]
+        assert last == "data: [DONE]" if seconds > 2 else "gateway_stopping" in last, last
+        assert swarm.processes["two"].wait(20) == 0
+
+
+def test_stopping_gateway_forwards_grpc_streams_to_their_ends(tmp_path: Path) -> None:
+    with two_spans(tmp_path, *LEASE, context=ENDLESS) as swarm:
+        one = swarm.gateway(*LEASE, name="one")
+        two = swarm.gateway(*LEASE, "--drain-timeout", "20", name="two")
+        assert ask(one, FOREVER | {"session_id": "forwarded", "max_tokens": 3}) == 200
+        request = api_pb2.GenerateRequest(
+            model=MODEL, prompt="go", max_tokens=2000, ignore_eos=True, session_id="forwarded"
+        )
+        with grpc.insecure_channel(two.grpc) as channel:
+            parts = iter(api_pb2_grpc.InferenceStub(channel).GenerateStream(request, timeout=60))
+            tokens = len(next(parts).token_ids)
+            swarm.kill("two", signal.SIGTERM)
+            assert tokens + sum(len(part.token_ids) for part in parts) == 2000

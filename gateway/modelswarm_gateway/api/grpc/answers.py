@@ -9,7 +9,6 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
 
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.failover import StreamFailover
@@ -18,7 +17,7 @@ from modelswarm_gateway.api.grpc.forwarding import forward_stream, is_alive_at
 from modelswarm_gateway.api.grpc.requests import count_answers, parse_generate_request
 from modelswarm_gateway.api.grpc.responses import add_prompt, response_part, rows_end, usage_of
 from modelswarm_gateway.api.merged_chunks import merge_chunks
-from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.errors import ApiError, Code, gateway_stopping
 from modelswarm_gateway.generation.continuation import append_unknown
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
 from modelswarm_gateway.generation.request import GenerationRequest
@@ -72,8 +71,7 @@ async def _answer_once(
     try:
         generation = await service.start_generation(parsed)
     except OwnedElsewhere as elsewhere:
-        is_alive = partial(is_alive_at, service, parsed, elsewhere.grpc)
-        async with aclosing(forward_stream(elsewhere.grpc, request, is_alive)) as parts:
+        async with aclosing(_forward(service, request, parsed, elsewhere.grpc)) as parts:
             async for part in parts:
                 yield part
         return
@@ -95,6 +93,27 @@ async def _answer_once(
     finally:
         for each in generations:
             each.close()
+
+
+async def _forward(
+    service: GenerationService,
+    request: api_pb2.GenerateRequest,
+    parsed: GenerationRequest,
+    target: str,
+) -> Parts:
+    """Yield the parts of the answer of the gateway at `target`. Raise ApiError if this one stops first."""
+    with service.forwarding() as stopping:
+
+        async def is_alive() -> bool:
+            if stopping.done():
+                raise gateway_stopping()
+            return await is_alive_at(service, parsed, target)
+
+        async with aclosing(forward_stream(target, request, is_alive)) as parts:
+            async for part in parts:
+                yield part
+                if stopping.done():
+                    raise gateway_stopping()
 
 
 async def _generate(

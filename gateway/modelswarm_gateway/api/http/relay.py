@@ -22,7 +22,7 @@ from modelswarm_gateway.api.forwarding import (
 from modelswarm_gateway.api.http.request_log import REQUEST_ID
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import SseReader, parse_error_body
-from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.errors import ApiError, Code, gateway_stopping
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.service import GenerationService
 
@@ -60,16 +60,20 @@ class Relay:
     async def run(self, last_event_id: str | None, disconnected: asyncio.Future[None]) -> None:
         """Relay what follows the event `last_event_id`, until the end or until the client disconnects.
 
-        Raise PeerGone if the other gateway stops answering, or ApiError.
+        Raise PeerGone if the other gateway stops answering, or ApiError: also if this one stops first.
         """
         relaying = asyncio.ensure_future(self._relay(last_event_id))
-        try:
-            await asyncio.wait({disconnected, relaying}, return_when=asyncio.FIRST_COMPLETED)
-            if not relaying.done():
+        with self._service.forwarding() as stopping:
+            try:
+                either: set[asyncio.Future[None]] = {disconnected, relaying, stopping}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if relaying.done():
+                    return await relaying
+                if stopping.done():
+                    raise gateway_stopping()
                 raise ApiError(Code.CANCELLED, "the client left")
-            await relaying
-        finally:
-            relaying.cancel()
+            finally:
+                relaying.cancel()
 
     async def _relay(self, last_event_id: str | None) -> None:
         forwarder, original = self._forward.forwarder, self._forward.original

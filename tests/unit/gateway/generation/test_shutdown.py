@@ -39,3 +39,14 @@ async def test_stop_waits_for_requests_that_are_starting() -> None:
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
     assert await idle
+
+
+async def test_stop_waits_for_forwarded_answers_and_ends_them() -> None:
+    service, _ = await make_service_with_files(model_files())
+    with service.forwarding() as stopping:
+        assert not await service.wait_until_idle(0)
+        idle = asyncio.create_task(service.wait_until_idle(SECONDS))
+        await asyncio.sleep(0)
+        service.abort_all()
+        assert stopping.done()
+    assert await idle
