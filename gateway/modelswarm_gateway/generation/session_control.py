@@ -185,7 +185,11 @@ async def close_session(service: GenerationService, key: SessionKey) -> bool:
             if kept is None or not kept.is_reachable:
                 await check_elsewhere(service, key)
         finally:
-            sessions.drop_session(key)
+            has_begun = sessions.is_busy(key)  # another turn, meanwhile
+            if not has_begun:
+                sessions.drop_session(key)
+        if has_begun:
+            raise sessions.busy_error(key)
         return kept is not None
     await check_elsewhere(service, key)
     return False
