@@ -39,6 +39,7 @@ from modelswarm_gateway.generation.logprobs import TokenLogprob
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import parse_event_id
 from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.session_control import owner_not_reached
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
 from modelswarm_gateway.generation.tool_calls.events import OutputEvent
 
@@ -135,6 +136,8 @@ class GenerationResponse(Response):
         try:
             generation = await self._start_generation(disconnected, writer)
         except OwnedElsewhere as elsewhere:
+            if not elsewhere.http:
+                raise owner_not_reached() from elsewhere
             relay = Relay(
                 self._service,
                 self._request,
