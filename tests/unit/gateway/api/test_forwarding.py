@@ -144,9 +144,13 @@ async def test_forwarded_answer_may_be_silent_while_its_gateway_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An answer that is not streamed sends nothing until its end, which may take many minutes."""
-    monkeypatch.setattr(forwarding, "READ_SECONDS", 0.1)
-    monkeypatch.setattr(forwarding, "ALIVE_CHECK_SECONDS", 0.1)
-    server = AsgiServer(answer_late, bind_socket("--http", "127.0.0.1:0"))
+    monkeypatch.setattr(forwarding, "READ_SECONDS", 2.0)
+
+    async def answer_later(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(2.5)
+        await answer_late(scope, receive, send)
+
+    server = AsgiServer(answer_later, bind_socket("--http", "127.0.0.1:0"))
     await server.start()
     forwarder = Forwarder()
     original = OriginalRequest("/v1/completions", {}, {})
