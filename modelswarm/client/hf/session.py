@@ -126,7 +126,10 @@ class ModelSession:
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Hold the session for one call. Raise SessionBusyError or SessionClosedError."""
+        """Hold the session for one call. Raise SessionBusyError or SessionClosedError.
+
+        A call that fails, or is interrupted, leaves no token in the rows, so that it can be repeated.
+        """
         if not self._turn.acquire(blocking=False):
             raise SessionBusyError(
                 "the session runs a call; one thread at a time may use it, or open another session"
@@ -134,7 +137,12 @@ class ModelSession:
         try:
             if self._is_closed:
                 raise SessionClosedError("the session was closed; open another one")
-            yield
+            before, ends = self.tokens, list(self._prompt_ends)
+            try:
+                yield
+            except BaseException:
+                self._go_back(before, ends)
+                raise
         finally:
             self._turn.release()
 
@@ -171,6 +179,15 @@ class ModelSession:
         new = self.begin_turn(place, final, has_input=False)
         self._prompt_ends[place] = prompt if has_input else self._prompt_ends[place]
         self._rows[place].run_step(new, StepOptions(max_tokens=0))
+
+    def _go_back(self, before: list[list[int]], ends: list[int]) -> None:
+        """Take from each row what it has not had before; rows that were opened since are emptied."""
+        if self._is_closed:
+            return
+        new = len(self._rows) - len(before)
+        for row, log in zip(self._rows, [*before, *([] for _ in range(new))], strict=True):
+            row.rewind(common_prefix_length(row.tokens, log))
+        self._prompt_ends = [*ends, *(0 for _ in range(new))]
 
     def _open_rows(self, count: int) -> None:
         try:

@@ -19,6 +19,7 @@ from modelswarm.client.sessions.errors import (
     SessionClosedError,
     SessionLengthError,
 )
+from modelswarm.client.sessions.session import GatewaySession
 from modelswarm.errors import UserError
 from modelswarm.placement.plan import PAGE_SIZE
 from modelswarm.protocol.identity import name_of
@@ -185,6 +186,55 @@ def test_stopped_turn_keeps_what_was_returned(model: Any, toy_model: Any) -> Non
         rest = generate(model, None, 40)
         whole = generate(toy_model, PROMPTS[:1], 46)
         assert torch.equal(torch.cat([first, more, rest], dim=1), whole)
+
+
+class Breaks:
+    """A streamer that fails at a token."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def put(self, value: Any) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("the reader has gone")
+
+    def end(self) -> None:
+        """Do nothing."""
+
+
+@pytest.mark.parametrize("wanted", [{}, {"prompt_lookup_num_tokens": 6}])
+def test_failed_turn_leaves_no_token_in_the_session(
+    model: Any, toy_model: Any, wanted: dict[str, Any]
+) -> None:
+    repeated = torch.cat([MORE, PROMPTS[:1, :5], MORE], dim=1)  # its drafts are wrong
+    with model.inference_session(max_length=100) as session:
+        first = generate(model, PROMPTS[:1])
+        before = session.tokens
+        for at in (1, 2, 3):
+            with pytest.raises(RuntimeError, match="the reader has gone"):
+                generate(model, repeated, streamer=Breaks(at), **wanted)
+            assert session.tokens == before
+        second = generate(model, repeated, **wanted)
+        whole = generate(toy_model, torch.cat([first, repeated], dim=1))
+        assert torch.equal(second, whole[:, first.shape[1] :])
+
+
+def test_transcript_of_a_failed_turn_can_be_repeated(
+    model: Any, toy_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise NoCapacityError("no free KV", 1.0)
+
+    with model.inference_session(max_length=100) as session:
+        transcript = torch.cat([generate(model, PROMPTS[:1]), MORE], dim=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(GatewaySession, "step", refuse)
+            with pytest.raises(NoCapacityError):
+                generate(model, transcript)
+        again = generate(model, transcript)
+        assert torch.equal(again, generate(toy_model, transcript))
+        assert session.tokens == again.tolist()
 
 
 def test_end_token_of_a_row_ends_only_that_row(model: Any, toy_model: Any) -> None:
