@@ -256,7 +256,9 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
     ) -> Any:
         token = self._call.set(turn)
         try:
-            result = super().generate(ids, generation_config, attention_mask=mask, **kwargs)
+            # Servers keep the KV, and RemoteCache takes new positions only, whatever the model's defaults say.
+            given = {**kwargs, "attention_mask": mask, "use_cache": True}
+            result = super().generate(ids, generation_config, **given)
         finally:
             self._call.reset(token)
             if turn.cache is not None:

@@ -265,6 +265,18 @@ def test_scores_and_logits_are_returned(model: Any, toy_model: Any) -> None:
         assert all(torch.allclose(one, other, atol=1e-3) for one, other in both)
 
 
+def test_model_with_use_cache_off_equals_transformers(
+    model: Any, toy_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints that were saved after training often have `use_cache: false` as their default."""
+    monkeypatch.setattr(model.generation_config, "use_cache", False)
+    wanted = {"do_sample": False, "num_beams": 2, **ENDLESS}
+    assert torch.equal(model.generate(PROMPTS, **wanted), toy_model.generate(PROMPTS, **wanted))
+    with model.inference_session(max_length=100, batch_size=2):
+        wanted = {"do_sample": False, "logits_processor": [NoOdd()], **ENDLESS}
+        assert torch.equal(model.generate(PROMPTS, **wanted), toy_model.generate(PROMPTS, **wanted))
+
+
 @pytest.mark.full
 def test_session_continues_after_turns_with_logits(
     model: Any, toy_model: Any, toy_folder: Path, capsys: pytest.CaptureFixture[str]
