@@ -6,6 +6,7 @@ pass (`client/training/`), without sessions. Knows no tokens.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Self
@@ -19,7 +20,7 @@ from modelswarm.client.hf.values import check_integer
 from modelswarm.client.integers import is_integer
 from modelswarm.client.sessions.block_session import BlockSession
 from modelswarm.client.sessions.connection import Connection, ServedModel
-from modelswarm.client.sessions.errors import NoCapacityError
+from modelswarm.client.sessions.errors import NoCapacityError, SessionBusyError
 from modelswarm.client.tensors import pack_rows, side_by_side, unpack_rows
 from modelswarm.client.training.autograd import RemoteRange
 from modelswarm.client.training.passes import BlockPasses
@@ -132,6 +133,7 @@ class LayersSession:
         check_integer("batch_size", batch_size, 1)
         check_length(max_length, served.context)
         self._served, self.max_length = served, max_length
+        self._step = threading.Lock()
         self._rows: list[BlockSession] = []
         with ExitStack() as opened:
             for _ in range(batch_size):
@@ -168,7 +170,7 @@ class LayersSession:
         `prompts` and `hypo_ids` of Petals are refused by name. Nothing is sent for an input without positions.
 
         Raise ArgumentError for a wrong input, SessionLengthError for more than max_length positions,
-        SessionClosedError, SessionBusyError.
+        SessionClosedError, SessionBusyError. A step that fails appends nothing to any row: it can be repeated.
         """
         if prompts is not None:
             detail = (
@@ -197,7 +199,18 @@ class LayersSession:
         def run(session: BlockSession, row: Tensor) -> Tensor:
             return unpack_rows(session.run_rows(pack_rows(row, self._served)), self._served)
 
-        return side_by_side(run, self._rows, rows)
+        if not self._step.acquire(blocking=False):
+            raise SessionBusyError("the session runs a step; one thread at a time may use it")
+        before = [session.position for session in self._rows]
+        try:
+            return side_by_side(run, self._rows, rows)
+        except BaseException:
+            for session, position in zip(self._rows, before, strict=True):
+                if session.position > position:
+                    session.position = position
+            raise
+        finally:
+            self._step.release()
 
 
 def check_states(states: Any, hidden: int, *, may_be_empty: bool = False) -> None:

@@ -104,6 +104,18 @@ def test_session_keeps_the_kv_of_its_steps(model: Any, toy_model: Any) -> None:
         session.step(other)
 
 
+def test_failed_step_appends_nothing_to_any_row(model: Any, toy_model: Any) -> None:
+    """One row of the batch fails behind the others: a repeated step must not have their positions twice."""
+    right = states_of(toy_model).hidden_states[1]
+    with model.model.layers[1:6].inference_session(max_length=8, batch_size=2) as session:
+        session.step(right[:, :3])
+        session._rows[1].close()
+        for _ in range(2):
+            with pytest.raises(SessionClosedError):
+                session.step(right[:, 3:])
+            assert session.position == 3
+
+
 @pytest.mark.full
 def test_killed_servers_change_no_row(toy_swarm: Running, model: Any, toy_model: Any) -> None:
     """A server is killed between two steps, and another one while rows of a long input come."""
