@@ -94,7 +94,7 @@ def check_arguments(
 
     `given`: arguments and fields that the caller set. `defaults`: the model's own configuration of `generate`.
     """
-    for name in (*_MOVED, *_NO_EFFECT, *_SESSION):
+    for name in (*_MOVED, *_NO_EFFECT):
         value = given.get(name)
         if not _is_set(name, value) or (name in defaults and value == defaults[name]):
             continue
@@ -103,8 +103,8 @@ def check_arguments(
             raise UnsupportedArgumentError(name, detail)
         if name in _NO_EFFECT:
             raise UnsupportedArgumentError(name, f"{_NO_EFFECT[name]}; leave it out")
-        if in_session and name in _SESSION:
-            raise UnsupportedArgumentError(name, f"{_SESSION[name]}; leave it out in a session")
+    if in_session:
+        _check_in_session(given, defaults)
     _check_needs(given, defaults)
     for name in unknown_fields(defaults):
         if _is_set(name, given.get(name)) and given[name] != defaults[name]:
@@ -116,6 +116,19 @@ def check_arguments(
     if isinstance(given.get("custom_generate"), str):
         detail = "code of a repository is not run; pass a function"
         raise UnsupportedArgumentError("custom_generate", detail)
+
+
+def _check_in_session(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise UnsupportedArgumentError for a mode that no session has, also if it is the model's default."""
+    for name, reason in _SESSION.items():
+        is_default = given.get(name) is None
+        value = defaults.get(name) if is_default else given[name]
+        if _is_set(name, value):
+            cure = "leave it out in a session"
+            if is_default:
+                plain = False if isinstance(value, bool) else 1
+                cure = f"{value!r} is the model's default, so pass {name}={plain} in a session"
+            raise UnsupportedArgumentError(name, f"{reason}; {cure}")
 
 
 def _check_needs(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:

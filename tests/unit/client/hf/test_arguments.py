@@ -46,6 +46,18 @@ def test_field_without_effect_is_refused_by_name(name: str, value: Any) -> None:
     check_arguments({name: value}, FIELDS | {name: value}, in_session=False)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "plain"),
+    [("num_beams", 4, 1), ("num_return_sequences", 2, 1), ("token_healing", True, False)],
+)
+def test_default_that_no_session_has_is_refused_by_name(name: str, value: Any, plain: Any) -> None:
+    defaults = FIELDS | {name: value}
+    check_arguments({}, defaults, in_session=False)
+    check_arguments({name: plain}, defaults, in_session=True)
+    with pytest.raises(UnsupportedArgumentError, match=f"^{name}: .*pass {name}={plain}"):
+        check_arguments({}, defaults, in_session=True)
+
+
 NEGATIVE = {"negative_prompt_ids": IDS}
 
 
