@@ -127,6 +127,14 @@ def check_padding(ids: Tensor, pad: int | None, eos: list[int]) -> None:
         _check_begins(ids, pad, "which is also an end token")
 
 
+def infer_mask(ids: Tensor, pad: int | None, eos: list[int]) -> Tensor | None:
+    """Return the mask that transformers infers for inputs without one; None if it infers no padding."""
+    if pad is None or pad in eos:
+        return None
+    mask = ids != pad
+    return mask.long() if bool(mask.any(-1).all()) and not bool(mask.all()) else None
+
+
 def _check_begins(ids: Tensor, pad: int | None, reason: str) -> None:
     if pad is None or len(ids) < 2:
         return

@@ -36,6 +36,7 @@ from modelswarm.client.hf.inputs import (
     check_mask,
     check_padding,
     check_training_mask,
+    infer_mask,
     kept_logits,
     pad_rows,
     split_rows,
@@ -193,24 +194,25 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             )
         with named_errors(asked, turn.has_begun):
             if ids is not None:
-                self._check_mask(mask, ids, generation_config, kwargs)
+                mask = self._find_mask(mask, ids, generation_config, kwargs)
             if session is None:
                 return self._run(turn, ids, mask, generation_config, kwargs)
             with session.turn():
                 return self._continue(turn, session, mask, generation_config, kwargs)
 
-    def _check_mask(
+    def _find_mask(
         self,
         mask: Any,
         ids: Tensor,
         generation_config: GenerationConfig | None,
         kwargs: dict[str, Any],
-    ) -> None:
+    ) -> Any:
         if mask is not None:
             check_mask(mask, ids)
-            return
+            return mask
         merged, _ = self._prepare_generation_config(generation_config, **kwargs)
         check_padding(ids, merged.pad_token_id, _end_tokens(merged))
+        return infer_mask(ids, merged.pad_token_id, _end_tokens(merged))
 
     def _continue(
         self,

@@ -169,6 +169,14 @@ def test_rows_of_different_length_continue_side_by_side(model: Any, toy_model: A
         assert context.shape[1] == end
 
 
+def test_session_infers_the_mask_as_transformers_does(model: Any, toy_model: Any) -> None:
+    ids = torch.tensor([[3, 3, 65, 12], [90, 91, 92, 93]])
+    wanted = {"pad_token_id": 3, "eos_token_id": [5]}
+    with model.inference_session(max_length=40, batch_size=2) as session:
+        assert torch.equal(generate(model, ids, **wanted), generate(toy_model, ids, **wanted))
+        assert [log[:2] for log in session.tokens] == [[65, 12], [90, 91]]
+
+
 def test_stopped_turn_keeps_what_was_returned(model: Any, toy_model: Any) -> None:
     from transformers import StoppingCriteria
 
