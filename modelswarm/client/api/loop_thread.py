@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -55,8 +56,14 @@ class LoopThread:
         self._lock = (
             threading.Lock()
         )  # everything is started either before `is_closed`, or not at all
-        self.is_closed = False
+        self._is_closed = False
+        self._pid = os.getpid()
         self._thread.start()
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether nothing can be run any more. The child of a fork has no such thread."""
+        return self._is_closed or os.getpid() != self._pid
 
     def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run the coroutine in the thread; return its result. An interrupt of the caller cancels it."""
@@ -81,11 +88,13 @@ class LoopThread:
                     self.call(pump.close())
 
     def close(self) -> None:
-        """End the thread, and everything that runs in it."""
+        """End the thread, and everything that runs in it. In the child of a fork it does nothing."""
+        if self.is_closed:
+            return
         with self._lock:
-            if self.is_closed:
+            if self._is_closed:
                 return
-            self.is_closed = True
+            self._is_closed = True
             others = asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop)
         others.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -94,8 +103,13 @@ class LoopThread:
 
     def _start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         problem = ""
+        if os.getpid() != self._pid:
+            coroutine.close()
+            raise ClosedClientError(
+                "the client was made in another process; make one in this process"
+            )
         with self._lock:
-            if self.is_closed:
+            if self._is_closed:
                 problem = "the client is closed; make a new one"
             elif threading.current_thread() is self._thread:
                 problem = (

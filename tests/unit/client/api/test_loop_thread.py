@@ -88,6 +88,29 @@ def test_call_from_the_thread_itself_is_refused(thread: LoopThread) -> None:
         thread.call(call_again())
 
 
+def test_client_in_the_child_of_a_fork_is_refused() -> None:
+    """The thread is not in the child, so that a call would wait for ever."""
+    program = """
+import os, signal
+from modelswarm import Client
+from modelswarm.client.api import ClosedClientError
+with Client("http://127.0.0.1:9") as client:
+    if child := os.fork():
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        raise SystemExit(code)
+    signal.alarm(30)
+    try:
+        client.models()
+    except ClosedClientError as error:
+        print(error, flush=True)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    said = "the client was made in another process; make one in this process\n"
+    assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
+
+
 def test_program_may_end_with_an_open_client() -> None:
     program = "from modelswarm import Client\nclient = Client('http://127.0.0.1:9')\n"
     ended = subprocess.run(
