@@ -10,6 +10,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +98,8 @@ class OutputFile:
         """Remove the lines with another status than 200, so that their requests are run again."""
         if not self.n_failed:
             return
-        copy = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        real = self.path.resolve()  # a link must not become a file beside the old one
+        copy = real.with_name(f"{real.name}.{os.getpid()}.tmp")
         kept = set()
         with copy.open("wb") as target:
             for number, line in self._numbered_lines():
@@ -106,9 +108,10 @@ class OutputFile:
                     target.write(line)
                     kept.add(digest(custom_id))
             os.fsync(target.fileno())
+        shutil.copymode(real, copy)
         # The new file is locked before it gets the name, so that no other process can take it between.
         replacement = _open_locked(copy)
-        copy.replace(self.path)
+        copy.replace(real)
         self.file.close()
         self.file, self.finished, self.n_failed = replacement, kept, 0
 

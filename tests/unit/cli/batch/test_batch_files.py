@@ -189,6 +189,21 @@ def test_failed_lines_are_dropped_when_asked(source: Path, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("out")] == ["out"]
 
 
+def test_dropped_lines_leave_a_link_and_the_mode_of_its_file(tmp_path: Path) -> None:
+    target, link = tmp_path / "real", tmp_path / "out"
+    target.write_bytes(REFUSED.to_line("a") + FINE.to_line("b"))
+    target.chmod(0o600)
+    link.symlink_to(target)
+
+    with open_output(link, known("a", "b")) as output:
+        output.drop_failed()
+        output.append_answer("a", FINE)
+
+    assert link.is_symlink() and target.stat().st_mode & 0o777 == 0o600
+    lines = [json.loads(line)["custom_id"] for line in target.read_bytes().splitlines()]
+    assert lines == ["b", "a"]
+
+
 def test_failed_lines_stay_if_none_can_be_run_again(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
     content = REFUSED.to_line("a") + FINE.to_line("b") + FINE.to_line("c")
