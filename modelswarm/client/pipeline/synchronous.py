@@ -109,9 +109,9 @@ class Pipeline:
         `truncate_prompt` keeps the last tokens of a prompt that fit with its answer into the context.
         `done`: responses of an interrupted run with the same prompts, None where there is none. They are not asked for.
 
-        The first error is raised, with a note about its prompt, when the other prompts have ended; with
-        `raise_errors=False` it is in `Response.error`. UserError for a bad argument, before anything is sent.
-        PipelineInterrupted on Ctrl-C.
+        The first error ends the other prompts, and is raised with a note about its prompt. With `raise_errors=False`
+        each error is in `Response.error`, and the other prompts go on.
+        UserError for a bad argument, before anything is sent. PipelineInterrupted on Ctrl-C.
         """
         check_switches(use_tqdm=use_tqdm, raise_errors=raise_errors)
         _check_forms(do_preprocess, truncate_prompt)
