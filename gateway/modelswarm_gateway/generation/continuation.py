@@ -17,11 +17,12 @@ from modelswarm_gateway.errors import ApiError, Code
 
 
 def append_to_log(
-    kept: ParkedTurn | None, new: Sequence[int], position: int | None
+    kept: ParkedTurn | None, new: Sequence[int], position: int | None, *, is_chat: bool
 ) -> tuple[int, ...]:
     """Return the whole input: the log's first `position` entries (None: all) and the new ones. Raise ApiError.
 
-    The text before a new message begins with the end token of the last answer. The log may have it already.
+    `is_chat`: a template wrote the new ones. Its text before a message begins with the end token of the last answer,
+    which the log may have already. Token ids and texts of a client are appended as they are.
     """
     if kept is None:
         raise session_expired()
@@ -34,7 +35,7 @@ def append_to_log(
         )
         raise ApiError(Code.SESSION_LOST, detail, param="session_position")
     log = kept.tokens[:position]
-    if log and new and new[0] == log[-1] and log[-1] in kept.turn.sampling.eos:
+    if is_chat and log and new and new[0] == log[-1] and log[-1] in kept.turn.sampling.eos:
         new = new[1:]
     return (*log, *new)
 

@@ -43,6 +43,7 @@ from modelswarm_gateway.generation.grammar.check_process import GrammarProcess
 from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import (
+    ChatPrompt,
     GenerationRequest,
     TokenPrompt,
     encode_prompt,
@@ -234,7 +235,9 @@ class GenerationService:
                     if self._parked_turn(key) != kept:
                         raise self.named_sessions.busy_error(key)
                     kept = replace(kept, tokens=())
-                turn = replace(turn, tokens=append_to_log(kept, tokens, request.position))
+                is_chat = isinstance(request.prompt, ChatPrompt)
+                whole = append_to_log(kept, tokens, request.position, is_chat=is_chat)
+                turn = replace(turn, tokens=whole)
                 position = len(kept.tokens) if kept else 0
                 position = position if request.position is None else request.position
         if resumed is None:

@@ -171,7 +171,7 @@ def test_rows_of_different_length_continue_side_by_side(model: Any, toy_model: A
 
 def test_session_infers_the_mask_as_transformers_does(model: Any, toy_model: Any) -> None:
     ids = torch.tensor([[3, 3, 65, 12], [90, 91, 92, 93]])
-    wanted = {"pad_token_id": 3, "eos_token_id": [5]}
+    wanted: dict[str, Any] = {"pad_token_id": 3, "eos_token_id": [5]}
     with model.inference_session(max_length=40, batch_size=2) as session:
         assert torch.equal(generate(model, ids, **wanted), generate(toy_model, ids, **wanted))
         assert [log[:2] for log in session.tokens] == [[65, 12], [90, 91]]
@@ -194,6 +194,22 @@ def test_stopped_turn_keeps_what_was_returned(model: Any, toy_model: Any) -> Non
         rest = generate(model, None, 40)
         whole = generate(toy_model, PROMPTS[:1], 46)
         assert torch.equal(torch.cat([first, more, rest], dim=1), whole)
+
+
+def test_input_may_begin_with_the_last_end_token(model: Any, toy_model: Any) -> None:
+    """Tokenizers whose bos is the end token begin each input with it."""
+    end = int(generate(toy_model, PROMPTS[:1], 3)[0, -1])
+    more = torch.tensor([[end, 41, 42]])
+    with model.inference_session(max_length=100) as session:
+        context = generate(model, PROMPTS[:1], eos_token_id=end, pad_token_id=0)
+        assert context.shape[1] == 11
+        for _ in range(2):
+            context = torch.cat([context, more], dim=1)
+            whole = generate(toy_model, context, 5)
+            generate(model, more, 5)
+            assert session.tokens == whole.tolist()
+            context = whole
+        assert session.rows[0].state().position == session.position
 
 
 class Breaks:
