@@ -78,7 +78,14 @@ class ModelPart:
             names |= {*tables.norm, tables.embedding if self.tied else tables.head}
         return frozenset(names)
 
+    @property
+    def twin(self) -> str | None:
+        """Name of a tensor that the files may hold beside its equal, which is loaded: the head's in a tied tail."""
+        return self.tables.head if self.is_tail and self.tied else None
+
     def needs_tensor(self, name: str) -> bool:
-        """True if the tensor of a canonical name is loaded for this part."""
+        """True if the tensor of a canonical name is read for this part."""
         block = block_of(name)
-        return name in self.table_names if block is None else self.first <= block < self.last
+        if block is None:
+            return name in self.table_names or name == self.twin
+        return self.first <= block < self.last

@@ -16,11 +16,13 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from modelswarm.checkpoint.block_tensors import PACKED, SCALES
 from modelswarm.checkpoint.facts import read_facts
+from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.inspection import inspect_model
 from modelswarm.errors import ModelSourceError
 from modelswarm_serving.model.transformer.mxfp4 import unpack_mxfp4
 from modelswarm_serving.model.transformer.startup import load_span
 
+TABLES = {name: family.tables for name, family in FAMILIES.items()}
 EXPERT = "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"
 
 
@@ -153,6 +155,28 @@ def test_names_without_the_base_model_are_served(tmp_path: Path, family: str, ba
         tensors["h.0.attn.bias"] = torch.ones(1, 1, 8, 8)
     save_file(tensors, path, {"format": "pt"})
     assert tokens_of(tmp_path) == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_head_stored_beside_a_tied_embedding_must_equal_it(tmp_path: Path, family: str) -> None:
+    """transformers ties equal tables only; a fine-tuned head would be lost without a word."""
+    make_model(tmp_path, family, blocks=2, shard_size="1GB", tie_word_embeddings=True)
+    expected, path, tables = tokens_of(tmp_path), tmp_path / "model.safetensors", TABLES[family]
+    tensors = load_file(path)
+    tensors[tables.head] = tensors[tables.embedding].clone()
+    save_file(tensors, path, {"format": "pt"})
+    assert tokens_of(tmp_path) == expected
+    tensors[tables.head] = tensors[tables.head].flip(0).contiguous()
+    save_file(tensors, path, {"format": "pt"})
+    load_span(tmp_path, 0, 1)
+    with pytest.raises(ModelSourceError) as fault:
+        load_span(tmp_path, 1, 2)
+    assert str(fault.value) == (
+        f"model: {tmp_path}: tie_word_embeddings is true, by config.json or by default, but {tables.head} and "
+        f"{tables.embedding} differ; allowed is false, or a checkpoint without {tables.head}"
+    )
+    change_config(tmp_path, tie_word_embeddings=False)
+    assert tokens_of(tmp_path) != expected
 
 
 def test_block_for_several_tokens_is_left_out(tmp_path: Path) -> None:

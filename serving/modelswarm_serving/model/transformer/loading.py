@@ -32,6 +32,9 @@ EXPERTS = "grouped_mm"
 """transformers' way to run experts. Its loop over experts waits for the device; measured with 32 experts, 4 per row, 4
 layers, 1 / 8 / 32 rows: loop 9.7 / 41 / 60 ms, `grouped_mm` 9.0 / 26 / 48 ms (engine notes, 1.2)."""
 
+_COMPARED_ROWS = 4096
+"""Rows of two tables that are compared at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Embedding:
@@ -106,7 +109,7 @@ def load_modules(
     config = _text_config(folder)
     config.tie_word_embeddings = part.tied
     family = FAMILIES[config.model_type]
-    slices = with_unpacked(_lazy_slices(folder, part, on_bytes))
+    slices = with_unpacked(_lazy_slices(folder, part, dtype, on_bytes))
     if family.quantisation and hasattr(config, "quantization_config"):
         del config.quantization_config  # `mxfp4.py` reads it
     span_class = _trimmed_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], part)
@@ -147,19 +150,42 @@ def _text_config(folder: Path) -> PreTrainedConfig:
     return copy.deepcopy(text)
 
 
-def _lazy_slices(folder: Path, part: ModelPart, on_bytes: OnBytes) -> dict[str, Any]:
+def _lazy_slices(
+    folder: Path, part: ModelPart, dtype: torch.dtype, on_bytes: OnBytes
+) -> dict[str, Any]:
     """Return canonical name -> lazy slice for the needed names only, so that other shards need not exist."""
     entries = read_tensors(folder, part.needs_tensor)
     files = {entry.file for entry in entries.values()}
+    twin = entries.pop(part.twin, None) if part.twin is not None else None
     counter = ReadCounter(sum(entry.size for entry in entries.values()), on_bytes)
     try:
         handles: dict[str, Any] = {file: safe_open(folder / file, framework="pt") for file in files}
+        if twin is not None:
+            embedding = entries[part.tables.embedding]
+            stored = (
+                handles[entry.file].get_slice(entry.stored_name) for entry in (embedding, twin)
+            )
+            _check_twins(folder, part, dtype, *stored)
         return {
             name: CountedSlice(handles[entry.file].get_slice(entry.stored_name), counter)
             for name, entry in entries.items()
         }
     except (SafetensorError, OSError) as error:
         raise _unloadable(folder, error) from error
+
+
+def _check_twins(
+    folder: Path, part: ModelPart, dtype: torch.dtype, embedding: Any, head: Any
+) -> None:
+    """Refuse a stored head that is not the embedding to which it is tied: transformers would use the head."""
+    for start in range(0, embedding.get_shape()[0], _COMPARED_ROWS):
+        rows = slice(start, start + _COMPARED_ROWS)
+        if not torch.equal(embedding[rows].to(dtype), head[rows].to(dtype)):
+            raise ModelSourceError(
+                "model",
+                f"{folder}: tie_word_embeddings is true, by config.json or by default, but {part.tables.head} and "
+                f"{part.tables.embedding} differ; allowed is false, or a checkpoint without {part.tables.head}",
+            )
 
 
 def _unloadable(folder: Path, error: Exception) -> ModelSourceError:
