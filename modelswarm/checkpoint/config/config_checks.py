@@ -54,6 +54,8 @@ def check_config(config: Mapping[str, Any], path: Path) -> Fields:
     if text.get("use_bidirectional_attention"):
         value = text["use_bidirectional_attention"]
         refuse(path, "use_bidirectional_attention", value, "allowed is false")
+    if not text.get("is_causal", True):  # transformers asks it for the masks of all families
+        refuse(path, "is_causal", text["is_causal"], "allowed is true")
     return fields
 
 

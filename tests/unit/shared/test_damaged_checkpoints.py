@@ -211,6 +211,7 @@ CASES: list[tuple[str, Damage, str]] = [
         config(use_bidirectional_attention=True),
         FIELD + "use_bidirectional_attention is True; allowed is false",
     ),
+    ("not causal", config(is_causal=False), FIELD + "is_causal is False; allowed is true"),
     # inconsistent
     (
         "heads",
