@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.models.chain import Stream, load_chain
-from support.models.tiny_models import make_model
+from support.models.tiny_models import load_whole, make_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from modelswarm.checkpoint.block_tensors import PACKED, SCALES
@@ -177,6 +177,17 @@ def test_head_stored_beside_a_tied_embedding_must_equal_it(tmp_path: Path, famil
     )
     change_config(tmp_path, tie_word_embeddings=False)
     assert tokens_of(tmp_path) != expected
+
+
+def test_logit_fields_of_other_families_change_nothing(tmp_path: Path) -> None:
+    """transformers keeps fields that a class does not know, and reads them nowhere."""
+    make_model(tmp_path, "qwen3", blocks=2)
+    change_config(tmp_path, logit_scale=2.0, logits_scaling=7.0, final_logit_softcapping=3.0)
+    stream = Stream([3, 14, 15, 92])
+    load_chain(tmp_path, (0, 1, 2)).generate([stream], 1)
+    (pick,) = stream.picked
+    logits = load_whole(tmp_path)(torch.tensor([stream.log[:-1]])).logits[0, -1]
+    assert pick.logprob == pytest.approx(logits.log_softmax(-1)[pick.token].item(), abs=1e-4)
 
 
 def test_block_for_several_tokens_is_left_out(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def _split_modules(model: Any, part: ModelPart, family: Family) -> LoadedSpan:
         body=body,
         norm=norm if part.is_tail else None,
         head=head,
-        softcap=getattr(config, "final_logit_softcapping", None),
+        softcap=_own_field(config, "final_logit_softcapping", None),
         logit_scale=_logit_scale(config),
     )
 
@@ -286,6 +286,13 @@ def _module_of(tensor: str) -> str:
 
 def _logit_scale(config: PreTrainedConfig) -> float:
     """Return the factor of the logits: Cohere multiplies, Granite divides, the others do neither."""
-    return float(getattr(config, "logit_scale", 1.0)) / float(
-        getattr(config, "logits_scaling", 1.0)
+    scale, divisor = (
+        _own_field(config, "logit_scale", 1.0),
+        _own_field(config, "logits_scaling", 1.0),
     )
+    return float(scale) / float(divisor)
+
+
+def _own_field(config: PreTrainedConfig, name: str, default: Any) -> Any:
+    """Return a field that the family has. transformers keeps the others of config.json too, and no class reads them."""
+    return getattr(config, name) if name in type(config).__dataclass_fields__ else default
