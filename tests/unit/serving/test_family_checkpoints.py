@@ -179,6 +179,14 @@ def test_head_stored_beside_a_tied_embedding_must_equal_it(tmp_path: Path, famil
     assert tokens_of(tmp_path) != expected
 
 
+@pytest.mark.parametrize("family", ["llama", "falcon"])
+def test_form_of_the_output_in_the_config_is_not_obeyed(tmp_path: Path, family: str) -> None:
+    make_model(tmp_path, family, blocks=2)
+    expected = tokens_of(tmp_path)
+    change_config(tmp_path, return_dict=False, output_hidden_states=True, output_attentions=True)
+    assert tokens_of(tmp_path) == expected
+
+
 def test_logit_fields_of_other_families_change_nothing(tmp_path: Path) -> None:
     """transformers keeps fields that a class does not know, and reads them nowhere."""
     make_model(tmp_path, "qwen3", blocks=2)

@@ -146,8 +146,10 @@ def _text_config(folder: Path) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its validation raises several kinds without a common base
         raise ModelSourceError("model", f"{folder / 'config.json'} is refused: {error}") from error
-    text: PreTrainedConfig = getattr(config, "text_config", None) or config
-    return copy.deepcopy(text)
+    text: PreTrainedConfig = copy.deepcopy(getattr(config, "text_config", None) or config)
+    # Forms of the output for callers in Python: a tuple, or the rows and scores of all blocks beside it.
+    text.return_dict, text.output_hidden_states, text.output_attentions = True, False, False
+    return text
 
 
 def _lazy_slices(
