@@ -31,7 +31,8 @@ from modelswarm_serving.model.transformer.read_counter import CountedSlice, OnBy
 EXPERTS = "grouped_mm"
 """transformers' way to run experts. Its loop over experts waits for the device; measured with 32 experts, 4 per row, 4
 layers, 1 / 8 / 32 rows: loop 9.7 / 41 / 60 ms, `grouped_mm` 9.0 / 26 / 48 ms (engine notes, 1.2)."""
-
+_ALIGNMENT = 16
+"""Bytes of which each row of its operands must be a multiple."""
 _COMPARED_ROWS = 4096
 """Rows of two tables that are compared at once."""
 
@@ -125,7 +126,7 @@ def load_modules(
             attn_implementation=attention_name(family),
             output_loading_info=True,
             ignore_mismatched_sizes=True,
-            **({"experts_implementation": EXPERTS} if family.experts else {}),
+            **({"experts_implementation": _experts_way(config, dtype)} if family.experts else {}),
         )
     except Exception as error:  # transformers and safetensors have no common base
         raise _unloadable(folder, error) from error
@@ -139,6 +140,15 @@ def load_modules(
             f"{folder} has {name} of shape {tuple(found)}; config.json has {tuple(expected)}",
         )
     return _split_modules(model.eval().requires_grad_(False).to(device), part, family)
+
+
+def _experts_way(config: PreTrainedConfig, dtype: torch.dtype) -> str:
+    """Return `EXPERTS`, or the loop for experts of sizes that its kernel refuses."""
+    inner = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    is_aligned = all(
+        size * dtype.itemsize % _ALIGNMENT == 0 for size in (config.hidden_size, inner)
+    )
+    return EXPERTS if is_aligned else "eager"
 
 
 def _text_config(folder: Path) -> PreTrainedConfig:
