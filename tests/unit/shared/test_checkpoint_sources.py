@@ -77,6 +77,18 @@ def test_head_and_tail_also_download_embedding_and_lm_head(
     assert list_fetched_shards(hub) == wanted - list_shards(folder, "layers.0.", "embed_tokens")
 
 
+def test_tail_also_downloads_a_head_stored_beside_its_tie(folder: Path, tmp_path: Path) -> None:
+    """The server compares it with the embedding; one that differs is refused."""
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (copy / "config.json").write_text(json.dumps(config))
+    with serve("acme/tied", copy) as hub:
+        locations = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+        resolve("hf://acme/tied", (3, 4), locations)
+        wanted = list_shards(folder, "layers.3.", "model.norm", "embed_tokens", "lm_head")
+        assert list_fetched_shards(hub) == wanted
+
+
 def test_download_reports_all_bytes_of_the_shards(
     hub: Hub, locations: SourceLocations, folder: Path
 ) -> None:
