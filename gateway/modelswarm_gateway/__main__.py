@@ -32,16 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _serve(settings: Settings) -> int:
     import asyncio
     import gc
-    import logging
 
+    from modelswarm.process.logs import start_log
     from modelswarm.process.parent_watch import exit_with_parent
 
-    logging.basicConfig(
-        level=logging.INFO,
-        format=f"%(asctime)s {settings.name} %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    start_log(settings.name)
     if settings.parent_fd is not None:
         exit_with_parent(settings.parent_fd)
     from modelswarm_gateway.app import GatewayApp

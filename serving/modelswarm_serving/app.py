@@ -29,6 +29,7 @@ from modelswarm.errors import ModelSwarmError, UserError
 from modelswarm.placement.memory import TRAINING_BYTES
 from modelswarm.process.command_line import run_with_exit_code
 from modelswarm.process.early_signals import exit_on_signals
+from modelswarm.process.logs import start_log
 from modelswarm.process.memory_limit import ROOT, read_memory_limit, read_resident_bytes
 from modelswarm.process.parent_watch import exit_with_parent
 from modelswarm.process.start_progress import ReportProgress, StartPhase, ignore_progress
@@ -72,11 +73,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _serve(settings: Settings) -> int:
-    logging.basicConfig(
-        level=logging.INFO,
-        format=f"%(asctime)s {settings.name} %(levelname)s %(message)s",
-        stream=sys.stderr,
-    )
+    start_log(settings.name)
     if settings.parent_fd is not None:
         exit_with_parent(settings.parent_fd)
     start = StartReporter(settings.start_file)

@@ -1,7 +1,9 @@
-"""Parsing of targets and flags, and exit codes, shared by the command lines of all processes."""
+"""Parsing of targets and flags, exit codes and the log, shared by the command lines of all processes."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import NoReturn
 
 import click
@@ -76,3 +78,33 @@ def test_flags_become_settings_and_help_exits_with_0() -> None:
 
 def _make_settings(n: int) -> complex:
     return complex(0, n)
+
+
+LOGGED_REQUESTS = """
+import http.server, logging, threading
+import httpx, httpx2
+from modelswarm.process.logs import start_log
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None: ...
+
+start_log("s0")
+with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+    threading.Thread(target=server.serve_forever).start()
+    for library in (httpx, httpx2):
+        library.head(f"http://127.0.0.1:{server.server_port}/?Signature=secret", trust_env=False)
+    server.shutdown()
+logging.getLogger("modelswarm").info("serves")
+"""
+
+
+def test_log_has_no_urls_of_http_requests() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGED_REQUESTS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "s0 INFO serves" in done.stderr
+    assert "secret" not in done.stderr
