@@ -10,10 +10,13 @@ from prometheus_client.samples import Sample
 from support.kubernetes.prometheus import lint
 
 from modelswarm.protocol.messages import Heartbeat
+from modelswarm.resources.spec import Sessions, parse_duration
 from modelswarm_gateway.errors import Code
 from modelswarm_gateway.metrics.counters import (
     EJECTION_CAUSES,
     MIGRATION_CAUSES,
+    NEXT_TOKEN_BUCKETS,
+    RECOVERY_BUCKETS,
     REROUTE_CAUSES,
     Metrics,
     TurnOutcome,
@@ -186,3 +189,10 @@ async def test_units_are_base_units_and_only_counters_end_in_total() -> None:
             assert "milli" not in name and "_ms" not in name and "percent" not in name
             if family.type == "histogram":
                 assert name.endswith((*UNITS, "_rows", "_hops")), name
+
+
+def test_bounds_of_pauses_go_beyond_the_default_hold_limit() -> None:
+    """A quantile behind the last bound would be that bound."""
+    limit = parse_duration(Sessions().hold_limit)
+    assert max(NEXT_TOKEN_BUCKETS) > limit
+    assert max(RECOVERY_BUCKETS) > limit
