@@ -191,7 +191,6 @@ def test_view_and_edit_roles_include_swarms() -> None:
     assert ("modelswarm.io", "modelswarms/scale", "update") in _granted(edit)
 
 
-@pytest.mark.full
 def test_large_number_of_a_values_file_is_a_whole_number(tmp_path: Path) -> None:
     """Helm reads such a number as a float, and would print 1e+06."""
     values = tmp_path / "values.yaml"
@@ -199,6 +198,7 @@ def test_large_number_of_a_values_file_is_a_whole_number(tmp_path: Path) -> None
     assert "--max-named-sessions=1000000" in arguments(render(values), "gateway")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("keep", [True, False])
 def test_crd_is_the_generated_one_and_kept_if_asked(keep: bool) -> None:
     (crd,) = of_kind(
