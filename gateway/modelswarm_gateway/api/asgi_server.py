@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from modelswarm.errors import UserError
 from modelswarm.process.command_line import join_target, split_target
+from modelswarm.process.socket_options import limit_unread
 from modelswarm_gateway.api.http_protocol import (
     HEAD_SECONDS,
     MAX_HEAD_BYTES,
@@ -40,8 +41,7 @@ def bind_socket(field: str, target: str) -> socket.socket:
     made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # of Linux; also of clients that vanished
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * UNTAKEN_SECONDS))
+    limit_unread(made, UNTAKEN_SECONDS)  # also of clients that vanished
     try:
         made.bind((host, port))
         made.listen(2048)  # also finds a second listener, which bind() alone may not

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -18,6 +17,7 @@ from typing import TypeVar
 import httpx
 from starlette.responses import Response
 
+from modelswarm.process.socket_options import keepalive_options
 from modelswarm_gateway.settings import SESSION_HEADER
 
 FORWARDED_HEADER = "x-modelswarm-forwarded"
@@ -26,14 +26,7 @@ CONNECT_SECONDS = 2.0
 READ_SECONDS = 120.0
 # A whole answer sends nothing until its end, which may take many minutes: the kernel probes the silent connection, and
 # breaks it after some 45 s without an answer.
-_PROBES = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-        if hasattr(socket, name)  # macOS has no TCP_KEEPIDLE
-    ),
-]
+_PROBES = keepalive_options(idle_seconds=15)
 # Seconds between checks that a silent gateway is alive.
 ALIVE_CHECK_SECONDS = 1.0
 # Seconds for the whole response to a request without a body.

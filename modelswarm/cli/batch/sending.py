@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,17 +20,11 @@ from modelswarm.cli.batch.input_file import BatchRequest
 from modelswarm.cli.batch.output_file import BatchAnswer
 from modelswarm.client.api.connection import CONNECT_SECONDS
 from modelswarm.client.api.errors import GatewayUnreachableError
+from modelswarm.process.socket_options import keepalive_options
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
 # A gateway whose machine vanished is noticed after about a minute, though a long answer is silent.
-_KEEPALIVE = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    *(
-        (socket.IPPROTO_TCP, getattr(socket, name), value)
-        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
-        if hasattr(socket, name)
-    ),
-]
+_KEEPALIVE = keepalive_options(idle_seconds=30)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Never, Protocol, cast
 
 from typing_extensions import Buffer, override
 
+from modelswarm.process.socket_options import limit_unread
 from modelswarm.protocol.wire.codec import printable
 from modelswarm.protocol.wire.frames import MAX_FRAME
 
@@ -175,9 +175,7 @@ class MessageStream(asyncio.BufferedProtocol):
 
     def limit_silence(self, seconds: float) -> None:
         """End the connection when data are not acknowledged, or full buffers not read, for so long (Linux)."""
-        made = self._transport.get_extra_info("socket")
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
+        limit_unread(self._transport.get_extra_info("socket"), seconds)
 
     def finish_writing(self) -> None:
         """Tell the peer that nothing follows what was sent. It ends the stream when it has read all."""
