@@ -193,6 +193,10 @@ def stream_unread(seconds: float) -> ApiError:
     return ApiError(Code.STREAM_UNREAD, detail)
 
 
+def client_left() -> ApiError:
+    return ApiError(Code.CANCELLED, "the client left")
+
+
 def gateway_stopping() -> ApiError:
     return ApiError(Code.STOPPING, "this gateway is stopping; retry in 1 s", retry_after=1.0)
 

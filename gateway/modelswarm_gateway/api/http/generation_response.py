@@ -32,7 +32,7 @@ from modelswarm_gateway.api.http.relay import ForwardContext, Relay
 from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import parse_event_id_line
-from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.errors import ApiError, Code, client_left
 from modelswarm_gateway.generation.continuation import append_unknown
 from modelswarm_gateway.generation.generation import Generation
 from modelswarm_gateway.generation.logprobs import TokenLogprob
@@ -128,7 +128,7 @@ class GenerationResponse(Response):
                     return await self._answer(disconnected, writer)
                 except (PeerGone, ApiError) as error:
                     await self._failover.before_retry(error)
-            raise ApiError(Code.CANCELLED, "the client left")
+            raise client_left()
         finally:
             disconnected.cancel()
 
@@ -179,7 +179,7 @@ class GenerationResponse(Response):
             finally:
                 generations += begun
             if disconnected.done():
-                raise ApiError(Code.CANCELLED, "the client left")
+                raise client_left()
 
     def _own_headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers of every answer, errors too."""
@@ -266,7 +266,7 @@ class GenerationResponse(Response):
                 if self._format.stream and self._request.session_id is not None:
                     await writer.write_keepalive()
             if not starting.done():  # left running, it would refuse this client's next try as busy
-                raise ApiError(Code.CANCELLED, "the client left")
+                raise client_left()
             return await starting
         finally:
             if not starting.done():
@@ -344,4 +344,4 @@ async def _abort_on_disconnect(
     """End the turns when the client disconnects."""
     await asyncio.shield(disconnected)
     for generation in generations:
-        generation.abort(ApiError(Code.CANCELLED, "the client left"))
+        generation.abort(client_left())

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from starlette.requests import ClientDisconnect, Request
 
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
+from modelswarm_gateway.errors import ApiError, Code, client_left, invalid_request, shorten
 
 MAX_BODY_BYTES = 16 << 20  # bytes
 BODY_SECONDS = 60.0
@@ -61,7 +61,7 @@ async def _read_in_time(request: Request, resize: Callable[[int], None]) -> byte
             None, f"the body did not arrive within {BODY_SECONDS:.0f} seconds"
         ) from error
     except ClientDisconnect as error:
-        raise ApiError(Code.CANCELLED, "the client left") from error
+        raise client_left() from error
 
 
 def _check_encoding(encoding: str) -> None:

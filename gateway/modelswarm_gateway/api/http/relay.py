@@ -22,7 +22,7 @@ from modelswarm_gateway.api.forwarding import (
 from modelswarm_gateway.api.http.request_log import REQUEST_ID
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import SseReader, parse_error_body
-from modelswarm_gateway.errors import ApiError, Code, gateway_stopping
+from modelswarm_gateway.errors import ApiError, Code, client_left, gateway_stopping
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.service import GenerationService
 
@@ -71,7 +71,7 @@ class Relay:
                     return await relaying
                 if stopping.done():
                     raise gateway_stopping()
-                raise ApiError(Code.CANCELLED, "the client left")
+                raise client_left()
             finally:
                 relaying.cancel()
 

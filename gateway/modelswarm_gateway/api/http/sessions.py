@@ -30,7 +30,7 @@ from modelswarm_gateway.api.forwarding import (
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import parse_body
 from modelswarm_gateway.core.interface.turn import Reservation
-from modelswarm_gateway.errors import ApiError, Code, invalid_field
+from modelswarm_gateway.errors import client_left, invalid_field
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.request import MAX_SESSION_ID_LENGTH
 from modelswarm_gateway.generation.service import GenerationService
@@ -133,7 +133,7 @@ async def _free_if_left(service: GenerationService, request: Request, key: Sessi
     """Free a session that was made just now if its client has left, and so cannot. Raise ApiError then."""
     if await request.is_disconnected():
         await close_session(service, key)
-        raise ApiError(Code.CANCELLED, "the client left")
+        raise client_left()
 
 
 def _key(service: GenerationService, session_id: str, model: str) -> SessionKey:
