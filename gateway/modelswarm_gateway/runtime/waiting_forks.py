@@ -42,9 +42,7 @@ class WaitingForks:
         A fork has a log of its own, which it computes itself: it is due.
         """
         self._refused.discard(parent)
-        waiting = self._waiting.pop(parent, [])
-        self._due += [turn for turn in waiting if not turn.request.sampling.choice]
-        return [turn for turn in waiting if turn.request.sampling.choice]
+        return self._release_forks(parent)
 
     def on_refused(self, parent: str) -> None:
         """The parent's turn is refused for now: the other answers to its prompt wait until it is tried again, or ends.
@@ -52,10 +50,14 @@ class WaitingForks:
         A fork does not: it is due.
         """
         self._refused.add(parent)
+        if answers := self._release_forks(parent):
+            self._waiting[parent] = answers
+
+    def _release_forks(self, parent: str) -> list[WaitingTurn]:
+        """Make the forks of a parent due; return the other answers to its prompt."""
         waiting = self._waiting.pop(parent, [])
         self._due += [turn for turn in waiting if not turn.request.sampling.choice]
-        if answers := [turn for turn in waiting if turn.request.sampling.choice]:
-            self._waiting[parent] = answers
+        return [turn for turn in waiting if turn.request.sampling.choice]
 
     def take_due(self) -> list[WaitingTurn]:
         due, self._due = self._due, []
