@@ -154,6 +154,10 @@ class Model(Part):
         """Source and revision in one address, as servers take it."""
         return self.source if self.revision is None else f"{self.source}@{self.revision}"
 
+    def names(self, swarm: str) -> tuple[str, ...]:
+        """Return what clients may give as `model`: the served name, which is the swarm's by default, and adapters."""
+        return (self.served_name or swarm, *(adapter.name for adapter in self.adapters))
+
     @field_validator("revision")
     @classmethod
     def _check_revision(cls, revision: str | None, others: ValidationInfo) -> str | None:

@@ -53,9 +53,8 @@ def _stored_swarm(raw: Json) -> StoredSwarm:
     owned = frozenset(filter(None, (stored_name, *view.status.get("adapters", ()))))
     if view.spec is None:  # its servers still have the names of the last spec that could be read
         return StoredSwarm(view, created, stored_name or view.name, owned, owned)
-    served_name = view.spec.model.served_name or view.name
-    names = (served_name, *(adapter.name for adapter in view.spec.model.adapters))
-    return StoredSwarm(view, created, served_name, frozenset(names), owned)
+    names = view.spec.model.names(view.name)
+    return StoredSwarm(view, created, names[0], frozenset(names), owned)
 
 
 def _child_view(kind: Kind) -> Callable[[Json], Json]:

@@ -114,10 +114,7 @@ class _Reconciliation:
         spec, stored = self.swarm.spec, self.stored
         if spec is None or self.observed.name_taken_by:
             return (stored.served_name, *stored.adapters)
-        return (
-            spec.model.served_name or self.swarm.name,
-            *(adapter.name for adapter in spec.model.adapters),
-        )
+        return spec.model.names(self.swarm.name)
 
     def decide(self) -> Decision:
         outcome = _Outcome(self.stored.model, self.stored.plan)
@@ -138,7 +135,7 @@ class _Reconciliation:
     def _reconcile_spec(self, spec: Spec, outcome: _Outcome) -> None:
         if other := self.observed.name_taken_by:
             name = self.observed.taken_name
-            is_adapter = any(adapter.name == name for adapter in spec.model.adapters)
+            is_adapter = name in spec.model.names(self.swarm.name)[1:]
             field = "name in spec.model.adapters" if is_adapter else "spec.model.servedName"
             message = f"The model name {name!r} is served by ModelSwarm {other} already"
             self._hold(outcome, "ServedNameTaken", f"{message}; give this one another {field}.")
