@@ -211,8 +211,9 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             check_mask(mask, ids)
             return mask
         merged, _ = self._prepare_generation_config(generation_config, **kwargs)
-        check_padding(ids, merged.pad_token_id, _end_tokens(merged))
-        return infer_mask(ids, merged.pad_token_id, _end_tokens(merged))
+        pad, ends = merged.pad_token_id, _end_tokens(merged)
+        check_padding(ids, pad, ends)
+        return infer_mask(ids, pad, ends)
 
     def _continue(
         self,

@@ -60,12 +60,10 @@ async def add_prompt(
     if request.return_prompt_token_ids:
         part.prompt_token_ids.extend(prompt)
     if request.HasField("prompt_logprobs"):
-        scores = generation.prompt_logprobs
-        for place, token in enumerate(prompt):
-            entry = TokenLogprob(token, None, (), 0)  # the first one follows nothing
-            if place:
-                score = scores[place - 1]
-                entry = TokenLogprob(token, score.logprob, score.top[: request.prompt_logprobs], 0)
+        count, scores = request.prompt_logprobs, [None, *generation.prompt_logprobs]
+        for place, (token, score) in enumerate(zip(prompt, scores, strict=True)):
+            logprob, top = (None, ()) if score is None else (score.logprob, score.top[:count])
+            entry = TokenLogprob(token, logprob, top, 0)
             part.prompt_logprobs.append(_logprob(entry, generation.tokenizer))
             if place % _ENTRIES_AT_ONCE == 0:
                 await asyncio.sleep(0)

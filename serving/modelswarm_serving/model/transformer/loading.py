@@ -298,10 +298,7 @@ def _module_of(tensor: str) -> str:
 
 def _logit_scale(config: PreTrainedConfig) -> float:
     """Return the factor of the logits: Cohere multiplies, Granite divides, the others do neither."""
-    scale, divisor = (
-        _own_field(config, "logit_scale", 1.0),
-        _own_field(config, "logits_scaling", 1.0),
-    )
+    scale, divisor = [_own_field(config, name, 1.0) for name in ("logit_scale", "logits_scaling")]
     return float(scale) / float(divisor)
 
 
