@@ -464,19 +464,19 @@ class Generation:
         self._closed = True
         self._context.on_closed(self)
         self._record_metrics()
-        keep = self._finish is not None or (self._refused and self._has_hops())
+        keep = self._finish is not None or (self._refused and self._has_run())
         if self.session_key and not keep and self._failure in (None, *CLIENT_ENDED, Code.STOPPING):
             keep = self._park_session()
         self._release_session(self._session, keep=keep)
 
-    def _has_hops(self) -> bool:
-        """Return whether the session has a route.
+    def _has_run(self) -> bool:
+        """Return whether a turn of the session has run.
 
         A refused first turn left nothing on any server. If kept, it would hide a session of that name at another
         gateway, whose servers could not be reached during the search.
         """
         view = self._context.backend.session(self._session)
-        return view is not None and bool(view.route)
+        return view is not None and view.has_run
 
     def _park_session(self) -> bool:
         """Park the session of a cancelled turn, so that the client may resume it; return False if the core lost it."""

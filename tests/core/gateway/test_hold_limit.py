@@ -180,3 +180,17 @@ def test_fence_wait_is_bounded_by_hold_limit(hold_ms: int, fence: float, hold: f
     assert script.gateway.view("s").state == "held"
     script.wait(hold + fence)
     assert script.gateway.all(SessionLost)
+
+
+def test_hold_limit_does_not_count_time_in_which_it_runs() -> None:
+    """A long replay on a new server follows a hold, and is cut off before its first token."""
+    held = hold_session(4.0)
+    held.script.wait(3.0, TICK)
+    held.script.add_server("c", 2, 4)
+    assert held.state == "running"
+    held.script.wait(3.0, TICK)
+    assert held.state == "running"
+    held.script.kill(SECOND_TAIL)
+    held.begun = held.script.now - 3.0
+    assert held.state == "held"
+    assert held.seconds_held() == 4.0

@@ -89,3 +89,61 @@ def test_two_hops_on_one_server_become_one_for_lack_of_room() -> None:
     gateway.clear_and_start("a", log, SECOND)
     assert gateway.tokens("a") == expected(log, SECOND)
     assert gateway.route("a") == [whole.peer]
+
+
+def fill_servers(network: Network, gateway: Gateway, turn: int) -> list[str]:
+    """Start sessions of `turn` tokens until one is refused; return the others."""
+    names: list[str] = []
+    while not names or not gateway.troubles(names[-1]):
+        names.append(f"filler{len(names)}")
+        gateway.start(names[-1], [7, 8, 9, len(names)], turn)
+    gateway.core.close_session(names.pop(), network.now)
+    network.run()
+    gateway.effects.clear()
+    return names
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_refused_turn_keeps_route_and_kv(replicas: int) -> None:
+    """All replicas of the tail refuse, one after the other. Its KV is used again when there is room."""
+    network = Network(options=Options(page_size=PAGE))
+    network.serve(0, 2, total_pages=400)
+    for _ in range(replicas):
+        network.serve(2, 4, total_pages=PAGES)
+    gateway = add_gateway(network, 1)
+    gateway.start("a", PROMPT, FIRST)
+    route = gateway.route("a")
+    fillers = fill_servers(network, gateway, 28)
+    gateway.start("a", next_prompt(), SECOND)
+    assert isinstance(gateway.troubles("a")[-1], Refused)
+    assert gateway.route("a") == route
+    for name in fillers:
+        gateway.core.close_session(name, network.now)
+    network.run()
+    rows = {peer: server.core.heartbeat().rows for peer, server in network.servers.items()}
+    gateway.clear_and_start("a", next_prompt(), SECOND)
+    assert gateway.tokens("a") == expected(next_prompt(), SECOND)
+    run = {peer: s.core.heartbeat().rows - rows[peer] for peer, s in network.servers.items()}
+    assert gateway.view("a").reused == len(PROMPT) + FIRST - 1
+    assert {peer for peer, count in run.items() if count} == set(route)
+    assert len({run[peer] for peer in route}) == 1, run
+
+
+def test_refused_turn_leaves_log_and_turn_as_they_were() -> None:
+    network = Network(options=Options(total_pages=PAGES, page_size=PAGE))
+    for _ in range(2):
+        network.serve(0, 4)
+    gateway = add_gateway(network, 1)
+    gateway.start("a", PROMPT, FIRST, above=0)
+    fillers = fill_servers(network, gateway, 25)
+    before = gateway.core.parked_turn("a")
+    assert before is not None
+    for log in (next_prompt(), [*PROMPT[:2], 60]):  # appended, and rewound
+        gateway.start("a", log, SECOND + 20)
+        assert isinstance(gateway.troubles("a")[-1], Refused)
+        assert gateway.core.parked_turn("a") == before
+    for name in fillers:
+        gateway.core.close_session(name, network.now)
+    network.run()
+    gateway.clear_and_start("a", next_prompt(), SECOND)
+    assert gateway.tokens("a") == expected(next_prompt(), SECOND)

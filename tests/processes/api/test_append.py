@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -202,3 +203,28 @@ def test_append_goes_on_after_lost_server_and_lost_gateway(
         whole = [*log, *encode_bytes(text)]
         assert body["choices"][0]["token_ids"] == expected(whole), (text, lost)
         log = [*whole, *expected(whole)]
+
+
+def test_refused_append_changes_nothing_and_may_be_repeated(tmp_path: Path) -> None:
+    """The session's one hop has no room, and neither has the replica."""
+    with HashSwarm(tmp_path, context=ENDLESS) as swarm:
+        for name in ("s0", "t0"):
+            swarm.server(name, "0:4", "--pages", "40")  # of 16 positions
+        swarm.servers_ready("s0", "t0")
+        at = swarm.gateway()
+        log = log_of(answer(at, prompt="hello", session_id="chat"))
+        fillers = [
+            httpx.post(f"{at.url}/v1/sessions", json={"model": MODEL, "max_length": 480})
+            for _ in range(2)
+        ]
+        assert [each.status_code for each in fillers] == [200, 200]
+        more = {"prompt": "again", "session_id": "chat", "append": True, "max_tokens": 400}
+        for _ in range(2):
+            refused = post(at, **more)
+            assert refusal(refused)[:2] == (429, "no_capacity")
+            assert refused.headers["x-should-retry"] == "true"
+            state = httpx.get(f"{at.url}/v1/sessions/chat")
+            assert (state.status_code, state.json()["position"]) == (200, len(log))
+        for each in fillers:
+            httpx.delete(f"{at.url}/v1/sessions/{each.json()['id']}")
+        assert prompt_of(answer(at, **more)) == [*log, *encode_bytes("again")]

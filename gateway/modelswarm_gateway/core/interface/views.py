@@ -58,3 +58,8 @@ class SessionView:
     newest_run_epoch: Epoch = NO_EPOCH  # the newest one that is known to have run
     opaque_bytes: int = 0  # rows of its log that stand in place of tokens
     waits_for_reader: bool = False  # running, and without credit until its client reads
+
+    @property
+    def has_run(self) -> bool:
+        """True if some epoch of it has run, here or at another gateway."""
+        return self.newest_run_epoch != NO_EPOCH

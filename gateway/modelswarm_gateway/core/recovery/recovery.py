@@ -123,7 +123,7 @@ class Recovery:
     def park(self, session: Session, *, refused: bool = False) -> None:
         """Fence without StartEpoch (R8, parked). After a refusal hops also give back what the turn was granted."""
         session.raise_epoch()
-        session.credit_cap = None
+        session.credit_cap, session.before = None, None
         session.state = SessionState.PARKED
         releases = refused and not session.turn.session_length
         session.truncate_hops(session.length)
@@ -173,7 +173,12 @@ class Recovery:
         session.hops, session.copy_targets, session.lost_hops = [], [], []
 
     def close_lost_hops(self, session: Session) -> None:
-        """Close replaced hops whose log a hop of the route has. A late answer to a Fence may name another owner."""
+        """Close replaced hops whose log a hop of the route has. A late answer to a Fence may name another owner.
+
+        Before a turn starts they stay open, because a refused turn restores the route.
+        """
+        if session.before is not None:
+            return
         log = max((hop.log for hop in session.hops if hop.is_fenced), default=0)
         for hop in list(session.lost_hops):
             if hop.log_limit <= log and hop.fence_epoch <= hop.handle_epoch:
@@ -216,7 +221,7 @@ class Recovery:
             if session.overdue_epoch is not None and all(h.is_fenced for h in session.hops):
                 self._attribute_overdue(session, now)
             else:
-                self._start_if_fenced(session)
+                self._start_if_fenced(session, now)
 
     def _on_late_ack(self, session: Session, hop: Hop, answer: FenceAck) -> None:
         """Take the answer of a hop that was replaced or closed. It may name another owner."""
@@ -312,16 +317,16 @@ class Recovery:
             hop.is_round_trip_timed = hop.fence_epoch != session.epoch
             hop.is_fenced = hop.is_fenced and not hop.is_round_trip_timed
         self.send_fences(session, now)
-        self._start_if_fenced(session)
+        self._start_if_fenced(session, now)
 
     # ---- StartEpoch
 
-    def _start_if_fenced(self, session: Session) -> None:
+    def _start_if_fenced(self, session: Session, now: float) -> None:
         if not all(hop.is_fenced for hop in session.hops):
             return
         points = restart_points([HopState(h.kv, h.last, h.retained) for h in session.hops])
         session.credit, session.quiescent_kv = session.target_credit(), session.length - 1
-        session.record_start(points[0].start, min(point.start for point in points))
+        session.record_start(points[0].start, min(point.start for point in points), now)
         for index, point in enumerate(points):
             self.hop_messages.start_hop(session, index, point)
         head, tail = session.hops[0], session.hops[-1]
@@ -333,6 +338,7 @@ class Recovery:
         session.excluded.clear()
         session.refusal = RefusalReason.FAULTS
         self._ownership_check.on_start(session)
+        self.close_lost_hops(session)
 
     # ---- no server, no room, no time
 
@@ -346,12 +352,14 @@ class Recovery:
             self.hold(session, now)
 
     def _refuse_turn(self, session: Session, reason: RefusalReason) -> None:
-        """Refuse a turn, all or nothing (R12, admission): a first turn frees its hops, a later one keeps its KV.
+        """Refuse a turn, all or nothing (R12, admission): a first turn frees its hops, a later one changes nothing.
 
         Two hops on one server reserve the turn twice. They are freed for lack of room, and one hop replaces them.
         """
         session.excluded.clear()
+        detail = explain_refusal(self._registry, session, reason)
         if session.has_run:
+            self._restore_route(session)
             hops = Counter(hop.peer for hop in session.hops)
             most = 1 if reason is RefusalReason.NO_ROOM else len(session.hops)
             for hop in list(session.hops):
@@ -362,8 +370,15 @@ class Recovery:
         else:
             session.state = SessionState.PARKED
             self.close_hops(session)
-        detail = explain_refusal(self._registry, session, reason)
         self._emit(Refused(session.name, reason, detail, retry_after=1.0))
+
+    def _restore_route(self, session: Session) -> None:
+        """Restore the session as it was before the turn. Hops that the turn created have nothing yet."""
+        route = session.restore_before_turn()
+        for hop in [hop for hop in session.hops if hop not in route]:
+            session.hops.remove(hop)
+            self.hops.detach(hop)
+        self._set_route(session, route)
 
     def hold(self, session: Session, now: float) -> None:
         """Hold the session. After a few tries without room it frees all its KV: no recovery waits for another."""
@@ -373,7 +388,8 @@ class Recovery:
             session.held_at = now
             self._ownership_check.on_link_lost(session, now)
         self._ownership_check.require(session, now + self._settings.lease_seconds / 2, since=now)
-        ends = session.held_at + self._hold_limits.limit_seconds(session.model)
+        limit = self._hold_limits.limit_seconds(session.model)
+        ends = session.held_at + limit - session.held_seconds
         if now >= ends:
             self.fail(session, explain_refusal(self._registry, session, session.refusal))
             return

@@ -100,6 +100,18 @@ class OwnershipQuery:
     lost: set[PeerId] = field(default_factory=set)  # had no link then: waited for longer
 
 
+@dataclass(frozen=True, slots=True)
+class SessionBefore:
+    """The state of a session before a turn that has not started: a refused turn restores it (R12, admission)."""
+
+    log: list[int]
+    opaque: dict[int, bytes]
+    logprobs: dict[int, TokenLogprobs]
+    keeps_logprobs: bool
+    turn: Turn
+    hops: list[Hop]
+
+
 @dataclass(slots=True)
 class Session:
     """One live context and the state of its turn."""
@@ -135,6 +147,7 @@ class Session:
     turn_number: int = 0
     prefill_only: bool = False  # max_tokens 0: the turn runs its prompt and samples nothing
     has_run: bool = False  # an epoch was started: hops created from now on are for recovery
+    before: SessionBefore | None = None  # until the turn starts; None for a first turn
     credit_ahead: int = 64
     read_position: int = 0  # the client has read the entries below this
     credit: int = 0  # last credit sent
@@ -159,7 +172,8 @@ class Session:
     fork: Fork | None = None  # what the hops of a first turn copy; None once an epoch has started
     model_failures: int = 0  # model failures since the last new token
     fault_at: float | None = None  # time of the first fault since the last new token
-    held_at: float | None = None
+    held_at: float | None = None  # since then it has waited to start
+    held_seconds: float = 0.0  # in earlier holds since the last new token
     contested_since: float | None = None  # another gateway owns hops of it, with a lower rank
     retry_at: float = 0.0
     hold_tries: int = 0
@@ -247,6 +261,27 @@ class Session:
         self.opaque |= {at: row for at, row in opaque.items() if at >= common}
         self.truncate_hops(common)
 
+    def save_before_turn(self) -> None:
+        """Keep what a refused turn restores. A first turn has nothing to restore."""
+        if self.has_run:
+            self.before = SessionBefore(
+                self.log.copy(),
+                self.opaque.copy(),
+                self.logprobs,
+                self.keeps_logprobs,
+                self.turn,
+                self.hops.copy(),
+            )
+
+    def restore_before_turn(self) -> list[Hop]:
+        """Restore log and turn after a refusal; return the hops of the old route that are still open."""
+        if self.before is None:
+            return self.hops
+        before, self.before = self.before, None
+        self.log, self.opaque, self.turn = before.log, before.opaque, before.turn
+        self.logprobs, self.keeps_logprobs = before.logprobs, before.keeps_logprobs
+        return [hop for hop in before.hops if hop in self.owned_hops]
+
     def append_group(self, tokens: Sequence[int]) -> None:
         """Append a sampled token and those that its grammar forced after it."""
         self.groups += 1
@@ -263,7 +298,8 @@ class Session:
 
     def record_progress(self) -> float | None:
         """Reset all fault counters after a new token; return the time of the first fault, None if there was none."""
-        since, self.fault_at, self.held_at = self.fault_at, None, None
+        since, self.fault_at = self.fault_at, None
+        self.held_at, self.held_seconds = None, 0.0
         self.contested_since = None
         self.attempts = self.overdue_attempts = self.model_failures = self.hold_tries = (
             self.pending_prefill_rows
@@ -271,8 +307,15 @@ class Session:
         self.has_migrated = self.is_resumed = False
         return since
 
-    def record_start(self, head: int, lowest: int) -> None:
-        """Count reused or replayed entries: the head starts at `head`, the hop furthest behind at `lowest`."""
+    def record_start(self, head: int, lowest: int, now: float) -> None:
+        """Count reused or replayed entries: the head starts at `head`, the hop furthest behind at `lowest`.
+
+        A hold ends here.
+        """
+        self.before = None
+        if self.held_at is not None:
+            self.held_seconds += max(0.0, now - self.held_at)
+            self.held_at = None
         self.pending_prefill_rows = self.length - lowest
         if not self.is_recovering:
             self.reused = head

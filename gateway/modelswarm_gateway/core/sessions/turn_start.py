@@ -41,6 +41,7 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     length = len(request.tokens)
     opaque = _opaque_rows(s, request, parent)
     prompt_rows = _count_prompt_rows(opaque, s.boundary_row_bytes)
+    s.save_before_turn()
     s.replace_log(request.tokens, opaque)
     s.keeps_logprobs = request.keeps_logprobs
     if not request.is_resumed:
