@@ -418,6 +418,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         logits_to_keep: int = 0,
         output_hidden_states: bool | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **options: Any,
     ) -> Any:
         """Return the logits [batch, length, vocabulary] in float32; those of padding are zeros.
@@ -428,7 +429,11 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
 
         With soft prompts, or with `labels` [batch, length], the modules beside the blocks run here, and gradients flow.
         Labels give the loss of transformers; -100 leaves a position out. Then padding may be on both sides.
+        `num_items_in_batch`: the sum of the losses is divided by it, as transformers' Trainer wants it when it
+        accumulates gradients; None: by the number of labels.
         """
+        if labels is None:
+            options["num_items_in_batch"] = num_items_in_batch
         check_forward(options)
         ids = check_ids(input_ids, self._facts.vocabulary)
         logits_to_keep = kept_logits(logits_to_keep, ids.shape[1])
@@ -443,7 +448,9 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             }
             check_tuned_forward(unused)
             check_labels(labels, ids, self._facts.vocabulary)
-            return self._forward_tuned(ids, attention_mask, labels, logits_to_keep)
+            return self._forward_tuned(
+                ids, attention_mask, labels, logits_to_keep, num_items_in_batch
+            )
         if output_hidden_states:
             return self._forward_blocks(
                 ids, attention_mask, past_key_values, use_cache, logits_to_keep
@@ -463,7 +470,12 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         return _hf.modeling_outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
 
     def _forward_tuned(
-        self, ids: Tensor, mask: Tensor | None, labels: Tensor | None, keep: int
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        labels: Tensor | None,
+        keep: int,
+        items: Tensor | int | None,
     ) -> Any:
         """Return logits and loss of the whole input, with gradients."""
         check_training_mask(mask, ids, self.generation_config.pad_token_id)
@@ -473,7 +485,9 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             if mask is not None:  # no token precedes one behind padding
                 labels = labels.masked_fill(mask.roll(1, -1) == 0, -100)
             vocabulary = self.config.get_text_config().vocab_size
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=vocabulary)
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=items
+            )
         return _hf.modeling_outputs.CausalLMOutputWithPast(loss=loss, logits=logits[:, -keep:])
 
     def _forward_blocks(

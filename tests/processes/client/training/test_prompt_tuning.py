@@ -76,6 +76,46 @@ def test_padded_batch_has_the_loss_of_its_rows(
     assert close(loss * sum(row.shape[1] - 1 for row in rows), torch.stack(parts).sum())
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_trainer_of_transformers_trains_the_soft_prompt(
+    toy_swarm: Running, toy_folder: Path, tmp_path: Path, accumulated: int
+) -> None:
+    """Two steps of the Trainer give the prompts that two steps of a plain loop over the same batches give."""
+    from transformers import Trainer, TrainingArguments
+
+    examples = [{"input_ids": row, "labels": row.clone()} for row in IDS.repeat(2, 1)]
+    examples[1]["labels"][2:] = -100  # batches of unequal weight
+    model = tuned(toy_swarm, toy_folder, "ptune")
+    begun = model.prompts.first.detach().clone()
+    options = TrainingArguments(
+        tmp_path,
+        max_steps=2,
+        per_device_train_batch_size=2 // accumulated,
+        gradient_accumulation_steps=accumulated,
+        learning_rate=0.1,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        optim="sgd",
+        report_to=[],
+        save_strategy="no",
+        use_cpu=True,
+        train_sampling_strategy="sequential",
+    )
+    Trainer(model, options, train_dataset=examples).train()
+    loop = tuned(toy_swarm, toy_folder, "ptune")
+    assert loop.prompts.first.equal(begun)
+    optimizer = torch.optim.SGD([each for each in loop.parameters() if each.requires_grad], lr=0.1)
+    for at in (0, 2):
+        ids = torch.stack([each["input_ids"] for each in examples[at : at + 2]])
+        labels = torch.stack([each["labels"] for each in examples[at : at + 2]])
+        loop(ids, labels=labels).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert not model.prompts.first.equal(begun)
+    assert close(model.prompts.first, loop.prompts.first)
+
+
 def right_answer(whole: Any, model: Any, ids: Tensor, count: int, **options: Any) -> Tensor:
     """Return the answer of transformers' generate behind the soft prompt."""
     first = model.prompts.first.detach().expand(len(ids), -1, -1)
