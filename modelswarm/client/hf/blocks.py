@@ -25,6 +25,7 @@ from modelswarm.checkpoint.hub import HUB_SCHEME
 from modelswarm.checkpoint.sources import resolve
 from modelswarm.checkpoint.tensor_index import INDEX_FILE, SINGLE_FILE, read_tensors, shard_names
 from modelswarm.checkpoint.tensor_names import canonical_name
+from modelswarm.client.hf.inputs import check_training_mask
 from modelswarm.client.hf.layers import RemoteLayers
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.session import Prefix
@@ -208,6 +209,30 @@ class ModelWithRemoteBlocks(_hf.PreTrainedModel):  # type: ignore[misc]
         """Return the head, loaded from the checkpoint. It follows the last norm."""
         found: nn.Module = self.blocks.local.get_output_embeddings()
         return found
+
+    def _forward_tuned(
+        self,
+        ids: Tensor,
+        mask: Tensor | None,
+        labels: Tensor | None,
+        keep: int,
+        items: Tensor | int | None,
+    ) -> Any:
+        """Return the last `keep` logits (0: all) and the loss of the whole input, with gradients.
+
+        `items`: the sum of the losses is divided by it; None: by the number of labels.
+        """
+        check_training_mask(mask, ids, self.generation_config.pad_token_id)
+        logits = self.blocks.forward_tuned(ids, mask)
+        loss = None
+        if labels is not None:
+            if mask is not None:  # no token precedes one behind padding
+                labels = labels.masked_fill(mask.roll(1, -1) == 0, -100)
+            vocabulary = self.config.get_text_config().vocab_size
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=items
+            )
+        return _hf.modeling_outputs.CausalLMOutputWithPast(loss=loss, logits=logits[:, -keep:])
 
 
 def load_local_modules(

@@ -35,7 +35,6 @@ from modelswarm.client.hf.inputs import (
     check_length,
     check_mask,
     check_padding,
-    check_training_mask,
     infer_mask,
     kept_logits,
     pad_rows,
@@ -468,27 +467,6 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             cache.close()
             cache = None
         return _hf.modeling_outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
-
-    def _forward_tuned(
-        self,
-        ids: Tensor,
-        mask: Tensor | None,
-        labels: Tensor | None,
-        keep: int,
-        items: Tensor | int | None,
-    ) -> Any:
-        """Return logits and loss of the whole input, with gradients."""
-        check_training_mask(mask, ids, self.generation_config.pad_token_id)
-        logits = self.blocks.forward_tuned(ids, mask)
-        loss = None
-        if labels is not None:
-            if mask is not None:  # no token precedes one behind padding
-                labels = labels.masked_fill(mask.roll(1, -1) == 0, -100)
-            vocabulary = self.config.get_text_config().vocab_size
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=items
-            )
-        return _hf.modeling_outputs.CausalLMOutputWithPast(loss=loss, logits=logits[:, -keep:])
 
     def _forward_blocks(
         self, ids: Tensor, mask: Tensor | None, cache: Any, use_cache: bool | None, keep: int
