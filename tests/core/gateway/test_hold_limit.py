@@ -194,3 +194,15 @@ def test_hold_limit_does_not_count_time_in_which_it_runs() -> None:
     held.begun = held.script.now - 3.0
     assert held.state == "held"
     assert held.seconds_held() == 4.0
+
+
+@pytest.mark.parametrize("limit", [3.0, 8.0])
+def test_hold_limit_counts_all_time_after_failed_attempts(limit: float) -> None:
+    """The server answers every Fence and gives no token. Four attempts fail before the first hold, and take longer."""
+    settings = GatewaySettings(hold_limit_seconds=limit, attempts_without_token=4)
+    swarm = Swarm(settings=settings)
+    swarm.serve(0, 4).lazy = True
+    swarm.gateway.start("a", [5, 6, 7], 50)
+    swarm.wait(120.0)
+    (lost,) = swarm.gateway.all(SessionLost)
+    assert lost.detail.startswith("no token in 8 attempts")

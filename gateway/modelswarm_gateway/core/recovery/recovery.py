@@ -326,7 +326,9 @@ class Recovery:
             return
         points = restart_points([HopState(h.kv, h.last, h.retained) for h in session.hops])
         session.credit, session.quiescent_kv = session.target_credit(), session.length - 1
-        session.record_start(points[0].start, min(point.start for point in points), now)
+        session.record_start(points[0].start, min(point.start for point in points))
+        if session.routed_attempts < self._settings.attempts_without_token:
+            session.end_hold(now)
         for index, point in enumerate(points):
             self.hop_messages.start_hop(session, index, point)
         head, tail = session.hops[0], session.hops[-1]

@@ -172,7 +172,7 @@ class Session:
     fork: Fork | None = None  # what the hops of a first turn copy; None once an epoch has started
     model_failures: int = 0  # model failures since the last new token
     fault_at: float | None = None  # time of the first fault since the last new token
-    held_at: float | None = None  # since then it has waited to start
+    held_at: float | None = None  # since then the clock of the hold limit runs
     held_seconds: float = 0.0  # in earlier holds since the last new token
     contested_since: float | None = None  # another gateway owns hops of it, with a lower rank
     retry_at: float = 0.0
@@ -216,6 +216,11 @@ class Session:
     def is_recovering(self) -> bool:
         """True if the turn had started when its route changed: the session is then held and not refused."""
         return self.fault_at is not None or self.has_migrated or self.is_resumed
+
+    @property
+    def routed_attempts(self) -> int:
+        """Passes of the recovery loop since the last new token that did not end in a hold."""
+        return self.attempts - self.hold_tries
 
     @property
     def rank(self) -> tuple[Epoch, Epoch]:
@@ -307,15 +312,15 @@ class Session:
         self.has_migrated = self.is_resumed = False
         return since
 
-    def record_start(self, head: int, lowest: int, now: float) -> None:
-        """Count reused or replayed entries: the head starts at `head`, the hop furthest behind at `lowest`.
-
-        A hold ends here.
-        """
-        self.before = None
+    def end_hold(self, now: float) -> None:
+        """Stop the clock of the hold limit. It goes on at the next hold."""
         if self.held_at is not None:
             self.held_seconds += max(0.0, now - self.held_at)
             self.held_at = None
+
+    def record_start(self, head: int, lowest: int) -> None:
+        """Count reused or replayed entries: the head starts at `head`, the hop furthest behind at `lowest`."""
+        self.before = None
         self.pending_prefill_rows = self.length - lowest
         if not self.is_recovering:
             self.reused = head
