@@ -71,7 +71,7 @@ def _count_turn(metrics: GatewayMetrics) -> None:
     meter.on_started(0.1)
     meter.on_ended(TurnOutcome.COMPLETED, PARKED, 1.0)
     metrics.count_turn(MODEL, TurnOutcome.COMPLETED, "stop")
-    metrics.count_request(MODEL, None)
+    metrics.count_request(MODEL, 200)
 
 
 def _best_seconds(call: Callable[[], object], times: int) -> float:

@@ -106,6 +106,11 @@ TABLE: dict[Code, ErrorMapping] = {
 }
 
 
+def status_of(code: Code | None) -> int:
+    """Return the HTTP status of a request that ended with this code; None: it succeeded."""
+    return 200 if code is None else TABLE[code].status
+
+
 class ApiError(Exception):
     """A refusal or failure that is reported to a client; `str()` is the sentence it reads."""
 

@@ -16,6 +16,7 @@ from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.fields.tokenization import DETOKENIZE, TOKENIZE
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import ListOf, TokenId, parse_body, parse_chat
+from modelswarm_gateway.api.http.request_log import set_model
 from modelswarm_gateway.errors import invalid_field
 from modelswarm_gateway.generation.request import (
     GenerationRequest,
@@ -111,6 +112,7 @@ def add_tokenization_routes(app: FastAPI, service: GenerationService) -> None:
     @app.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         asked = parse_body(TokenizeRequest, await read_json(request, budget))
+        set_model(request.scope, asked.model)
         found = await tokenize_prompt(service, asked)
         return JSONResponse(
             {
@@ -124,4 +126,5 @@ def add_tokenization_routes(app: FastAPI, service: GenerationService) -> None:
     @app.post("/detokenize")
     async def text_of_tokens(request: Request) -> Response:
         asked = parse_body(DetokenizeRequest, await read_json(request, budget))
+        set_model(request.scope, asked.model)
         return JSONResponse({"prompt": await detokenize(service, asked)})

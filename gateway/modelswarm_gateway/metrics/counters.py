@@ -23,7 +23,6 @@ from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.backend.recovery_events import RecoveryResult
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.core.migration.migration import MigrationOutcome
-from modelswarm_gateway.errors import TABLE, Code
 from modelswarm_gateway.metrics.collectors import PREFIX, SwarmCollector
 from modelswarm_gateway.metrics.vllm import VllmCollector
 
@@ -244,9 +243,8 @@ class Metrics:
             *(self._queue, self._prefill, self._first, self._next, self._decode, self._whole),
         )
 
-    def count_request(self, model: str, code: Code | None) -> None:
-        """Count an ended request. `code` None: it succeeded."""
-        status = 200 if code is None else TABLE[code].status
+    def count_request(self, model: str, status: int) -> None:
+        """Count an ended request by its HTTP status."""
         self._requests.labels(self._label(model), str(status)).inc()
 
     def meter_turn(self, model: str, prompt: int, asked: float) -> TurnMeter:

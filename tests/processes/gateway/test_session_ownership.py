@@ -126,6 +126,27 @@ def test_leaving_a_forwarded_stream_counts_as_leaving(tmp_path: Path) -> None:
         assert two.metric(name, code="499") == 1
 
 
+def test_forwarded_request_is_counted_once_with_its_status(tmp_path: Path) -> None:
+    """By the gateway that the client asked."""
+    name = "modelswarm_gateway_requests_total"
+    with two_spans(tmp_path, *LEASE, context=ENDLESS) as swarm:
+        one, two = (swarm.gateway(*LEASE, name=name) for name in ("one", "two"))
+        mine = IDS | {"session_id": "mine", "max_tokens": 3}
+        assert (ask(one, mine), ask(two, mine)) == (200, 200)
+        with closing(lines(one, FOREVER | {"session_id": "mine"})) as stream:
+            next(stream)
+            assert ask(two, mine) == 409
+            with grpc.insecure_channel(two.grpc) as channel:
+                wanted = api_pb2.GenerateRequest(
+                    model=MODEL, tokens=api_pb2.TokenIds(ids=[1]), session_id="mine"
+                )
+                with pytest.raises(grpc.RpcError):
+                    api_pb2_grpc.InferenceStub(channel).Generate(wanted, timeout=30)
+        assert [two.metric(name, code=code) for code in ("200", "409")] == [1, 2]
+        eventually("left", lambda: one.metric(name, code="499") == 1)
+        assert [one.metric(name, code=code) for code in ("200", "409")] == [1, 0]
+
+
 @pytest.mark.parametrize("seconds", [20, 2])
 def test_stopping_gateway_ends_forwarded_streams_honestly(tmp_path: Path, seconds: int) -> None:
     """It forwards them to their ends as it finishes its own answers; after the drain timeout there is an error."""

@@ -11,7 +11,6 @@ from support.kubernetes.prometheus import lint
 
 from modelswarm.protocol.messages import Heartbeat
 from modelswarm.resources.spec import Sessions, parse_duration
-from modelswarm_gateway.errors import Code
 from modelswarm_gateway.metrics.counters import (
     EJECTION_CAUSES,
     MIGRATION_CAUSES,
@@ -137,10 +136,10 @@ async def test_unknown_models_add_no_series() -> None:
     node = make_node()
     metrics = Metrics(node)
     node.on_link_up("s0/1/x", make_hello("s0", 0, BLOCKS))
-    metrics.count_request("not-here-0", Code.MODEL_NOT_FOUND)
+    metrics.count_request("not-here-0", 404)
     before = len(generate_latest(metrics.registry).splitlines())
     for number in range(100):
-        metrics.count_request(f"not-here-{number}", Code.MODEL_NOT_FOUND)
+        metrics.count_request(f"not-here-{number}", 404)
     assert len(generate_latest(metrics.registry).splitlines()) == before
     name = "modelswarm_gateway_requests_total"
     assert read_value(metrics.registry, name, model="other", code="404") == 101

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,6 +34,7 @@ from modelswarm_gateway.errors import (
     invalid_request,
 )
 from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.metrics.grpc_requests import counted_parts
 
 # Passes of one gateway at a time.
 MAX_PASSES = 256
@@ -62,10 +63,20 @@ class BlockPasses:
 
     async def answer(self, requests: Requests) -> Responses:
         """Yield the responses of one call. Raise ApiError."""
+        head = api_pb2.PassHead()
+        counted = counted_parts(
+            self._service.metrics, lambda: head.model, self._responses(requests, head)
+        )
+        async with aclosing(counted) as responses:
+            async for response in responses:
+                yield response
+
+    async def _responses(self, requests: Requests, head: api_pb2.PassHead) -> Responses:
+        """Yield the responses of one call. `head` becomes that of the pass."""
         first = await self._next_request(requests, "head")
         if not first.HasField("head"):
             raise invalid_field("head", "the first message must have it")
-        head = first.head
+        head.CopyFrom(first.head)
         card = await self._check(head)
         async with self._accepted(head) as server:
             yield api_pb2.BlockPassResponse(accepted=api_pb2.PassAccepted(last=server.last))

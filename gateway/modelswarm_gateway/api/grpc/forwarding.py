@@ -20,12 +20,18 @@ from modelswarm_gateway.api.forwarding import (
     PeerGone,
     await_while_alive,
 )
+from modelswarm_gateway.api.grpc.status import Context
 from modelswarm_gateway.errors import ApiError, Code, parse_code
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.service import GenerationService
 
 # Else all calls to a gateway would share one connection, which has a bounded number of streams.
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+
+
+def is_forwarded(context: Context) -> bool:
+    """Return whether another gateway has sent this call."""
+    return any(name == FORWARDED_HEADER for name, _ in context.invocation_metadata() or ())
 
 
 async def forward_stream(

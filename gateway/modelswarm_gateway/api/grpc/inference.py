@@ -15,11 +15,11 @@ from typing import TypeVar
 from grpc import aio
 
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.api.forwarding import FORWARDED_HEADER
 from modelswarm_gateway.api.grpc.answers import Caller, stream_answer
 from modelswarm_gateway.api.grpc.block_passes import BlockPasses
 from modelswarm_gateway.api.grpc.field_names import rename_field
-from modelswarm_gateway.api.grpc.model_calls import ModelCalls, answer_or_abort
+from modelswarm_gateway.api.grpc.forwarding import is_forwarded
+from modelswarm_gateway.api.grpc.model_calls import ModelCalls
 from modelswarm_gateway.api.grpc.requests import check_stream, check_unary, count_answers
 from modelswarm_gateway.api.grpc.responses import join_parts
 from modelswarm_gateway.api.grpc.sessions.control import SessionControl
@@ -28,6 +28,7 @@ from modelswarm_gateway.api.grpc.status import Context, abort_call
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.metrics.grpc_requests import counted_parts
 
 log = logging.getLogger(__name__)
 Response = TypeVar("Response")
@@ -81,30 +82,33 @@ class Inference(ModelCalls):
         self, request: api_pb2.SessionName, context: Context
     ) -> api_pb2.SessionState:
         async def show() -> api_pb2.SessionState:
-            control = SessionControl(self._service, is_forwarded=_is_forwarded(context))
+            control = SessionControl(self._service, is_forwarded=is_forwarded(context))
             return await control.show(control.find_key(request.model, request.session_id))
 
-        return await answer_or_abort(show, context, api_pb2.SessionState)
+        empty = api_pb2.SessionState
+        return await self._answer_or_abort(show, context, empty, request.model)
 
     async def CloseSession(
         self, request: api_pb2.SessionName, context: Context
     ) -> api_pb2.CloseSessionResponse:
         async def close() -> api_pb2.CloseSessionResponse:
-            control = SessionControl(self._service, is_forwarded=_is_forwarded(context))
+            control = SessionControl(self._service, is_forwarded=is_forwarded(context))
             await control.close(control.find_key(request.model, request.session_id))
             return api_pb2.CloseSessionResponse()
 
-        return await answer_or_abort(close, context, api_pb2.CloseSessionResponse)
+        empty = api_pb2.CloseSessionResponse
+        return await self._answer_or_abort(close, context, empty, request.model)
 
     async def ForkSession(
         self, request: api_pb2.ForkSessionRequest, context: Context
     ) -> api_pb2.SessionState:
         async def fork() -> api_pb2.SessionState:
-            control = SessionControl(self._service, is_forwarded=_is_forwarded(context))
+            control = SessionControl(self._service, is_forwarded=is_forwarded(context))
             key = control.find_key(request.model, request.session_id)
             return await control.fork(key, request.fork)
 
-        return await answer_or_abort(fork, context, api_pb2.SessionState)
+        empty = api_pb2.SessionState
+        return await self._answer_or_abort(fork, context, empty, request.model)
 
     async def _answer(
         self,
@@ -115,24 +119,22 @@ class Inference(ModelCalls):
         async def accept() -> None:
             await context.send_initial_metadata(())  # the call was accepted, and waits
 
-        failure: ApiError | None = None
-        try:
-            check(request)
-            answer = stream_answer(self._service, request, Caller(_is_forwarded(context), accept))
-            async with aclosing(answer) as parts:
-                async for part in parts:
-                    yield part
-        except ApiError as error:
-            failure = rename_field(error)
-        except (asyncio.CancelledError, GeneratorExit):
-            self._service.metrics.count_request(request.model, Code.CANCELLED)
-            raise
-        except Exception:
-            log.exception("internal error while answering a request")
-            failure = ApiError(Code.INTERNAL, "internal error")
-        self._service.metrics.count_request(request.model, failure.code if failure else None)
-        if failure is not None:
-            await abort_call(context, failure)
+        async def parts() -> AsyncGenerator[api_pb2.GenerateResponse, None]:
+            try:
+                check(request)
+                caller = Caller(is_forwarded(context), accept)
+                async with aclosing(stream_answer(self._service, request, caller)) as answer:
+                    async for part in answer:
+                        yield part
+            except ApiError as error:
+                raise rename_field(error) from error
+
+        found = parts()
+        if not is_forwarded(context):
+            found = counted_parts(self._service.metrics, lambda: request.model, found)
+        async with aclosing(_stream_or_abort(found, context, lambda: None)) as answer:
+            async for part in answer:
+                yield part
 
 
 async def _stream_or_abort(
@@ -155,10 +157,6 @@ async def _stream_or_abort(
         at_end()
     if failure is not None:
         await abort_call(context, failure)
-
-
-def _is_forwarded(context: Context) -> bool:
-    return any(name == FORWARDED_HEADER for name, _ in context.invocation_metadata() or ())
 
 
 async def _free_logged(stream: SessionStream) -> None:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.api.grpc.field_names import rename_field
+from modelswarm_gateway.api.grpc.forwarding import is_forwarded
 from modelswarm_gateway.api.grpc.requests import parse_detokenize_request, parse_tokenize_request
 from modelswarm_gateway.api.grpc.status import Context, abort_call
 from modelswarm_gateway.api.tokenization import detokenize, tokenize_prompt
@@ -18,6 +19,7 @@ from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.core.interface.row_sizes import RAW
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.metrics.grpc_requests import counted_request
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -45,7 +47,8 @@ class ModelCalls(api_pb2_grpc.InferenceServicer):
                 token_strs=found.names,
             )
 
-        return await answer_or_abort(tokenize, context, api_pb2.TokenizeResponse)
+        empty = api_pb2.TokenizeResponse
+        return await self._answer_or_abort(tokenize, context, empty, request.model)
 
     async def Detokenize(
         self, request: api_pb2.DetokenizeRequest, context: Context
@@ -54,22 +57,29 @@ class ModelCalls(api_pb2_grpc.InferenceServicer):
             found = await detokenize(self._service, parse_detokenize_request(request))
             return api_pb2.DetokenizeResponse(prompt=found)
 
-        return await answer_or_abort(text, context, api_pb2.DetokenizeResponse)
+        empty = api_pb2.DetokenizeResponse
+        return await self._answer_or_abort(text, context, empty, request.model)
 
-
-async def answer_or_abort(
-    answer: Callable[[], Awaitable[Answer]], context: Context, empty: Callable[[], Answer]
-) -> Answer:
-    """Return the answer of a unary call; end the call with the status of its error."""
-    try:
-        return await answer()
-    except ApiError as error:
-        failure = rename_field(error)
-    except Exception:
-        log.exception("internal error while answering a call")
-        failure = ApiError(Code.INTERNAL, "internal error")
-    await abort_call(context, failure)
-    return empty()  # the call was aborted
+    async def _answer_or_abort(
+        self,
+        answer: Callable[[], Awaitable[Answer]],
+        context: Context,
+        empty: Callable[[], Answer],
+        model: str,
+    ) -> Answer:
+        """Return the answer of a unary call about `model`; end the call with the status of its error."""
+        try:
+            if is_forwarded(context):
+                return await answer()
+            with counted_request(self._service.metrics, lambda: model):
+                return await answer()
+        except ApiError as error:
+            failure = rename_field(error)
+        except Exception:
+            log.exception("internal error while answering a call")
+            failure = ApiError(Code.INTERNAL, "internal error")
+        await abort_call(context, failure)
+        return empty()  # the call was aborted
 
 
 def _model(card: ModelCard) -> api_pb2.Model:

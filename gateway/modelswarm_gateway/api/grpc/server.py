@@ -21,7 +21,7 @@ from modelswarm_gateway.api.grpc.admin.swarm import Swarm
 from modelswarm_gateway.api.grpc.inference import Inference
 from modelswarm_gateway.api.grpc.malformed_requests import MalformedRequestInterceptor
 from modelswarm_gateway.api.grpc.reflection import add_reflection
-from modelswarm_gateway.errors import Code
+from modelswarm_gateway.errors import Code, status_of
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import OTHER_MODEL
 from modelswarm_gateway.runtime.drains import Drains
@@ -112,7 +112,7 @@ class GrpcServer:
     def _count_malformed(self, method: str) -> None:
         """Count a request that is no message, as HTTP counts a body that is no JSON."""
         if method.startswith(f"/{INFERENCE}/"):
-            self._service.metrics.count_request(OTHER_MODEL, Code.INVALID_REQUEST)
+            self._service.metrics.count_request(OTHER_MODEL, status_of(Code.INVALID_REQUEST))
 
     async def _update_health(self) -> None:
         """Keep the health service up to date: the process serves while it runs, a service while a model is ready."""

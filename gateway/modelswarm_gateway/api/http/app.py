@@ -59,7 +59,6 @@ from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID, parse_event_id
 from modelswarm_gateway.generation.service import GenerationService
-from modelswarm_gateway.metrics.counters import OTHER_MODEL
 from modelswarm_gateway.settings import SESSION_HEADER
 
 READ_METHODS = ["GET", "HEAD"]
@@ -101,7 +100,7 @@ def build_http_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
     served = CorsMiddleware(app, cors_origins) if cors_origins else app
-    return RequestLog(served, lambda: service.shutting_down)
+    return RequestLog(served, lambda: service.shutting_down, service.metrics.count_request)
 
 
 def _generation_routes(
@@ -114,15 +113,11 @@ def _generation_routes(
         parse: Callable[[object], ChatRequest | CompletionRequest],
         builder: type[ResponseBuilder],
     ) -> Response:
-        try:
-            body = await read_json(request, budget)
-            body = take_session_id(body, request.headers, header_names)
-            parsed = parse(body)
-            first, *others = parsed.to_generation_requests()
-            first = _apply_headers(request, first, bool(parsed.stream))
-        except ApiError as error:
-            service.metrics.count_request(OTHER_MODEL, error.code)
-            raise
+        body = await read_json(request, budget)
+        body = take_session_id(body, request.headers, header_names)
+        parsed = parse(body)
+        first, *others = parsed.to_generation_requests()
+        first = _apply_headers(request, first, bool(parsed.stream))
         # Only a session may be at another gateway. Fields without an effect may be large: they are not kept.
         kept = {} if first.session_id is None else parsed.obeyed_fields(body)
         original = OriginalRequest(request.url.path, request.headers, kept)
@@ -262,7 +257,7 @@ def _unready_reason(backend: SessionBackend) -> str | None:
 
 async def _api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    set_outcome(request.scope, error.code.value)
+    set_outcome(request.scope, error.code)
     if is_messages_path(request.url.path) or ANTHROPIC_VERSION in request.headers:
         return messages_error_response(error)
     return error_response(error)

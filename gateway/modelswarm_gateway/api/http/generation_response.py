@@ -29,7 +29,7 @@ from modelswarm_gateway.api.http.openai_responses import (
     keepalive_comment,
 )
 from modelswarm_gateway.api.http.relay import ForwardContext, Relay
-from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_outcome
+from modelswarm_gateway.api.http.request_log import REQUEST_ID, set_model, set_outcome
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import parse_event_id_line
 from modelswarm_gateway.errors import ApiError, Code, client_left
@@ -108,9 +108,9 @@ class GenerationResponse(Response):
             request_id = self._forward.original.headers[REQUEST_ID]
             log.exception("internal error while answering request %s", request_id)
             failure = ApiError(Code.INTERNAL, "internal error")
-        self._service.metrics.count_request(self._request.model, failure.code if failure else None)
+        set_model(scope, self._request.model)
         if failure is not None:
-            set_outcome(scope, failure.code.value)
+            set_outcome(scope, failure.code)
         if failure is not None and failure.code is not Code.CANCELLED:  # else the client has left
             if writer.has_started:
                 await writer.write(self._error_event(failure), more=False)

@@ -1,4 +1,4 @@
-"""Gives every HTTP request an id and a log line, and every response the milliseconds until its first byte.
+"""Gives every HTTP request an id, a log line and a count, and every response the milliseconds until its first byte.
 
 The client's `x-request-id` is used if it is valid. Any other one is replaced, because an id for tracing must not
 fail a request. The response carries the id that the log line has.
@@ -14,8 +14,10 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from modelswarm_gateway.api.forwarding import FORWARDED_HEADER
 from modelswarm_gateway.api.messages.errors import is_messages_path
-from modelswarm_gateway.errors import shorten
+from modelswarm_gateway.errors import Code, shorten, status_of
+from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
 log = logging.getLogger(__name__)
 
@@ -23,32 +25,39 @@ REQUEST_ID = "x-request-id"
 ANTHROPIC_REQUEST_ID = b"request-id"  # which Anthropic's client reads
 PROCESSING_MS = b"openai-processing-ms"
 _NAME = REQUEST_ID.encode()
+_FORWARDED = FORWARDED_HEADER.encode()
 # Visible ASCII: it can neither break a log line nor look like two fields of one.
 _VALID = re.compile(rb"[!-~]{1,128}")
 # W3C Trace Context: version, trace id, id of the caller's span, flags. Any other value is ignored, as it requires.
 _TRACEPARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
 )
-# Requests that change nothing are not logged: probes send several a second.
+# Requests that change nothing are neither logged nor counted: probes send several a second.
 _SILENT_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class RequestLog:
-    """Middleware that adds the id to request and response, and logs the request when it has ended.
+    """Middleware that adds the id to request and response, and logs and counts the request when it has ended.
+
+    The gateway that the client asked counts a forwarded request, with the status that the client got.
 
     While the gateway shuts down, every response closes its connection, so that clients with keep-alive connect to
     another gateway.
     """
 
-    def __init__(self, app: ASGIApp, is_leaving: Callable[[], bool]) -> None:
-        self._app, self._is_leaving = app, is_leaving
+    def __init__(
+        self, app: ASGIApp, is_leaving: Callable[[], bool], on_ended: Callable[[str, int], None]
+    ) -> None:
+        """`on_ended` gets model and HTTP status of each request that ended."""
+        self._app, self._is_leaving, self._on_ended = app, is_leaving, on_ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request_id = assign_request_id(scope)
-        scope = {**scope, "state": {**scope.get("state", {}), "outcome": "ok"}}
+        state = {**scope.get("state", {}), "outcome": None, "model": OTHER_MODEL}
+        scope = {**scope, "state": state}
         status: int | None = None
         started_at = time.monotonic()
 
@@ -69,11 +78,16 @@ class RequestLog:
         finally:
             if scope["method"] not in _SILENT_METHODS:
                 seconds = time.monotonic() - started_at
+                outcome: Code | None = state["outcome"]
+                ended = status if outcome is None else status_of(outcome)
+                is_forwarded = any(name == _FORWARDED for name, _ in scope["headers"])
+                if ended is not None and not is_forwarded:
+                    self._on_ended(state["model"], ended)
                 log.info(
                     "request %s%s: %s %s: %s %s after %.3f s",
                     *(request_id.decode(), _trace(scope), scope["method"]),
                     shorten(_raw_path(scope)),
-                    *(status or "no response", scope["state"]["outcome"], seconds),
+                    *(status or "no response", outcome.value if outcome else "ok", seconds),
                 )
 
 
@@ -101,9 +115,14 @@ def _trace(scope: Scope) -> str:
     return f" (trace {found[1].decode()})" if found else ""
 
 
-def set_outcome(scope: Scope, code: str) -> None:
-    """Record the error code that a request ended with, for its log line."""
+def set_outcome(scope: Scope, code: Code) -> None:
+    """Record the error that a request ended with, for its log line and its counter."""
     scope["state"]["outcome"] = code
+
+
+def set_model(scope: Scope, model: str) -> None:
+    """Record the model that a request names, for its counter."""
+    scope["state"]["model"] = model
 
 
 def _raw_path(scope: Scope) -> str:

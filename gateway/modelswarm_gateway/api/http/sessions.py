@@ -29,6 +29,7 @@ from modelswarm_gateway.api.forwarding import (
 )
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_requests import parse_body
+from modelswarm_gateway.api.http.request_log import set_model
 from modelswarm_gateway.core.interface.turn import Reservation
 from modelswarm_gateway.errors import client_left, invalid_field
 from modelswarm_gateway.generation.named_sessions import SessionKey
@@ -80,7 +81,7 @@ def add_session_routes(
     async def open_(request: Request) -> Response:
         body = take_session_id(await read_json(request, budget), request.headers, header_names)
         wanted = parse_body(SessionRequest, body)
-        key = wanted.model, wanted.session_id or f"sess_{secrets.token_hex(12)}"
+        key = _new_key(request, wanted.model, wanted.session_id)
         ttl = wanted.ttl or max(1, round(service.settings.idle_seconds))
         await open_session(service, key, Reservation(wanted.max_length, ttl))
         await _free_if_left(service, request, key)
@@ -90,8 +91,8 @@ def add_session_routes(
     async def fork(session_id: str, request: Request, model: str = "") -> Response:
         refuse_session_id(request.headers, header_names, FORK_NAMES)
         body = await read_json(request, budget)
-        wanted, key = parse_body(ForkRequest, body), _key(service, session_id, model)
-        new = key[0], wanted.session_id or f"sess_{secrets.token_hex(12)}"
+        wanted, key = parse_body(ForkRequest, body), _key(service, request, session_id, model)
+        new = _new_key(request, key[0], wanted.session_id)
         try:
             found = await fork_session(service, key, new, wanted.position)
         except OwnedElsewhere as elsewhere:
@@ -103,7 +104,7 @@ def add_session_routes(
 
     @app.api_route(PATH, methods=["GET", "HEAD"])
     async def show(session_id: str, request: Request, model: str = "") -> Response:
-        key = _key(service, session_id, model)
+        key = _key(service, request, session_id, model)
         try:
             return await _state(key)
         except OwnedElsewhere as elsewhere:
@@ -111,7 +112,7 @@ def add_session_routes(
 
     @app.delete(PATH)
     async def close(session_id: str, request: Request, model: str = "") -> Response:
-        key = _key(service, session_id, model)
+        key = _key(service, request, session_id, model)
         try:
             found = await close_session(service, key)
         except OwnedElsewhere as elsewhere:
@@ -136,13 +137,20 @@ async def _free_if_left(service: GenerationService, request: Request, key: Sessi
         raise client_left()
 
 
-def _key(service: GenerationService, session_id: str, model: str) -> SessionKey:
+def _new_key(request: Request, model: str, session_id: str | None) -> SessionKey:
+    """Return model and name of a session to open; it gets a name if it has none."""
+    set_model(request.scope, model)
+    return model, session_id or f"sess_{secrets.token_hex(12)}"
+
+
+def _key(service: GenerationService, request: Request, session_id: str, model: str) -> SessionKey:
     """Return model and name of the session. The only model of a gateway need not be named."""
     names = [card.name for card in service.backend.model_cards()]
     if not model and len(names) == 1:
         model = names[0]
     if not model:
         raise invalid_field("model", "missing; name the session's model, ?model=NAME")
+    set_model(request.scope, model)
     return model, session_id
 
 

@@ -16,13 +16,12 @@ from modelswarm_gateway.api.http.generation_response import ResponseFormat
 from modelswarm_gateway.api.http.json_body import BodyBudget, read_json
 from modelswarm_gateway.api.http.openai_responses import ChatResponseBuilder
 from modelswarm_gateway.api.http.relay import ForwardContext
+from modelswarm_gateway.api.http.request_log import set_model
 from modelswarm_gateway.api.messages.errors import MESSAGES_PATH
 from modelswarm_gateway.api.messages.generated import MessagesResponse
 from modelswarm_gateway.api.messages.headers import check_messages_headers
 from modelswarm_gateway.api.messages.requests import parse_count_tokens, parse_messages
-from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.service import GenerationService
-from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
 
 def add_messages_routes(
@@ -33,14 +32,10 @@ def add_messages_routes(
 
     @app.post(MESSAGES_PATH)
     async def messages(request: Request, beta: str | None = None) -> Response:
-        try:
-            check_messages_headers(request.headers, beta)
-            body = await read_json(request, budget)
-            parsed = parse_messages(take_session_id(body, request.headers, session_headers))
-            wanted = parsed.to_generation_request()
-        except ApiError as error:
-            service.metrics.count_request(OTHER_MODEL, error.code)
-            raise
+        check_messages_headers(request.headers, beta)
+        body = await read_json(request, budget)
+        parsed = parse_messages(take_session_id(body, request.headers, session_headers))
+        wanted = parsed.to_generation_request()
         # Without a session nothing is forwarded: the body is not kept.
         original = OriginalRequest(request.url.path, request.headers, {})
         return MessagesResponse(
@@ -56,6 +51,7 @@ def add_messages_routes(
     @app.post(f"{MESSAGES_PATH}/count_tokens")
     async def count_tokens(request: Request, beta: str | None = None) -> Response:
         check_messages_headers(request.headers, beta)
-        parsed = parse_count_tokens(await read_json(request, budget))
-        count = await service.count_prompt(parsed.to_generation_request())
+        wanted = parse_count_tokens(await read_json(request, budget)).to_generation_request()
+        set_model(request.scope, wanted.model)
+        count = await service.count_prompt(wanted)
         return JSONResponse({"input_tokens": count})

@@ -36,7 +36,6 @@ from modelswarm_gateway.generation.resumption import LAST_EVENT_ID
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_control import check_elsewhere, close_session, kept_view
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere
-from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
 PATH = "/v1/responses/{response_id}"
 CONVERSATIONS = "previous_response_id names the conversation"
@@ -52,24 +51,20 @@ def add_response_routes(
 
     @app.post("/v1/responses")
     async def respond(request: Request) -> Response:
-        try:
-            refuse_session_id(request.headers, session_headers, CONVERSATIONS)
-            body = await read_json(request, budget)
-            parsed = parse_responses(body)
-            kept = parsed.body.obeyed_fields(body)  # others have no effect, and may be large
-            return ResponsesResponse(
-                service,
-                parsed,
-                stored,
-                forward=ForwardContext(
-                    forwarder, OriginalRequest(request.url.path, request.headers, kept)
-                ),
-                last_event_id=request.headers.get(LAST_EVENT_ID),
-                forwarded=FORWARDED_HEADER in request.headers,
-            )
-        except ApiError as error:
-            service.metrics.count_request(OTHER_MODEL, error.code)
-            raise
+        refuse_session_id(request.headers, session_headers, CONVERSATIONS)
+        body = await read_json(request, budget)
+        parsed = parse_responses(body)
+        kept = parsed.body.obeyed_fields(body)  # others have no effect, and may be large
+        return ResponsesResponse(
+            service,
+            parsed,
+            stored,
+            forward=ForwardContext(
+                forwarder, OriginalRequest(request.url.path, request.headers, kept)
+            ),
+            last_event_id=request.headers.get(LAST_EVENT_ID),
+            forwarded=FORWARDED_HEADER in request.headers,
+        )
 
     @app.api_route(PATH, methods=_READ_METHODS)
     async def show(response_id: str, request: Request) -> Response:

@@ -304,3 +304,23 @@ async def test_unusable_tokenizer_files_are_named_to_clients() -> None:
     assert "its tokenizer files cannot be used: tokenizer.json: " in error_of(refused)["message"]
     assert "tokenizer.json: " in (await client.get("/ready")).json()["reason"]
     await node.shut_down()
+
+
+async def test_requests_outside_generations_are_counted() -> None:
+    service, _ = make_service_with_model()
+    app = build_http_app(service)
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://here")
+
+    def counted(code: str, model: str = "other") -> float:
+        labels = {"model": model, "code": code}
+        name = "modelswarm_gateway_requests_total"
+        return service.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    prompt = {"model": "none", "prompt": "x"}
+    await client.post("/tokenize", json=prompt)
+    await client.post("/v1/nothing")
+    await client.post("/detokenize", json={"model": MODEL, "tokens": [1]})
+    assert (counted("404"), counted("503", MODEL)) == (2, 1)
+    await client.post("/v1/completions", json=prompt, headers={"x-modelswarm-forwarded": "1"})
+    await client.get("/v1/nothing")
+    assert counted("404") == 2

@@ -90,7 +90,9 @@ async def test_framing_fault_has_the_request_id_of_the_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    answer = await exchange(CHUNKED + b"zz\r\n", RequestLog(read_body, lambda: False))
+    answer = await exchange(
+        CHUNKED + b"zz\r\n", RequestLog(read_body, lambda: False, lambda model, status: None)
+    )
     [request_id] = re.findall(rb"x-request-id: (\w+)", answer)
     assert any(f"request {request_id.decode()}: POST" in line for line in caplog.messages)
 

@@ -23,6 +23,7 @@ from modelswarm_gateway.errors import ApiError, Code, invalid_field
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_control import open_session
+from modelswarm_gateway.metrics.grpc_requests import counted_parts
 
 Responses = AsyncGenerator[api_pb2.SessionResponse, None]
 
@@ -50,7 +51,10 @@ class SessionStream:
     async def answer(self, requests: AsyncIterator[api_pb2.SessionRequest]) -> Responses:
         """Yield the answers to the requests, until one closes the session or no more come. Raise ApiError."""
         while (request := await self._next(requests)) is not None:
-            async with aclosing(self._answer_one(request)) as responses:
+            counted = counted_parts(
+                self._service.metrics, lambda: self.model, self._answer_one(request)
+            )
+            async with aclosing(counted) as responses:
                 async for response in responses:
                     yield response
             if request.WhichOneof("request") == "close":
@@ -185,7 +189,6 @@ class SessionStream:
         return api_pb2.SessionResponse(position=self._position, forked=forked)
 
     async def _step(self, step: api_pb2.SessionStep) -> Responses:
-        failure: ApiError | None = None
         try:
             request = _generate_request(step, self._opened, self._position)
             if self._blocks is not None:
@@ -196,13 +199,8 @@ class SessionStream:
                     self._position = part.position + len(part.token_ids)
                     yield api_pb2.SessionResponse(position=self._position, part=part)
         except ApiError as error:
-            failure = move_field(rename_field(error), "step", api_pb2.SessionStep.DESCRIPTOR)
-        except (asyncio.CancelledError, GeneratorExit):
-            self._service.metrics.count_request(self.model, Code.CANCELLED)
-            raise
-        self._service.metrics.count_request(self.model, failure.code if failure else None)
-        if failure is not None:
-            raise failure
+            step_fields = api_pb2.SessionStep.DESCRIPTOR
+            raise move_field(rename_field(error), "step", step_fields) from error
 
 
 async def _accept() -> None:

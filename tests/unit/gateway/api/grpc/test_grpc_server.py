@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ from modelswarm_gateway.api.grpc.server import (
 )
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.metrics.grpc_requests import counted_parts
 from modelswarm_gateway.runtime.node import Node
 from tools.dashboard.metric_registries import MODEL
 
@@ -128,6 +129,47 @@ async def test_malformed_requests_are_counted_once(
     labels = {"model": "other", "code": "400"}
     name = "modelswarm_gateway_requests_total"
     assert gateway[0].metrics.registry.get_sample_value(name, labels) == 1
+
+
+async def test_every_call_of_a_client_is_counted(
+    client: aio.Channel, gateway: tuple[GenerationService, Node]
+) -> None:
+    def counted(code: str, model: str) -> float:
+        labels = {"model": model, "code": code}
+        name = "modelswarm_gateway_requests_total"
+        return gateway[0].metrics.registry.get_sample_value(name, labels) or 0.0
+
+    stub: Any = api_pb2_grpc.InferenceStub(client)
+    unknown = api_pb2.TokenizeRequest(model="none", prompt="x")
+    with pytest.raises(aio.AioRpcError):
+        await stub.Tokenize(unknown, timeout=SECONDS)
+    assert counted("404", "other") == 1
+    with pytest.raises(aio.AioRpcError):
+        forwarded = (("x-modelswarm-forwarded", "1"),)
+        await stub.Tokenize(unknown, timeout=SECONDS, metadata=forwarded)
+    assert counted("404", "other") == 1
+    head = api_pb2.PassHead(model="none", blocks=api_pb2.BlockRange(first=0, last=1), lengths=[1])
+    with pytest.raises(aio.AioRpcError):
+        await collect(stub.BlockPass(iter([api_pb2.BlockPassRequest(head=head)])))
+    assert counted("404", "other") == 2
+    with pytest.raises(aio.AioRpcError):
+        await collect(stub.Session(iter([api_pb2.SessionRequest(step=api_pb2.SessionStep())])))
+    assert counted("400", "other") == 1
+
+
+async def test_internal_error_in_a_stream_is_counted_as_500(
+    gateway: tuple[GenerationService, Node],
+) -> None:
+    async def broken() -> AsyncGenerator[int, None]:
+        yield 1
+        raise ZeroDivisionError
+
+    metrics = gateway[0].metrics
+    with pytest.raises(ZeroDivisionError):
+        await collect(counted_parts(metrics, lambda: MODEL, broken()))
+    labels = {"model": MODEL, "code": "500"}
+    name = "modelswarm_gateway_requests_total"
+    assert metrics.registry.get_sample_value(name, labels) == 1
 
 
 async def test_unknown_field_of_a_request_is_refused_by_its_number(client: aio.Channel) -> None:
