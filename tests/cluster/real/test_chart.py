@@ -383,6 +383,13 @@ def test_names_fit_for_any_release_name() -> None:
                 )
 
 
+def test_hold_limit_is_that_of_the_swarm_alone() -> None:
+    """Every server announces `sessions.holdLimit`, so a value of the chart would have no effect."""
+    flags = arguments(render(EVERYTHING, "--set", "fullnameOverride=modelswarm"), "gateway")
+    assert not [flag for flag in flags if flag.startswith("--hold-limit")]
+    assert "holdLimitSeconds" in refusal("--set", "gateway.holdLimitSeconds=60")
+
+
 def test_docs_list_every_value_with_its_default() -> None:
     """tools/make_chart_docs.py writes the table from values.yaml."""
     page = (ROOT / "docs" / "install.md").read_text()
