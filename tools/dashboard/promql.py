@@ -4,27 +4,29 @@ from __future__ import annotations
 
 from tools.dashboard.parts import Query
 
-OF = 'namespace=~"$namespace",model=~"$model"'
+# Gateways and operator are in the namespace of their installation, servers in those of their swarms.
+INSTALLATION = 'namespace=~"$installation"'
+MODEL = 'model=~"$model"'
 WINDOW = "$__rate_interval"
 
 
 def gateway(name: str, **labels: str) -> str:
     """Return the selector of a gateway's metric for the chosen models; a value may be alternatives, as `a|b`."""
-    return _selector(f"modelswarm_gateway_{name}", labels, OF)
+    return _selector(f"modelswarm_gateway_{name}", labels, f"{INSTALLATION},{MODEL}")
 
 
 def gateway_pods(name: str) -> str:
     """Return the selector of a gateway's metric about pods, which has no model label."""
-    return _selector(f"modelswarm_gateway_{name}", {}, 'namespace=~"$namespace"')
+    return _selector(f"modelswarm_gateway_{name}", {}, INSTALLATION)
 
 
 def server(name: str, **labels: str) -> str:
-    return _selector(f"modelswarm_server_{name}", labels, OF)
+    return _selector(f"modelswarm_server_{name}", labels, f'namespace=~"$namespace",{MODEL}')
 
 
 def operator(name: str, **labels: str) -> str:
-    """Return the selector of an operator's metric. One operator serves many namespaces, so none is chosen."""
-    return _selector(f"modelswarm_operator_{name}", labels, "")
+    """Return the selector of an operator's metric, which has no model label."""
+    return _selector(f"modelswarm_operator_{name}", labels, INSTALLATION)
 
 
 def rate(selector: str, by: str = "") -> str:

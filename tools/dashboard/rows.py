@@ -180,8 +180,11 @@ ROWS: Sequence[Row] = (*SWARM_ROWS, *OPERATOR_ROWS)
 
 def variables() -> list[Json]:
     """Return the choices at the top of the dashboard; at first, everything is selected."""
-    namespaces = 'label_values({__name__=~"modelswarm_(gateway|server)_build_info"}, namespace)'
-    models = 'label_values(modelswarm_gateway_servers{namespace=~"$namespace"}, model)'
+    installations = (
+        'label_values({__name__=~"modelswarm_(gateway|operator)_build_info"}, namespace)'
+    )
+    namespaces = "label_values(modelswarm_server_build_info, namespace)"
+    models = 'label_values(modelswarm_gateway_servers{namespace=~"$installation"}, model)'
     source = {
         "current": {},
         "hide": 0,
@@ -197,7 +200,8 @@ def variables() -> list[Json]:
     }
     return [
         source,
-        _choice("namespace", "Namespace", namespaces),
+        _choice("installation", "Installation", installations),
+        _choice("namespace", "Namespace of servers", namespaces),
         _choice("model", "Model", models),
     ]
 

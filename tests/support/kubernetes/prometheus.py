@@ -335,6 +335,7 @@ def fill_variables(expr: str, window: str) -> str:
     for name, value in {
         "$__rate_interval": window,
         "$__range": window,
+        "$installation": ".*",
         "$namespace": ".*",
         "$model": ".*",
     }.items():

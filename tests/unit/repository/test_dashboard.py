@@ -77,10 +77,22 @@ def test_panels_do_not_overlap() -> None:
 
 def test_data_source_is_a_variable() -> None:
     names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
-    assert names == ["datasource", "namespace", "model"]
+    assert names == ["datasource", "installation", "namespace", "model"]
     assert DASHBOARD["schemaVersion"] >= 42
     uids = set(re.findall(r'"uid": "([^"]*)"', TARGET.read_text()))
     assert uids == {"${datasource}"}
+
+
+def test_every_query_chooses_the_namespace_of_its_process() -> None:
+    """Servers are in the namespaces of their swarms, the other processes in that of their installation."""
+    for query in list_queries():
+        for name in set(NAME.findall(query)) - {
+            "process_cpu_seconds_total",
+            "process_resident_memory_bytes",
+        }:
+            chosen = "$namespace" if name.startswith("modelswarm_server_") else "$installation"
+            selectors = [inside for found, inside in SELECTOR.findall(query) if found == name]
+            assert selectors and all(f'namespace=~"{chosen}"' in each for each in selectors), query
 
 
 async def test_every_queried_metric_is_exported() -> None:
