@@ -148,8 +148,9 @@ class OperatorApp:
                 message = f"the operator's permissions cannot be checked: {error}"
                 needed = True
             else:
-                self._metrics.missing_permissions.set(len(missing))
-                needed = any(not each.permission.optional for each in missing)
+                required = sum(not each.permission.optional for each in missing)
+                self._metrics.missing_permissions.set(required)
+                needed = required > 0
                 listed = "; ".join(str(each) for each in missing)
                 message = f"the operator's account may not: {listed}" if missing else ""
             if message and message != last_message:

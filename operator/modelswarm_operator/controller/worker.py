@@ -138,14 +138,12 @@ class Workers:
             async with self._free_workers:
                 if self._stopping.is_set():
                     break
-                self._metrics.queue_seconds.observe(self._queue_seconds(item))
+                if item.enqueued_at:  # else the time has come for a turn, and no event
+                    self._metrics.queue_seconds.observe(time.monotonic() - item.enqueued_at)
+                    item.enqueued_at = 0.0
                 await self._run_turn(uid, item)
         if self._items.get(uid) is item:
             del self._items[uid]
-
-    def _queue_seconds(self, item: WorkItem) -> float:
-        woken, item.enqueued_at = item.enqueued_at, 0.0
-        return max(0.0, time.monotonic() - woken) if woken else 0.0
 
     async def _wait_until_due(self, item: WorkItem) -> None:
         """Wait for an event or the time. While the API server fails, events do not shorten the wait."""

@@ -77,6 +77,7 @@ def test_missing_optional_right_is_done_without(
         stage.apply(swarm())
         stage.settle()
         assert f"may not: {lacking.verb} {lacking.resource}" in operator.text()
+        assert operator.metric("modelswarm_operator_missing_permissions") == 0
         stage.check_invariants()
 
 

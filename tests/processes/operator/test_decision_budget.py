@@ -168,3 +168,28 @@ async def test_swarm_past_its_budget_stops_no_other_swarm(tmp_path: Path) -> Non
             released.set()
             workers.stop()
             await running
+
+
+async def test_only_events_have_a_queue_time(tmp_path: Path) -> None:
+    server, turns = SwarmServer("timed"), 0
+
+    def decide(observed: Observed, now: float) -> Decision:
+        nonlocal turns
+        turns += 1
+        return Decision((), now)  # again at once, without an event
+
+    cache, metrics = Cache(), Metrics()
+    cache.apply_event(SWARM, False, server.swarms["timed"])
+    async with serve(server, tmp_path) as client:
+        executor = Executor(
+            client, cache, EventRecorder(client, "test"), metrics, lambda uids: None
+        )
+        resync = Resync(client, cache, metrics, ())
+        workers = Workers(cache, executor, resync, decide, metrics, BUDGET)
+        running = asyncio.create_task(workers.run())
+        workers.enqueue(cache.uids())
+        await until("three turns", lambda: turns >= 3)
+        workers.stop()
+        await running
+    name = "modelswarm_operator_queue_seconds_count"
+    assert metrics.registry.get_sample_value(name) == 1
