@@ -79,8 +79,6 @@ def server_registry() -> CollectorRegistry:
 def operator_registry() -> CollectorRegistry:
     metrics = OperatorMetrics()
     metrics.record_api_call("GET", "/api/v1/pods", 200, 0.01)
-    metrics.watch_events.labels("pods", "ADDED")
-    metrics.rejected.labels("pods")
     return metrics.registry
 
 

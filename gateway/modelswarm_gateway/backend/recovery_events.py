@@ -61,7 +61,8 @@ class RecoveryEvents:
     def record_resumption(self, session: str, stream: TokenStream | None, seconds: float) -> None:
         """Record the end of a recovery. Without a reported fault the cause is a hop that did not respond: "silent"."""
         if stream is not None:
-            stream.fault_cause = stream.fault_cause or "silent"
+            if not stream.fault_cause:
+                self.record_reroute(session, stream, "silent")
             self.finish(session, stream, "resumed", seconds)
 
     def record_grammar_version(self, session: str) -> None:

@@ -121,9 +121,9 @@ class Generation:
         self._released: list[TokenLogprob] = []  # of the next chunk
         self._rows = start.rows
         self._echoes = request.echo and start.resumed is None  # before the first token
-        self._meter = context.metrics.meter_turn(
-            request.model, len(turn.tokens), start.requested_at
-        )
+        # Further answers to a prompt are forks of the first: its tokens count once.
+        prompt = 0 if turn.sampling.choice else len(turn.tokens)
+        self._meter = context.metrics.meter_turn(request.model, prompt, start.requested_at)
         self._finish: str | None = None  # the finish reason, once the turn has completed
         self._failure: Code | None = None
         self._refused = self._closed = self._aborted = False

@@ -77,8 +77,9 @@ def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) ->
                   for card in cards))  # fmt: skip
     yield _gauge("coverage", "Fewest linked servers of any block.", per_model,
                  (([card.name], min(held[card.name], default=0)) for card in cards))  # fmt: skip
-    yield _gauge("uncovered_blocks", "Blocks without a server.", per_model,
-                 (([card.name], len(card.missing_blocks)) for card in cards))  # fmt: skip
+    yield _gauge("uncovered_blocks", "Blocks without a server; none before the first server tells their number.",
+                 per_model,
+                 (([card.name], len(card.missing_blocks)) for card in cards if card.n_blocks))  # fmt: skip
     yield _gauge("block_servers", "Linked servers that hold a block.", ["model", "block"],
                  (([name, f"{block:03}"], count) for name, counts in held.items()
                   for block, count in enumerate(counts)))  # fmt: skip

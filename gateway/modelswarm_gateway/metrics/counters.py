@@ -23,6 +23,7 @@ from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.backend.recovery_events import RecoveryResult
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.core.migration.migration import MigrationOutcome
+from modelswarm_gateway.errors import TABLE
 from modelswarm_gateway.metrics.collectors import PREFIX, SwarmCollector
 from modelswarm_gateway.metrics.vllm import VllmCollector
 
@@ -59,7 +60,7 @@ REROUTE_CAUSES = (
 )
 EJECTION_CAUSES = ("silent", "overdue", "failed", "slow")
 MIGRATION_CAUSES = ("drain", "shutdown", "slow", "rebalance")
-USUAL_CODES = (200, 429, 499, 500, 503)
+STATUSES = sorted({200, *(mapping.status for mapping in TABLE.values())})
 
 
 class TurnOutcome(enum.Enum):
@@ -92,10 +93,17 @@ class _Series:
 class TurnMeter:
     """Measures one turn, in times of the service's clock."""
 
-    __slots__ = ("_first_token_at", "_last_token_at", "_requested_at", "_series", "_started_at")
+    __slots__ = (
+        "_first_token_at",
+        "_last_token_at",
+        "_prompt",
+        "_requested_at",
+        "_series",
+        "_started_at",
+    )
 
-    def __init__(self, series: _Series, asked: float) -> None:
-        self._series, self._requested_at = series, asked
+    def __init__(self, series: _Series, prompt: int, asked: float) -> None:
+        self._series, self._prompt, self._requested_at = series, prompt, asked
         self._started_at = self._last_token_at = asked
         self._first_token_at: float | None = None
 
@@ -127,7 +135,7 @@ class TurnMeter:
                 series.decode.observe(self._last_token_at - self._first_token_at)
         if session is not None and session.route:
             series.hops.observe(len(session.route))
-            series.reused.inc(session.reused)
+            series.reused.inc(min(session.reused, self._prompt))
             series.replayed.inc(session.replayed)
 
 
@@ -142,7 +150,7 @@ class Metrics:
         self._make_counters()
         self._make_histograms()
         ProcessCollector(registry=own)
-        for status in (400, 404):
+        for status in STATUSES:
             self._requests.labels(OTHER_MODEL, str(status))
         if vllm_names:
             own.register(VllmCollector((gauges, *self._sources())))
@@ -248,10 +256,10 @@ class Metrics:
         self._requests.labels(self._label(model), str(status)).inc()
 
     def meter_turn(self, model: str, prompt: int, asked: float) -> TurnMeter:
-        """Return a meter for a turn, and count its `prompt` tokens."""
+        """Return a meter for a turn, and count its `prompt` tokens; 0 for a further answer to the same prompt."""
         series = self._series(self._label(model))
         series.prompt.inc(prompt)
-        return TurnMeter(series, asked)
+        return TurnMeter(series, prompt, asked)
 
     def count_turn(self, model: str, outcome: TurnOutcome, finish: str | None) -> None:
         label = self._label(model)
@@ -310,7 +318,7 @@ class Metrics:
         """Create all series of a model at zero: a counter that appears with its first event shows no increase."""
         self._grammar_changes.labels(label)
         self._numerics_changes.labels(label)
-        for status in USUAL_CODES:
+        for status in STATUSES:
             self._requests.labels(label, str(status))
         for outcome in TurnOutcome:
             self._streams.labels(label, outcome.value)

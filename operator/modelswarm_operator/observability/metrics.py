@@ -6,6 +6,7 @@ Updated by the edge, served by `probe_server`. Knows no client; state is handed 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 
 from prometheus_client import (
     CollectorRegistry,
@@ -35,6 +36,9 @@ _TURN_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 
 POD_STATES = ("pending", "unschedulable", "starting", "ready", "terminating", "failed")
 CONDITIONS = ("Ready", "Progressing", "Degraded")
 STATUSES = ("True", "False", "Unknown")
+WATCH_EVENTS = ("LISTED", "ADDED", "MODIFIED", "DELETED")
+NO_RESPONSE = "none"
+API_FAILURES = (NO_RESPONSE, "403", "404", "409", "422", "429", "500", "503")
 RESULTS = ("changed", "quiet", "conflict", "throttled", "failed", "fault")  # of a turn
 
 
@@ -79,7 +83,8 @@ class Metrics:
         )
         self.leader = self._gauge("leader", "1 while this process leads.")
         self.missing_permissions = self._gauge(
-            "missing_permissions", "Missing permissions of the operator's account."
+            "missing_permissions",
+            "Required permissions that the operator lacks and waits for at its start.",
         )
         self.last_resync = self._gauge(
             "last_resync_timestamp_seconds", "Time at which the last full list was complete."
@@ -94,6 +99,10 @@ class Metrics:
 
     def _start_at_zero(self) -> None:
         """Create all label values: a counter that appears with its first event shows no increase."""
+        for kind in (POD, SERVICE, BUDGET):
+            self.rejected.labels(kind.plural)
+        for kind, happened in product((SWARM, POD, SERVICE, BUDGET, NODE), WATCH_EVENTS):
+            self.watch_events.labels(kind.plural, happened)
         for result in RESULTS:
             self.turn_seconds.labels(result)
         for ended in ("done", "failed"):
@@ -113,7 +122,9 @@ class Metrics:
     def record_api_call(self, verb: str, path: str, code: int, seconds: float) -> None:
         parts = path.split("/")
         resource = next((part for part in reversed(parts) if part in _RESOURCES), "other")
-        self.api_calls.labels(verb, resource, str(code) if code else "none").inc()
+        for failure in API_FAILURES:  # at zero from the first request of this kind on
+            self.api_calls.labels(verb, resource, failure)
+        self.api_calls.labels(verb, resource, str(code) if code else NO_RESPONSE).inc()
         self.api_seconds.labels(verb).observe(seconds)
 
     def count_pods(self, pods: Iterable[PodView]) -> None:

@@ -73,6 +73,15 @@ def test_answers_have_indexes_and_noise_of_their_own(gateway: Endpoints) -> None
     assert answer["usage"] == counts | {"prompt_tokens_details": {"cached_tokens": 0}}
 
 
+def test_prompt_of_several_answers_is_counted_once(gateway: Endpoints) -> None:
+    def tokens(name: str, **labels: str) -> float:
+        return gateway.metric(f"modelswarm_gateway_{name}_total", **labels)
+
+    before = tokens("tokens", kind="prompt"), tokens("reused_tokens")
+    httpx.post(f"{gateway.url}/v1/completions", json=BODY, timeout=60)
+    assert (tokens("tokens", kind="prompt"), tokens("reused_tokens")) == (before[0] + 2, before[1])
+
+
 def test_the_openai_client_streams_several_answers(gateway: Endpoints) -> None:
     with openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         fields: dict[str, Any] = {

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import re
+from itertools import product
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.samples import Sample
 from support.kubernetes.prometheus import lint
+from typing_extensions import override
 
 from modelswarm.protocol.messages import Heartbeat
 from modelswarm.resources.spec import Sessions, parse_duration
+from modelswarm_gateway.backend.recovery_events import RecoveryEvents
+from modelswarm_gateway.backend.token_stream import TokenStream
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.discovery.file_source import FileSource
+from modelswarm_gateway.errors import TABLE
 from modelswarm_gateway.metrics.counters import (
     EJECTION_CAUSES,
     MIGRATION_CAUSES,
@@ -20,6 +28,8 @@ from modelswarm_gateway.metrics.counters import (
     Metrics,
     TurnOutcome,
 )
+from modelswarm_gateway.runtime.node import Node
+from modelswarm_operator.observability.metrics import Metrics as OperatorMetrics
 from tools.dashboard.metric_registries import (
     BLOCKS,
     MODEL,
@@ -92,6 +102,61 @@ async def test_new_model_starts_with_zero_counters() -> None:
             ]
             assert values and not any(values), (name, cause)
     assert read_value(registry, "modelswarm_gateway_recovery_seconds_count", model=MODEL) == 0
+
+
+async def test_every_status_of_requests_starts_at_zero() -> None:
+    registry = await gateway_registry()
+    statuses = {200, *(mapping.status for mapping in TABLE.values())}
+    for model, status in product((MODEL, "other"), statuses):
+        labels = {"model": model, "code": str(status)}
+        assert read_value(registry, "modelswarm_gateway_requests_total", **labels) == 0, labels
+
+
+def test_counters_of_the_operator_start_at_zero() -> None:
+    metrics = OperatorMetrics()
+
+    def read_counter(name: str, **labels: str) -> float | None:
+        return read_value(metrics.registry, f"modelswarm_operator_{name}_total", **labels)
+
+    for kind in ("pods", "services", "poddisruptionbudgets"):
+        assert read_counter("rejected_writes", resource=kind) == 0
+        assert read_counter("watch_events", resource=kind, type="DELETED") == 0
+    metrics.record_api_call("GET", "/api/v1/pods", 200, 0.01)
+    for code in ("none", "403", "409", "429", "500", "503"):
+        assert read_counter("api_requests", verb="GET", resource="pods", code=code) == 0
+
+
+class ExpectingSource(FileSource):
+    """Expects a model of which no server was seen yet."""
+
+    @override
+    def expected_models(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({MODEL})
+
+
+async def test_uncovered_blocks_are_absent_while_unknown() -> None:
+    source = ExpectingSource(Path("there-is-no-such-folder"))
+    node = Node("gateway/1/x", 1, source, GatewaySettings(), lambda: 0.0, lambda: 0.0)
+    node.discover_servers()
+    registry = Metrics(node).registry
+    assert read_value(registry, "modelswarm_gateway_coverage", model=MODEL) == 0
+    assert read_value(registry, "modelswarm_gateway_uncovered_blocks", model=MODEL) is None
+    node.on_link_up("s0/1/x", make_hello("s0", 0, 4))
+    assert read_value(registry, "modelswarm_gateway_uncovered_blocks", model=MODEL) == BLOCKS - 4
+
+
+async def test_recovery_without_a_reported_fault_is_a_reroute() -> None:
+    """A hop of a parked session is found dead when its next turn begins."""
+    metrics, events = Metrics(make_node()), RecoveryEvents()
+    events.observer = metrics
+    stream = TokenStream(lambda end: None, lambda length: None)
+    events.record_resumption("session", stream, 0.5)
+    labels = {"model": "other", "cause": "silent"}
+    assert read_value(metrics.registry, "modelswarm_gateway_reroutes_total", **labels) == 1
+    assert stream.reroutes == 1
+    events.record_reroute("session", stream, "silent")
+    events.record_resumption("session", stream, 0.5)
+    assert read_value(metrics.registry, "modelswarm_gateway_reroutes_total", **labels) == 2
 
 
 @pytest.mark.parametrize("name", CAUSES)
