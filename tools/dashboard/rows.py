@@ -184,7 +184,8 @@ def variables() -> list[Json]:
         'label_values({__name__=~"modelswarm_(gateway|operator)_build_info"}, namespace)'
     )
     namespaces = "label_values(modelswarm_server_build_info, namespace)"
-    models = 'label_values(modelswarm_gateway_servers{namespace=~"$installation"}, model)'
+    # Unlike the servers, sessions are those of adapters too.
+    models = 'label_values(modelswarm_gateway_sessions{namespace=~"$installation"}, model)'
     source = {
         "current": {},
         "hide": 0,

@@ -73,8 +73,8 @@ def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) ->
                  (([card.name], sum(view.ejected for view in servers[card.name]))
                   for card in cards))  # fmt: skip
     yield _gauge("min_health_score", "Lowest health score of a linked server; the best score is 1.", per_model,
-                 (([card.name], min((view.score for view in servers[card.name]), default=1.0))
-                  for card in cards))  # fmt: skip
+                 (([card.name], min(view.score for view in servers[card.name]))
+                  for card in cards if servers[card.name]))  # fmt: skip
     yield _gauge("coverage", "Fewest linked servers of any block.", per_model,
                  (([card.name], min(held[card.name], default=0)) for card in cards))  # fmt: skip
     yield _gauge("uncovered_blocks", "Blocks without a server; none before the first server tells their number.",

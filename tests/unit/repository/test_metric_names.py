@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from prometheus_client.samples import Sample
 from support.kubernetes.prometheus import lint
 from typing_extensions import override
 
+from modelswarm.protocol.identity import Adapter
 from modelswarm.protocol.messages import Heartbeat
 from modelswarm.resources.spec import Sessions, parse_duration
 from modelswarm_gateway.backend.recovery_events import RecoveryEvents
@@ -41,6 +43,7 @@ from tools.dashboard.metric_registries import (
     operator_registry,
     server_registry,
 )
+from tools.dashboard.rows import variables
 from tools.make_metrics_page import PAGE, replace_tables
 
 CAUSES = {
@@ -134,15 +137,28 @@ class ExpectingSource(FileSource):
         return frozenset({MODEL})
 
 
-async def test_uncovered_blocks_are_absent_while_unknown() -> None:
+async def test_unknown_numbers_of_a_model_are_absent() -> None:
     source = ExpectingSource(Path("there-is-no-such-folder"))
     node = Node("gateway/1/x", 1, source, GatewaySettings(), lambda: 0.0, lambda: 0.0)
     node.discover_servers()
     registry = Metrics(node).registry
     assert read_value(registry, "modelswarm_gateway_coverage", model=MODEL) == 0
     assert read_value(registry, "modelswarm_gateway_uncovered_blocks", model=MODEL) is None
+    assert read_value(registry, "modelswarm_gateway_min_health_score", model=MODEL) is None
     node.on_link_up("s0/1/x", make_hello("s0", 0, 4))
     assert read_value(registry, "modelswarm_gateway_uncovered_blocks", model=MODEL) == BLOCKS - 4
+    assert read_value(registry, "modelswarm_gateway_min_health_score", model=MODEL) == 1.0
+
+
+async def test_dashboard_can_choose_an_adapter() -> None:
+    node = make_node()
+    registry = Metrics(node).registry
+    hello = replace(make_hello("s0", 0, BLOCKS), adapters=(Adapter("tuned", "1" * 16),))
+    node.on_link_up("s0/1/x", hello)
+    chosen = next(each for each in variables() if each["name"] == "model")["definition"]
+    [name] = re.findall(r"label_values\((\w+)", chosen)
+    families = {family.name: family for family in registry.collect()}
+    assert {s.labels["model"] for s in families[name].samples} == {MODEL, "tuned"}
 
 
 async def test_recovery_without_a_reported_fault_is_a_reroute() -> None:
