@@ -284,7 +284,10 @@ class Fencing:
     def _make_room(
         self, turn: Turn, held: int, for_recovery: bool, existing: Hop | None, now: float
     ) -> bool:
-        """True if the turn fits, if necessary after freeing hops whose lease has expired (R19, leases)."""
+        """True if the turn fits, if necessary after freeing hops whose lease has expired (R19, leases).
+
+        A frozen gateway may keep its link. One that gave up its hops leaves them to a takeover for a lease.
+        """
         if self.admission.missing_pages(turn, held, for_recovery) <= 0:
             return True
         expired = [
@@ -292,11 +295,12 @@ class Fencing:
             for hop in self.hops
             if not hop.in_step
             and hop is not existing
-            and self._peers.gone_seconds(hop.gateway, now) >= self._peers.lease_seconds(hop.gateway)
+            and self._peers.unheard_seconds(hop.gateway, now)
+            >= self._peers.lease_seconds(hop.gateway)
         ]
-        expired.sort(key=lambda hop: self._peers.gone_seconds(hop.gateway, now), reverse=True)
+        expired.sort(key=lambda hop: self._peers.unheard_seconds(hop.gateway, now), reverse=True)
         for hop in expired:
-            self.free_hop(hop)
+            self._report_and_free(hop, "its gateway was silent for a lease, and pages are short")
             if self.admission.missing_pages(turn, held, for_recovery) <= 0:
                 return True
         return False

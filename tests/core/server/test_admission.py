@@ -382,3 +382,41 @@ def test_full_device_pauses_admissions_but_not_recoveries() -> None:
     assert create(network, server, "b", 4, repair=True).refusal is None
     network.now += MEMORY_PAUSE_SECONDS
     assert create(network, server, "c", 4).refusal is None
+
+
+def test_pages_of_silent_gateway_are_freed_when_short() -> None:
+    """The process is frozen, so its link stays up and nothing comes over it."""
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20)
+    frozen, other = "gateway/1/x", "gateway/2/x"
+    for name, gateway in (("one", frozen), ("two", other)):
+        network.add_gateway(gateway)
+        own = create(network, server, name, 36, gateway=gateway).server_handle
+        server.core.receive(
+            gateway, StartEpoch(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0
+        )
+    for _ in range(29):
+        network.tick(1.0)
+        server.core.receive(other, Heartbeat(), network.now)
+    assert create(network, server, "three", 36).refusal is Refusal.NO_PAGES
+    network.tick(1.5)
+    assert create(network, server, "three", 36).refusal is None
+    assert create(network, server, "four", 36).refusal is Refusal.NO_PAGES, "the other one is heard"
+    network.deliver_all(to=frozen)
+    report = next(item for to, item in network.answers if isinstance(item, FaultReport))
+    assert report.kind is FaultKind.UNKNOWN_HANDLE, "it finds the report when it goes on"
+
+
+def test_pages_of_leaving_gateway_wait_a_lease_for_takeover() -> None:
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20)
+    gateway = "gateway/1/x"
+    network.add_gateway(gateway)
+    own = create(network, server, "one", 60, gateway=gateway).server_handle
+    server.core.receive(gateway, StartEpoch(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+    server.core.receive(gateway, Heartbeat(draining=True), 0.0)
+    server.core.on_peer_lost(gateway, 0.0)
+    network.tick(29.0)
+    assert create(network, server, "two", 36).refusal is Refusal.NO_PAGES
+    network.tick(1.5)
+    assert create(network, server, "two", 36).refusal is None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from support.core.scripted_gateway import GATEWAY, Client, ServerNetwork, prompt
 from support.core.server import Server
 
+from modelswarm.protocol.messages import Heartbeat
+
 LEASE = 30.0  # seconds
 OTHER_GATEWAY = "other/1/a"
 PAGES, PAGES_OF_HOP, PAGES_OF_OTHER = 8, 5, 2
@@ -27,12 +29,14 @@ def fence_during_step() -> tuple[ServerNetwork, Server]:
     client.fence(16)
     network.deliver_all()
     network.cut_link(GATEWAY, server.peer)
+    for _ in range(4):
+        network.tick(0.3 * LEASE)
+        server.core.receive(OTHER_GATEWAY, Heartbeat(), network.now)
     return network, server
 
 
 def test_hop_is_not_freed_to_make_room_for_its_own_turn() -> None:
     network, server = fence_during_step()
-    network.tick(1.2 * LEASE)
     server.end_step(network.now)
     assert server.core.stats.sessions == 2
     assert network.free_pages == [PAGES - PAGES_OF_HOP - PAGES_OF_OTHER]
@@ -40,7 +44,6 @@ def test_hop_is_not_freed_to_make_room_for_its_own_turn() -> None:
 
 def test_pages_of_refused_turn_are_freed_with_its_hop() -> None:
     network, server = fence_during_step()
-    network.tick(1.2 * LEASE)
     server.end_step(network.now)
     network.tick(LEASE)
     assert network.free_pages == [PAGES - PAGES_OF_OTHER]

@@ -106,9 +106,16 @@ class Peers:
             self._last_message_at[peer] = self.elapsed(now)
 
     def silent_seconds(self, gateway: PeerId, now: float) -> float:
-        """Return the seconds since the last message; links are not enough, as a stalled process keeps them."""
+        """Return `unheard_seconds`; infinite for a gateway that gave up its hops or has ended."""
         if gateway in self._resigned or gateway in self._ended:
             return math.inf
+        return self.unheard_seconds(gateway, now)
+
+    def unheard_seconds(self, gateway: PeerId, now: float) -> float:
+        """Return the seconds since the last message; without a link, since the link broke.
+
+        Links are not enough, as a stalled process keeps them.
+        """
         last_message_at = self._last_message_at.get(gateway)
         return max(
             0.0,
