@@ -174,6 +174,7 @@ class FenceAck:
     unknown: bool = False  # no such handle here
     owner_epoch: Epoch | None = None  # with STALE_EPOCH: epoch in which the other gateway owns it
     owner_last_started: Epoch | None = None  # and the newest epoch that ran there, if one did
+    paused: bool = False  # with NO_PAGES: no new work is admitted for a while, however much is free
 
 
 @dataclass(frozen=True, slots=True)

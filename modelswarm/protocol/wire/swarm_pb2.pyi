@@ -855,6 +855,7 @@ class FenceAck(_message.Message):
     UNKNOWN_FIELD_NUMBER: _builtins.int
     OWNER_EPOCH_FIELD_NUMBER: _builtins.int
     OWNER_LAST_STARTED_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     server_handle: _builtins.int
     kv: _builtins.int
@@ -863,6 +864,7 @@ class FenceAck(_message.Message):
     refusal: Global___Refusal.ValueType
     free_pages: _builtins.int
     unknown: _builtins.bool
+    paused: _builtins.bool
     @_builtins.property
     def epoch(self) -> Global___Epoch: ...
     @_builtins.property
@@ -889,10 +891,11 @@ class FenceAck(_message.Message):
         unknown: _builtins.bool = ...,
         owner_epoch: Global___Epoch | None = ...,
         owner_last_started: Global___Epoch | None = ...,
+        paused: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "owner_epoch", b"owner_epoch", "owner_last_started", b"owner_last_started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "free_pages", b"free_pages", "handle", b"handle", "kv", b"kv", "log", b"log", "owner_epoch", b"owner_epoch", "owner_last_started", b"owner_last_started", "refusal", b"refusal", "retained", b"retained", "server_handle", b"server_handle", "steps", b"steps", "unknown", b"unknown"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counters", b"counters", "epoch", b"epoch", "free_pages", b"free_pages", "handle", b"handle", "kv", b"kv", "log", b"log", "owner_epoch", b"owner_epoch", "owner_last_started", b"owner_last_started", "paused", b"paused", "refusal", b"refusal", "retained", b"retained", "server_handle", b"server_handle", "steps", b"steps", "unknown", b"unknown"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

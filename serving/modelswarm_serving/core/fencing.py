@@ -151,7 +151,7 @@ class Fencing:
         for entries in early.inputs:
             receive_input(hop, entries, self._shape)
         self._renew_grant(hop, now)
-        self._acknowledge(hop, refusal)
+        self._acknowledge(hop, refusal, paused=self._is_paused(hop.for_recovery, now))
 
     def _admit_turn(self, hop: Hop, turn: Turn, now: float) -> Refusal | None:
         """Give the hop the pages of a new turn, or return a refusal.
@@ -169,7 +169,7 @@ class Fencing:
             self.admission.resize_hop(hop, turn)
         return refusal
 
-    def _acknowledge(self, hop: Hop, refusal: Refusal | None) -> None:
+    def _acknowledge(self, hop: Hop, refusal: Refusal | None, *, paused: bool = False) -> None:
         hop.fence_ack = FenceAck(
             handle=hop.gateway_handle,
             server_handle=hop.handle,
@@ -181,6 +181,7 @@ class Fencing:
             steps=self.steps,
             refusal=refusal,
             free_pages=self.admission.pages.free,
+            paused=paused and refusal is Refusal.NO_PAGES,
         )
         self._outbox.send_to_gateway(hop.gateway, hop.fence_ack)
 
@@ -193,7 +194,8 @@ class Fencing:
         turn = fence.turn or EMPTY_TURN
         refusal = self._create_refusal(create, turn, now)
         if refusal is not None:
-            self._refuse(peer, fence, refusal)
+            paused = self._is_paused(create.for_recovery, now)
+            self._refuse(peer, fence, refusal, paused=paused)
             return
         hop = self._new_hop(peer, fence, create)
         hop.last_used, hop.for_recovery = now, create.for_recovery
@@ -212,6 +214,8 @@ class Fencing:
         fence: Fence,
         refusal: Refusal,
         owner_rank: tuple[Epoch | None, Epoch | None] = (None, None),
+        *,
+        paused: bool = False,
     ) -> None:
         """Refuse a Fence; no hop is created or changed."""
         answer = FenceAck(
@@ -223,6 +227,7 @@ class Fencing:
             free_pages=self.admission.pages.free,
             owner_epoch=owner_rank[1],
             owner_last_started=owner_rank[0],
+            paused=paused and refusal is Refusal.NO_PAGES,
         )
         self._outbox.send_to_gateway(peer, answer)
 
@@ -250,9 +255,9 @@ class Fencing:
 
         Recoveries precede new work (R12, admission). A turn that needs more pages than its hop has is new work, too.
         """
-        if not for_recovery and self.admission.is_paused(now):
-            return False
         held = 0 if existing is None else len(existing.pages)
+        if self._is_paused(for_recovery, now) and self.admission.needs_pages(turn, held):
+            return False
         fits = self._make_room(turn, held, for_recovery, existing, now)
         if not for_recovery:
             return fits and not self.admission.conflicts_with_recovery(key[0], turn, held, now)
@@ -261,6 +266,9 @@ class Fencing:
         else:
             self.admission.reserve_for_recovery(key, turn, held, now)
         return fits
+
+    def _is_paused(self, for_recovery: bool, now: float) -> bool:
+        return not for_recovery and self.admission.is_paused(now)
 
     def _new_hop(self, peer: PeerId, fence: Fence, create: Create) -> Hop:
         blocks = None if fence.turn is None else fence.turn.blocks

@@ -378,10 +378,31 @@ def test_full_device_pauses_admissions_but_not_recoveries() -> None:
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20, page_size=4)
     server.core.pause_admissions(network.now)
-    assert create(network, server, "a", 4).refusal is Refusal.NO_PAGES
+    refused = create(network, server, "a", 4)
+    assert (refused.refusal, refused.paused) == (Refusal.NO_PAGES, True), "all pages are free"
     assert create(network, server, "b", 4, repair=True).refusal is None
     network.now += MEMORY_PAUSE_SECONDS
     assert create(network, server, "c", 4).refusal is None
+
+
+def test_turn_in_reserved_room_is_admitted_in_a_pause() -> None:
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    own = create(network, server, "a", 28).server_handle
+    server.core.pause_admissions(network.now)
+    assert next_turn(network, server, own, 28, 2).refusal is None
+    grown = next_turn(network, server, own, 29, 3)
+    assert (grown.refusal, grown.paused) == (Refusal.NO_PAGES, True)
+    assert next_turn(network, server, own, 28, 4).refusal is None, "it has kept its pages"
+
+
+def test_recovery_without_room_is_not_told_of_a_pause() -> None:
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20, page_size=4)
+    create(network, server, "a", 40)
+    server.core.pause_admissions(network.now)
+    refused = create(network, server, "r", 44, repair=True)
+    assert (refused.refusal, refused.paused) == (Refusal.NO_PAGES, False)
 
 
 def test_pages_of_silent_gateway_are_freed_when_short() -> None:

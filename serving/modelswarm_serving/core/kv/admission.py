@@ -35,7 +35,11 @@ class Admission:
         self._paused_until = now + MEMORY_PAUSE_SECONDS
 
     def is_paused(self, now: float) -> bool:
+        """True while no new work is admitted. A turn that needs no more pages than its hop has is none."""
         return now < self._paused_until
+
+    def needs_pages(self, turn: Turn, held_pages: int) -> bool:
+        return self._pages_of_turn(turn) > held_pages
 
     def refusal_when_empty(self, turn: Turn, for_recovery: bool) -> Refusal | None:
         """Return the refusal of a turn that this server could not serve even if it were empty; else None."""

@@ -95,9 +95,11 @@ class SilentAboutPendingFences(Fencing):
         fence: Fence,
         refusal: Refusal,
         owner_rank: tuple[Epoch | None, Epoch | None] = (None, None),
+        *,
+        paused: bool = False,
     ) -> None:
         if peer == self._fencing_peer:
-            super()._refuse(peer, fence, refusal, owner_rank)
+            super()._refuse(peer, fence, refusal, owner_rank, paused=paused)
 
 
 class SharesPagesWithReads(KvTransfers):

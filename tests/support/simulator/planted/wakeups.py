@@ -27,9 +27,11 @@ class AcknowledgesIdleHopsOnly(Fencing):
         self._in_fence = False
 
     @override
-    def _acknowledge(self, hop: ServerHop, refusal: Refusal | None) -> None:
+    def _acknowledge(
+        self, hop: ServerHop, refusal: Refusal | None, *, paused: bool = False
+    ) -> None:
         if self._in_fence:
-            super()._acknowledge(hop, refusal)
+            super()._acknowledge(hop, refusal, paused=paused)
 
 
 class DoesNotRecreateHops(Recovery):
