@@ -68,5 +68,7 @@ def session_view(s: Session, registry: ServerRegistry) -> SessionView:
         and not (s.query and s.query.is_cut_off),
         newest_run_epoch=s.newest_run_epoch,
         waits_for_reader=s.waits_for_reader,
+        wanted_positions=s.wanted_positions,
+        crowded_servers=frozenset(s.crowded),
         opaque_bytes=sum(map(len, s.opaque.values())),
     )

@@ -16,7 +16,7 @@ from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import CLIENT_ENDED, ApiError, Code, from_core, hide_identities
 from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
-from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey
+from modelswarm_gateway.generation.named_sessions import Evictions, NamedSessions, SessionKey
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn
 from modelswarm_gateway.generation.rows.returned_rows import RowBlock, RowsBuffer
@@ -138,6 +138,7 @@ class Generation:
         self._parent_key: SessionKey | None = (
             (request.model, request.parent_id) if request.parent_id else None
         )
+        self._evictions = Evictions(context.backend, context.named_sessions, request.model)
         self._log_mark = LogMark(turn.tokens) if self.session_key else None
         self._withheld: list[int] = []  # tokens that came and are in no chunk yet
         # Time since which the client has not taken the last chunk; None while the next one is awaited.
@@ -297,12 +298,10 @@ class Generation:
                 return self._build_chunk(events) if events else None
 
     def _evict_and_retry(self, error: ApiError) -> bool:
-        """If the turn was refused for lack of room, evict an idle named session and start the turn again."""
+        """If the turn was refused for lack of pages, evict an idle named session and start the turn again."""
         if error.code is not Code.NO_CAPACITY or self._generated_now or self._closed:
             return False
-        # Sessions of another model hold no pages that would help.
-        sessions = self._context.named_sessions
-        if not sessions.evict_idle(self._request.model, self._parent_key):
+        if not self._evictions.evict_for(self._session, self._parent_key):
             return False
         try:
             self._stream = self._context.backend.start_turn(self._session, self._turn)

@@ -6,11 +6,12 @@ sessions are bounded, and the longest idle one is evicted when room is short. Do
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from modelswarm.protocol.identity import session_wire_name
+from modelswarm.protocol.identity import PeerId, session_wire_name
+from modelswarm_gateway.backend.protocol import TurnBackend
 from modelswarm_gateway.errors import ApiError, Code
 
 SessionKey = tuple[str, str]
@@ -121,17 +122,24 @@ class NamedSessions:
         if kept is not None:
             self._close(kept.session)
 
-    def evict_idle(self, model: str | None = None, spared: SessionKey | None = None) -> bool:
-        """Drop the session (of `model`) that has been idle for longest; return False if none is idle.
+    def evict_idle(self, spared: SessionKey | None = None) -> bool:
+        """Drop the session that has been idle for longest; return False if none is idle.
 
         Sessions that were opened with a ttl are not dropped: their room is reserved. Nor is `spared`, from which the
         session that needs the room is forked.
         """
+        key = next(self.evictable_keys(spared=spared), None)
+        if key is not None:
+            self.drop_session(key)
+        return key is not None
+
+    def evictable_keys(
+        self, model: str | None = None, spared: SessionKey | None = None
+    ) -> Iterator[SessionKey]:
+        """Yield the sessions that `evict_idle` may drop, the one that has been idle for longest first."""
         for key, kept in self._kept.items():
             if key != spared and not kept.busy and not kept.ttl and model in (None, key[0]):
-                self.drop_session(key)
-                return True
-        return False
+                yield key
 
     def evict_expired(self) -> None:
         """Drop the sessions that have been idle for too long. Call it periodically."""
@@ -139,3 +147,32 @@ class NamedSessions:
             left = self.seconds_left(key)
             if left is not None and left <= 0:
                 self.drop_session(key)
+
+
+class Evictions:
+    """Evicts idle sessions for one turn that servers refused for lack of pages, and no more than can help it.
+
+    A session is only dropped for a server whose pages are taken, as it said. It is the last one there when as many
+    positions were freed as the turn reserves: what is missing then belongs to others.
+    """
+
+    def __init__(self, backend: TurnBackend, sessions: NamedSessions, model: str) -> None:
+        self._backend, self._sessions, self._model = backend, sessions, model
+        self._freed: Counter[PeerId] = Counter()  # positions
+
+    def evict_for(self, session: str, spared: SessionKey | None) -> bool:
+        """Drop one idle session of the model for the turn of `session`; return False if none would help."""
+        turn = self._backend.session(session)
+        if turn is None:
+            return False
+        freed, needed = self._freed, turn.wanted_positions
+        short = {peer for peer in turn.crowded_servers if freed[peer] < needed}
+        for key in self._sessions.evictable_keys(self._model, spared) if short else ():
+            kept = self._backend.session(self._sessions.session_name(key))
+            peers = {hop.peer for hop in kept.route} if kept else set()
+            if kept and peers & short:
+                # A hop has at least one page, and pages for its KV.
+                freed.update(dict.fromkeys(peers, max(1, kept.length - 1)))
+                self._sessions.drop_session(key)
+                return True
+        return False

@@ -80,21 +80,11 @@ def test_dropped_session_is_closed_once() -> None:
     assert harness.open == []
 
 
-def test_eviction_for_pages_takes_only_sessions_of_that_model() -> None:
-    harness = SessionsHarness()
-    for key in (("m", "a"), ("x", "b")):
-        harness.sessions.acquire(key)
-        harness.sessions.release(key)
-    assert harness.sessions.evict_idle("x")
-    assert not harness.sessions.evict_idle("x")
-    assert harness.open == ["m0"]
-
-
 def test_eviction_for_a_fork_spares_its_parent() -> None:
     harness = SessionsHarness()
     for name in "ab":
         harness.sessions.acquire(("m", name))
         harness.sessions.release(("m", name))
     assert harness.sessions.acquire(("m", "c"), spared=("m", "a")) == "m2"
-    assert not harness.sessions.evict_idle("m", spared=("m", "a"))
+    assert not harness.sessions.evict_idle(spared=("m", "a"))
     assert harness.open == ["m0", "m2"]

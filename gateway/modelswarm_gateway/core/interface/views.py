@@ -58,6 +58,8 @@ class SessionView:
     newest_run_epoch: Epoch = NO_EPOCH  # the newest one that is known to have run
     opaque_bytes: int = 0  # rows of its log that stand in place of tokens
     waits_for_reader: bool = False  # running, and without credit until its client reads
+    wanted_positions: int = 0  # on each server, by its last turn, refused or not
+    crowded_servers: frozenset[PeerId] = frozenset()  # refused its turn, as their pages are taken
 
     @property
     def has_run(self) -> bool:

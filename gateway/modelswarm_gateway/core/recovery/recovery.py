@@ -29,7 +29,7 @@ from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_gateway.core.recovery.fault_attribution import attribute_overdue
 from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
-from modelswarm_gateway.core.recovery.refusals import REASONS, explain_refusal
+from modelswarm_gateway.core.recovery.refusals import REASONS, explain_refusal, retry_seconds
 from modelswarm_gateway.core.recovery.route_planner import RoutePlanner
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
@@ -372,7 +372,7 @@ class Recovery:
         else:
             session.state = SessionState.PARKED
             self.close_hops(session)
-        self._emit(Refused(session.name, reason, detail, retry_after=1.0))
+        self._emit(Refused(session.name, reason, detail, retry_after=retry_seconds(session, reason)))
 
     def _restore_route(self, session: Session) -> None:
         """Restore the session as it was before the turn. Hops that the turn created have nothing yet."""

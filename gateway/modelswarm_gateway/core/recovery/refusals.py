@@ -22,12 +22,23 @@ REASONS = {  # of a session that a server refused
     Refusal.NO_ADAPTER: RefusalReason.NO_SERVERS,
 }
 
+RETRY_SECONDS = 1.0
+DEVICE_RETRY_SECONDS = 10.0  # for so long a server whose device was full admits no new work
+
+
+def retry_seconds(session: Session, reason: RefusalReason) -> float:
+    """Return the seconds after which the turn may be tried again."""
+    is_pause = reason is RefusalReason.NO_ROOM and not session.crowded
+    return DEVICE_RETRY_SECONDS if is_pause else RETRY_SECONDS
+
 
 def explain_refusal(registry: ServerRegistry, session: Session, reason: RefusalReason) -> str:
     """Return the message for the client."""
     model, needed = session.model, session.turn.reserved_positions
     if reason is RefusalReason.TOO_LONG:
         return f"{needed} positions are more than a server of {model} can ever hold"
+    if reason is RefusalReason.NO_ROOM and not session.crowded:
+        return f"a device of the servers of {model} was full, so they start no new work for some seconds"
     if reason is RefusalReason.NO_ROOM:
         room = session.most_room
         is_known = not session.has_run and room is not None and room < needed

@@ -158,6 +158,8 @@ class Session:
     refusal: RefusalReason = RefusalReason.FAULTS  # the reason why it cannot run
     # Positions: the most that a server has free which refused this turn for want of pages.
     most_room: int | None = None
+    crowded: set[PeerId] = field(default_factory=set)  # refused this turn, as their pages are taken
+    wanted_positions: int = 0  # to reserve for the last turn, refused or not
     last_fault: str = ""  # cause and server
     fenced_at: float = 0.0
     # Its token was overdue in this epoch; None once the fault is attributed, or when the loop begins anew.

@@ -59,7 +59,9 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     begin_rows(s, request)
     s.record_progress()
     s.is_resumed = request.is_resumed
+    s.wanted_positions = s.turn.reserved_positions
     s.excluded.clear()
+    s.crowded.clear()
     s.refusal, s.last_fault, s.most_room = RefusalReason.FAULTS, "", None
 
 
