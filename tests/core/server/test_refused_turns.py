@@ -142,6 +142,7 @@ def test_refused_turn_leaves_log_and_turn_as_they_were() -> None:
         gateway.start("a", log, SECOND + 20)
         assert isinstance(gateway.troubles("a")[-1], Refused)
         assert gateway.core.parked_turn("a") == before
+        assert gateway.view("a").wanted_positions == len(log) + SECOND + 19
     for name in fillers:
         gateway.core.close_session(name, network.now)
     network.run()

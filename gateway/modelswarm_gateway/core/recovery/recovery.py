@@ -372,7 +372,9 @@ class Recovery:
         else:
             session.state = SessionState.PARKED
             self.close_hops(session)
-        self._emit(Refused(session.name, reason, detail, retry_after=retry_seconds(session, reason)))
+        self._emit(
+            Refused(session.name, reason, detail, retry_after=retry_seconds(session, reason))
+        )
 
     def _restore_route(self, session: Session) -> None:
         """Restore the session as it was before the turn. Hops that the turn created have nothing yet."""
