@@ -52,7 +52,7 @@ class Scheduler:
         """The hop left its epoch: none of its rows are ready."""
         for queue in (self._decode, self._prefill, self._alone):
             queue.pop(hop, None)
-        hop.run_alone = False
+        hop.alone_rows = 0
         self._prefill_order.pop(hop, None)
         self._set_decode_hops(hop, 0)
 
@@ -60,7 +60,7 @@ class Scheduler:
         """Queue the hop, whose rows [kv, ready_end) may run; a queued hop keeps its place."""
         started = hop.started
         assert started is not None
-        if hop.run_alone:
+        if hop.alone_rows:
             self._alone.setdefault(hop, now)
         elif hop.kv >= started.length - 1:
             self._decode.setdefault(hop, now)
@@ -79,7 +79,7 @@ class Scheduler:
         if self._alone:
             hop = next(iter(self._alone))
             del self._alone[hop]
-            return [(hop, self._budget)]
+            return [(hop, hop.alone_rows)]
         chosen: list[tuple[Hop, int]] = []
         rows, group_size = 0, self._group_size()
         for hop in self._decode:

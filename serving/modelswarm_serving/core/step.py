@@ -245,7 +245,7 @@ class Steps:
         self._fencing.steps += 1
         for hop, work in running:
             if hop.phase is Phase.RUNNING and not hop.is_freed:
-                hop.in_step, hop.run_alone = False, True
+                hop.in_step, hop.alone_rows = False, work.count
                 if work.rows is not None and not hop.is_head:
                     hop.row_buffer.put_back(work.rows)
                 self.schedule_ready(hop, now)
@@ -253,7 +253,7 @@ class Steps:
                 self._retire(hop, work, Result(error=error), now)
 
     def _retire(self, hop: Hop, work: BatchItem, result: Result, now: float) -> None:
-        hop.in_step = hop.run_alone = False
+        hop.in_step, hop.alone_rows = False, 0
         hop.last_used = now
         wrong = self._result_fault(work, result)
         if wrong is None and not hop.is_freed:

@@ -74,6 +74,26 @@ def test_failed_batch_fails_only_the_poisoned_session(culprit: int | None) -> No
             assert tokens == wanted and not client.reports
 
 
+def test_failed_step_is_repeated_with_no_more_rows() -> None:
+    """It may have found no memory for its rows, and more rows need more."""
+    network = ServerNetwork()
+    servers = route(network, 1, token_budget=64, total_pages=100)
+    clients = make_clients(network, servers, [40, 120])
+    start_all(clients, 3)
+    (server,) = network.servers.values()
+    network.deliver_all()
+    server.begin_step(0.0)
+    assert [item.count for item in server.works] == [40, 24]
+    server.out = ()
+    server.core.fail_step("out of memory", 0.0)
+    for count in (40, 24):
+        server.begin_step(0.0)
+        assert [item.count for item in server.works] == [count]
+        server.end_step(0.0)
+    server.begin_step(0.0)
+    assert [item.count for item in server.works] == [1, 63]
+
+
 def test_failed_result_fails_only_its_session() -> None:
     network = ServerNetwork()
     servers = route(network, 2)

@@ -159,7 +159,7 @@ class Hop:
     in_step: bool = False  # in the running step: the model borrows pages and log
     pending_fence: Fence | None = None  # to apply when that step ends
     is_freed: bool = False  # its pages are released when that step ends
-    run_alone: bool = False  # it was in a step that raised: it runs in a step of its own
+    alone_rows: int = 0  # it was in a step that raised: at most these run in a step of its own
     decode_hops: int = 0  # the scheduler counts it as a decoding session of this many hops
 
     @property
