@@ -336,10 +336,13 @@ class ServerCore:
         """A step found its device full, so no new session is admitted for a while."""
         self._fencing.admission.pause(now)
 
-    def fail_step(self, error: str, now: float) -> None:
-        """The whole step raised, so none of its rows count. Hops that shared the step are run again, one by one."""
+    def fail_step(self, error: str, now: float, *, is_full: bool = False) -> None:
+        """The whole step raised, so none of its rows count. Hops that shared the step are run again, one by one.
+
+        `is_full`: its device had too little memory, so a hop that was alone is run again with fewer rows.
+        """
         self._advance_clock(now)
-        self._steps.fail(error, now)
+        self._steps.fail(error, now, is_full=is_full)
         self._deliver_loopback(now)
 
     # --- time, effects, heartbeat, statistics --------------------------------------------------

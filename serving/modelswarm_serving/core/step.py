@@ -233,11 +233,15 @@ class Steps:
             if self._release_hop(hop, now):
                 self._transfers.schedule_writes(hop)
 
-    def fail(self, error: str, now: float) -> None:
-        """The step raised, perhaps because of one session: each session runs once more, alone (I7, isolation)."""
-        if (
-            self._kv_task_count or len(self._running) <= 1
-        ):  # the gateway starts a failed transfer again
+    def fail(self, error: str, now: float, *, is_full: bool = False) -> None:
+        """The step raised, perhaps because of one session: each session runs once more, alone (I7, isolation).
+
+        `is_full`: the device had too little memory. One that is alone already then runs half of its rows.
+        """
+        is_alone = len(self._running) == 1
+        can_halve = is_full and is_alone and self._running[0][1].count > 1
+        # the gateway starts a failed transfer again
+        if self._kv_task_count or not self._running or (is_alone and not can_halve):
             self.finish([Result(error=error)] * self._task_count, now)
             return
         running, self._running = self._running, []
@@ -245,7 +249,7 @@ class Steps:
         self._fencing.steps += 1
         for hop, work in running:
             if hop.phase is Phase.RUNNING and not hop.is_freed:
-                hop.in_step, hop.alone_rows = False, work.count
+                hop.in_step, hop.alone_rows = False, work.count // (2 if is_alone else 1)
                 if work.rows is not None and not hop.is_head:
                     hop.row_buffer.put_back(work.rows)
                 self.schedule_ready(hop, now)

@@ -319,7 +319,7 @@ class Node:
                 if done.out_of_memory:
                     self._metrics.count_out_of_memory()
                     self._core.pause_admissions(now)
-                self._core.fail_step(done.error, now)
+                self._core.fail_step(done.error, now, is_full=done.out_of_memory)
         except Exception as fault:
             self._fail(fault)
             return

@@ -94,6 +94,44 @@ def test_failed_step_is_repeated_with_no_more_rows() -> None:
     assert [item.count for item in server.works] == [1, 63]
 
 
+@pytest.mark.parametrize("hops", [1, 2])
+def test_prompt_on_full_device_runs_in_smaller_steps(hops: int) -> None:
+    network = ServerNetwork()
+    servers = route(network, hops, token_budget=64, total_pages=100)
+    (client,) = make_clients(network, servers, [200])
+    expected = client.expected(client.log, 8)
+    start_all([client], 8)
+    failed = 0
+    network.deliver_all()
+    while [server for server, _, _ in servers if server.begin_step(0.0)]:
+        for server, _, _ in servers:
+            work, server.out = server.out, ()
+            if sum(item.count for item in work) > 20:  # there is no memory for more rows
+                server.core.fail_step("out of memory", 0.0, is_full=True)
+                failed += 1
+            elif work:
+                server.core.finish_step(server.model.step(work), 0.0)
+        network.deliver_all()
+    client.listen()
+    assert [token.token for token in client.tokens] == expected
+    assert failed and not client.reports
+
+
+def test_row_without_device_memory_is_reported() -> None:
+    network = ServerNetwork()
+    (client,) = make_clients(network, route(network, 1), [5])
+    start_all([client], 3)
+    (server,) = network.servers.values()
+    network.deliver_all()
+    for count in (5, 2, 1):
+        server.begin_step(0.0)
+        assert [item.count for item in server.works] == [count]
+        server.out = ()
+        server.core.fail_step("out of memory", 0.0, is_full=True)
+    client.finish()
+    assert [report.detail for report in client.reports] == ["out of memory"]
+
+
 def test_failed_result_fails_only_its_session() -> None:
     network = ServerNetwork()
     servers = route(network, 2)

@@ -6,10 +6,11 @@ The device library is a stand-in, and tensors are on the CPU. Everything else is
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -20,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from support.models.chain import Chain, Stream, load_chain
 from support.models.device_library import DeviceLibrary
 from support.models.tiny_models import make_model
-from support.processes.fake_gateway import fake_gateway
+from support.processes.fake_gateway import FakeGateway, fake_gateway
 from support.processes.server import ServerProcess
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import override
@@ -387,30 +388,51 @@ def test_device_that_can_do_no_more_is_told_from_a_failed_step(
     )
 
 
+@contextlib.asynccontextmanager
+async def node_of(
+    model: SpanOnDevice, folder: Path
+) -> AsyncIterator[tuple[asyncio.Task[None], FakeGateway]]:
+    """Run a server of this model; yield its task, and a gateway that is linked to it."""
+    flags = ["--discovery-dir", str(folder), "--name", "s0", "--blocks", "0:4", "--hash-model"]
+    settings = parse_settings([*flags, "--hash-blocks", "4"])
+    loaded = replace(load_settings(settings), model=cast("Any", model))
+    node = Node(settings, loaded, Liveness(time.monotonic))
+    running = asyncio.create_task(node.run())
+    file = folder / "s0.json"
+    async with asyncio.timeout(60):
+        while not file.exists():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        server = ServerProcess(json.loads(file.read_text()), cast("Any", None), file)
+        async with fake_gateway([server]) as gateway:
+            yield running, gateway
+    running.cancel()
+
+
 async def test_lost_device_ends_the_server(
     tmp_path: Path, span_and_library: tuple[TransformerSpan, DeviceLibrary]
 ) -> None:
     """Else it would answer heartbeats for ever, and fail each step of the sessions that it holds."""
     span, library = span_and_library
     library.broken = FAULT
-    flags = ["--discovery-dir", str(tmp_path), "--name", "s0", "--blocks", "0:4", "--hash-model"]
-    settings = parse_settings([*flags, "--hash-blocks", "4"])
-    broken = cast("Any", SpanOnDevice(span, FaultyDevice))
-    loaded = replace(load_settings(settings), model=broken)
-    node = Node(settings, loaded, Liveness(time.monotonic))
-    running = asyncio.create_task(node.run())
-    file = tmp_path / "s0.json"
-    async with asyncio.timeout(60):
-        while not file.exists():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        server = ServerProcess(json.loads(file.read_text()), cast("Any", None), file)
-        async with fake_gateway([server]) as gateway:
-            route = await gateway.open("one", 20)
-            asking = asyncio.create_task(gateway.generate(route, [1, 2, 3]))
-            with pytest.raises(DeviceError, match="can do no more"):
-                await running
-            asking.cancel()
-    assert not file.exists()
+    async with node_of(SpanOnDevice(span, FaultyDevice), tmp_path) as (running, gateway):
+        route = await gateway.open("one", 20)
+        asking = asyncio.create_task(gateway.generate(route, [1, 2, 3]))
+        with pytest.raises(DeviceError, match="can do no more"):
+            await running
+        asking.cancel()
+    assert not (tmp_path / "s0.json").exists()
+
+
+async def test_prompt_is_read_in_parts_on_a_full_device(
+    tmp_path: Path, span_and_library: tuple[TransformerSpan, DeviceLibrary]
+) -> None:
+    span, library = span_and_library
+    plain, before = Stream([1, 2, 3, 4, 5]), library.freed
+    Chain([span]).generate([plain], 15)
+    async with node_of(SpanOnDevice(span, FullDevice), tmp_path) as (_, gateway):
+        route = await gateway.open("one", 20)
+        assert await gateway.generate(route, [1, 2, 3, 4, 5]) == plain.log[5:]
+    assert library.freed > before
 
 
 class LostPass:

@@ -19,7 +19,7 @@ class FailsAllHops(ServerCore):
     """I7 (isolation): when a step raises, all its hops fail; none is run again alone."""
 
     @override
-    def fail_step(self, error: str, now: float) -> None:
+    def fail_step(self, error: str, now: float, *, is_full: bool = False) -> None:
         self.finish_step([Result(error=error)] * self._steps._task_count, now)
 
 
