@@ -42,6 +42,16 @@ def test_preferred_servers_come_first() -> None:
     assert route(spans, 4) == [("b", 0, 2), ("t", 2, 4)]
 
 
+def test_ring_is_found_among_thousands_of_servers() -> None:
+    """The first servers of neighbouring spans have no usable link, and all others have."""
+    spans = {f"s{at}-{n}": (4 * at, 4 * at + 4) for at in range(8) for n in range(500)}
+    bad = {frozenset((f"s{at}-0", f"s{at + 1}-0")) for at in range(7)}
+    found = find_ring(spans, (0, 32), bad)
+    assert found is not None
+    peers = [hop.peer for hop in found]
+    assert not bad.intersection(map(frozenset, itertools.pairwise(peers)))
+
+
 def test_search_ends_after_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the last head has a usable link to the tails, so the search goes through all the others first."""
     spans = {f"s{n}": (n % 4, n % 4 + 1) for n in range(40)}
