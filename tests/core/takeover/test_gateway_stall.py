@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from core.takeover.test_returning_gateway import cut_off, reconnect, swarm_of_pairs
 from core.takeover.test_takeover import (
     NEW,
     PROMPT,
@@ -19,6 +20,7 @@ from support.core.gateway import LEASE, Gateway, add_gateway, takeover_network
 from support.core.network import Network
 from support.core.server import MODEL, expected
 
+from modelswarm.protocol.messages import StartEpoch
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 
@@ -64,6 +66,43 @@ def test_waking_gateway_releases_session_on_other_servers(number: int) -> None:
     made.wait(2.0)
     view = second.core.find_view(SESSION)
     assert view is not None and view.length == len(WHOLE)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 4.0, 4.8])  # half a lease are 5
+@pytest.mark.parametrize("is_first", [False, True])
+def test_stall_shortens_no_wait_for_servers(seconds: float, is_first: bool) -> None:
+    """X waits 3 s for the servers on which Y runs the session, and is stalled for a part of the time or longer.
+
+    `is_first`: the first event after the stall is the link of a server without sessions, before any tick.
+    """
+    made = swarm_of_pairs()
+    first, second = start_partial_turn(made), add_gateway(made, 2)
+    old = first.route(SESSION)
+    new = [server for server in made.servers if server not in old]
+    cut_off(made, first)
+    made.wait(LEASE + 0.2)
+    log = adopt(made, second)
+    second.start(SESSION, log, len(WHOLE) - len(log), ahead=2)
+    for server in old:
+        second.core.migrations.drain(server, "test", made.now)
+    made.wait(3.0)
+    assert set(second.route(SESSION)) == set(new)
+    started = len(made.sent(StartEpoch, first.peer))
+    reconnect(made, first, old)
+    made.wait(1.0)
+    first.frozen = True
+    made.wait(seconds)
+    first.frozen = False
+    if is_first:
+        made.serve(0, 2)
+        made.run()
+    made.wait(0.5)
+    for server in new:
+        reconnect(made, first, [server])
+        made.wait(0.4)
+    assert len(made.sent(StartEpoch, first.peer)) == started, "two gateways ran the session"
+    made.wait(1.0)
+    assert (len(first.all(OwnershipLost)), second.view(SESSION).state) == (1, "running")
 
 
 def wake(gateway: Gateway) -> None:

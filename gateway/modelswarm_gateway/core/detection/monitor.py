@@ -31,6 +31,8 @@ from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
 
 # Time in seconds between two runs of the outlier detector.
 COMPARE_INTERVAL = 1.0
+# Time in seconds without a tick that counts as a stall before the next tick: no batch of messages takes as long.
+MIN_STALL = 1.0
 # Time in seconds in which a server that sends other messages must acknowledge a Fence.
 ALIVE_ACK_SECONDS = 2.0
 
@@ -80,12 +82,8 @@ class HealthMonitor:
             self._registry.set_suspected(self._failure_detector.suspected)
 
     def detect_faults(self, sessions: Collection[Session], now: float) -> None:
-        """Run all detectors. The time of a stall of our own counts against no session."""
-        stalled = self._clock.advance(now)
-        for session in sessions if stalled else ():
-            session.fenced_at = min(now, session.fenced_at + stalled)
-            if session.held_at is not None:
-                session.held_at = min(now, session.held_at + stalled)
+        """Run all detectors."""
+        self._count_stall(sessions, now)
         self.serving = {
             hop.peer for s in sessions if s.state is SessionState.RUNNING for hop in s.hops
         }
@@ -115,19 +113,25 @@ class HealthMonitor:
             if hop.peer in on_canary
         )
 
+    def _count_stall(self, sessions: Collection[Session], now: float) -> None:
+        """Advance the stall clock. The time of a stall of our own counts against no session."""
+        stalled = self._clock.advance(now)
+        for session in sessions if stalled else ():
+            session.fenced_at = min(now, session.fenced_at + stalled)
+            if session.held_at is not None:  # servers may reconnect in a moment
+                session.held_at = min(now, session.held_at + stalled)
+            self._ownership_check.on_stall(session, stalled, now)
+
     def after_stall(self, sessions: Collection[Session], now: float) -> None:
         """Start recovery of all sessions after a stall of at least half a lease; called before anything else is done.
 
         Leases may have expired, and other gateways may own sessions now: none continues without a Fence (R19, leases).
         """
-        delay = self._clock.tick_delay(now)
-        if delay <= self._settings.lease_seconds / 2:
-            return
-        stalled = self._clock.advance(now)
-        for session in sessions:
+        delay, half_lease = self._clock.tick_delay(now), self._settings.lease_seconds / 2
+        if delay > min(MIN_STALL, half_lease):
+            self._count_stall(sessions, now)
+        for session in sessions if delay > half_lease else ():
             self._ownership_check.require(session, now, since=now - delay)
-            if session.held_at is not None:
-                session.held_at += stalled  # servers may reconnect in a moment
             if session.state is not SessionState.HELD:
                 self._recovery.on_fault(session, "late", self._peer, now)
 

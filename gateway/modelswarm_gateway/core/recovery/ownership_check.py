@@ -83,6 +83,17 @@ class OwnershipCheck:
         session.retry_at = query.until
         return self.is_waiting(session, now)
 
+    def on_stall(self, session: Session, seconds: float, now: float) -> None:
+        """Wait for missing answers as much longer as this process was stalled: it has read none meanwhile."""
+        query = session.query
+        if query is None or not query.unanswered or now - seconds >= query.until:
+            return
+        if query.due_at == query.until:
+            query.due_at += seconds
+        if session.retry_at == query.until:
+            session.retry_at += seconds
+        query.until += seconds
+
     def is_waiting(self, session: Session, now: float) -> bool:
         """True if answers are missing that the session waits for."""
         query = session.query
