@@ -12,12 +12,13 @@ from support.core.gateway import TWICE, Swarm, swarm_of
 from support.core.server import MODEL, Server, expected
 
 from modelswarm.protocol.identity import Adapter, Address, Epoch, PeerId
-from modelswarm.protocol.messages import Heartbeat, Sampling, Turn
-from modelswarm_gateway.core.recovery.route_planner import can_replace
+from modelswarm.protocol.messages import Grammar, Heartbeat, Sampling, Turn
+from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.recovery.route_planner import RoutePlanner, can_replace
 from modelswarm_gateway.core.routing.cost_model import Needs
 from modelswarm_gateway.core.servers.server import RECOVERY_RESERVE
 from modelswarm_gateway.core.servers.variant import variant_of, variants_of
-from modelswarm_gateway.core.sessions.session import Hop, Session
+from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
 from modelswarm_serving.core.kv.admission import Admission
 from modelswarm_serving.model.base import ModelShape
 
@@ -272,3 +273,23 @@ def test_replica_without_the_adapter_takes_no_migration() -> None:
     hop = Hop(Address(able.peer, able.target), 2, 4, gateway_handle=1)
     taken = [each.peer for each in servers if can_replace(registry, session, hop, each.peer)]
     assert taken == [able.peer, same.peer]
+
+
+def test_unreliable_link_is_left_for_a_tail_with_grammars() -> None:
+    """The first ring without that link ends at a server without grammars."""
+    heads = [hello("h0", 0, 2), hello("h1", 0, 2)]
+    tails = [replace(hello("t0", 2, 4), grammar="g/1"), hello("t1", 2, 4)]
+    registry = registry_of(*heads, *tails)
+    turn = Turn(64, 64, Sampling(grammar=Grammar("{}", "g/1")), 1)
+    hops = [
+        Hop(Address(each.peer, each.target), each.first, each.last, gateway_handle=1)
+        for each in (heads[0], tails[0])
+    ]
+    variant = variant_of(heads[0])
+    session = Session("s", MODEL, Epoch(1, 1), variant, turn=turn, hops=hops)
+    session.state, session.has_run = SessionState.FENCING, True
+    for generation in (1, 2):
+        registry.links.record_failure(heads[0].peer, tails[0].peer, generation, 1.0)
+    plan = RoutePlanner(GatewaySettings(), registry).plan_route(session, frozenset(), 1.0)
+    assert plan is not None
+    assert [hop.peer for hop in plan] == [heads[1].peer, tails[0].peer]

@@ -84,7 +84,10 @@ class RoutePlanner:
         for fewest in sorted({0, *bad_links.values()})[:-1]:
             avoided = [link for link, failures in bad_links.items() if failures > fewest]
             ring = find_ring(spans, session.blocks, avoided)
-            if ring is not None and not lacks_grammars(self._registry, session, ring[-1]):
+            while ring is not None and lacks_grammars(self._registry, session, ring[-1]):
+                del spans[ring[-1].peer]  # the session can have no such tail
+                ring = find_ring(spans, session.blocks, avoided)
+            if ring is not None:
                 return list(ring)
         return route
 
