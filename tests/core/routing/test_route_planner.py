@@ -293,3 +293,15 @@ def test_unreliable_link_is_left_for_a_tail_with_grammars() -> None:
     plan = RoutePlanner(GatewaySettings(), registry).plan_route(session, frozenset(), 1.0)
     assert plan is not None
     assert [hop.peer for hop in plan] == [heads[1].peer, tails[0].peer]
+
+
+def test_spans_are_in_order_of_preference_and_cost() -> None:
+    servers = [hello(name, 0, 2) for name in ("drained", "slow", "fast", "mine", "mine drained")]
+    drained, slow, fast, mine, both = servers
+    registry = registry_of(*servers)
+    registry.on_heartbeat(slow.peer, replace(IDLE, running=9), 0.0)
+    for each in (drained, both):
+        registry.drain(each.peer, "test")
+    found = registry.costs.spans_by_cost(MODEL, variant_of(fast), {mine.peer, both.peer}, 1.0)
+    assert list(found) == [each.peer for each in (mine, fast, slow, both, drained)]
+    assert set(found.values()) == {(0, 2)}

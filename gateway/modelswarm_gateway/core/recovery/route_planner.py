@@ -72,15 +72,8 @@ class RoutePlanner:
         if route is None or not unreliable_links([hop.peer for hop in route], bad_links):
             return route
         mine = {hop.peer for hop in [*session.hops, *session.lost_hops]}
-        servers = [
-            (self._registry.costs.hop_cost(server, now), server.hello)
-            for server in self._registry.servers_of(session.model, variant)
-            if server.hello.peer not in excluded
-        ]
-        servers.sort(
-            key=lambda each: (each[0].last_resort, each[1].peer not in mine, each[0].hop_ms)
-        )
-        spans = {hello.peer: (hello.first, hello.last) for _, hello in servers}
+        found = self._registry.costs.spans_by_cost(session.model, variant, mine, now)
+        spans = {peer: span for peer, span in found.items() if peer not in excluded}
         for fewest in sorted({0, *bad_links.values()})[:-1]:
             avoided = [link for link, failures in bad_links.items() if failures > fewest]
             ring = find_ring(spans, session.blocks, avoided)

@@ -9,7 +9,7 @@ sessions beyond what one asks for (`Needs`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -178,6 +178,19 @@ class CostModel:
             table.cached[blocks, after, question] = to_go
         draw = None if cheapest else self._draw_fraction
         return table.sample_path(blocks, to_go, hop_ms, before, draw)
+
+    def spans_by_cost(
+        self, model: str, variant: ModelVariant, preferred: Collection[PeerId], now: float
+    ) -> dict[PeerId, tuple[int, int]]:
+        """Return the blocks [first, last) of each server: `preferred` and then cheap ones first, last resorts last."""
+        table = self._current_table((model, variant), now)
+        if table is None:
+            return {}
+        peers, rows = list(table.row_of), list(table.row_of.values())
+        others = np.array([peer not in preferred for peer in peers])
+        order = np.lexsort((table.hop_ms[rows], others, table.last_resort_ms[rows])).tolist()
+        first, last = table.first[rows].tolist(), table.last[rows].tolist()
+        return {peers[at]: (first[at], last[at]) for at in order}
 
     def route_cost(
         self,
