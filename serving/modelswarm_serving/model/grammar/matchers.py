@@ -6,6 +6,9 @@ each token is forced or not by the log alone, whatever the steps were that made 
 A matcher is a cache. Its state is a function of the tokens that the turn has generated, `log[begin:]`. It is compared
 with the log before each use, and advanced or built anew by replay. Grammars are compiled by `prepare`, off the engine
 thread. llguidance never raises for a grammar: its error state is looked at after every call. Knows no torch.
+
+Copies of a matcher share its lexer, and the limit of its states. A lexer that other sessions have filled is replaced by
+an empty one: whether a session can go on depends on its own text alone.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from modelswarm_serving.model.base import SampleRequest
 VERSION = f"llguidance {llguidance.__version__}"
 MAX_COMPILED = 64  # grammars that are kept compiled
 MAX_SESSIONS = 512  # matchers that are kept
-MAX_LEXER_STATES = 50_000  # of one matcher; each takes up to 2 KB
+MAX_LEXER_STATES = 50_000  # of a compiled grammar and its copies; each takes up to 2 KB
 _MAX_REASON = 300  # characters
 
 Bits = NDArray[np.uint8]
@@ -42,6 +45,7 @@ class _SessionMatcher:
     grammar: str
     tokens: list[int]  # that the matcher has consumed
     matcher: LLMatcher
+    compiled: LLMatcher  # that it is a copy of
 
 
 class GrammarMatchers:
@@ -85,13 +89,14 @@ class GrammarMatchers:
             return str(fault)
         return None
 
-    def _compile(self, grammar: Grammar) -> LLMatcher:
+    def _compile(self, grammar: Grammar, full: Sequence[LLMatcher] = ()) -> tuple[LLMatcher, bool]:
+        """Return a matcher of which nothing is consumed, and whether it is new. `full`: matchers with full lexers."""
         tokenizer = self.load()
         with self._lock:
             found = self._compiled.get(grammar.text)
-            if found is not None:
+            if found is not None and all(found is not each for each in full):
                 self._compiled.move_to_end(grammar.text)
-                return found
+                return found, False
         made = LLMatcher(tokenizer, grammar.text, log_level=0, limits=self._limits)
         made.compute_bitmask()  # copies of the matcher have what the first mask took to compute
         if made.is_error():
@@ -100,7 +105,7 @@ class GrammarMatchers:
             self._compiled[grammar.text] = made
             while len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        return made
+        return made, True
 
     def mask(self, pick: SampleRequest) -> bytes:
         """Return the tokens that may come next, one bit each, from the lowest bit of each byte. Raise GrammarFault.
@@ -109,7 +114,22 @@ class GrammarMatchers:
         """
         grammar = pick.sampling.grammar
         assert grammar is not None
-        matcher = self._advance(pick, grammar)
+        generated = list(pick.log[pick.begin : pick.position])
+        full: list[LLMatcher] = []
+        while True:
+            entry, is_new = self._take_entry(pick.session, grammar, generated, full)
+            try:
+                self._advance(entry, pick, generated)
+                return self._mask_now(entry.matcher, pick)
+            except GrammarFault:
+                self._sessions.pop(pick.session, None)
+                if is_new:
+                    raise
+            full.append(entry.compiled)  # perhaps: a full lexer may show as a refused token
+
+    def _mask_now(self, matcher: LLMatcher, pick: SampleRequest) -> bytes:
+        grammar = pick.sampling.grammar
+        assert grammar is not None
         forced = self._forced_token(matcher, pick.sampling)
         if forced is not None:
             only = np.zeros((self._vocab + 31) // 32 * 4, np.uint8)
@@ -117,7 +137,6 @@ class GrammarMatchers:
             return only.tobytes()
         bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).copy()
         if matcher.is_error():
-            self._sessions.pop(pick.session, None)
             raise _fault(grammar, matcher.get_error())
         if np.count_nonzero(bits) == 1:
             found = np.flatnonzero(np.unpackbits(bits, bitorder="little")).tolist()
@@ -160,27 +179,33 @@ class GrammarMatchers:
             return None
         return _spelled(self.load(), matcher, found[0])
 
-    def _advance(self, pick: SampleRequest, grammar: Grammar) -> LLMatcher:
-        """Return the session's matcher after the tokens that the turn has generated."""
-        generated = list(pick.log[pick.begin : pick.position])
-        entry = self._sessions.pop(pick.session, None)
+    def _take_entry(
+        self, session: int, grammar: Grammar, generated: list[int], full: Sequence[LLMatcher]
+    ) -> tuple[_SessionMatcher, bool]:
+        """Return a matcher that has consumed none or some of the tokens, and whether it was compiled just now."""
+        entry = self._sessions.pop(session, None)
         if (
-            entry is None
-            or entry.grammar != grammar.text
-            or entry.tokens != generated[: len(entry.tokens)]
+            entry is not None
+            and entry.grammar == grammar.text
+            and entry.tokens == generated[: len(entry.tokens)]
         ):
-            entry = _SessionMatcher(grammar.text, [], self._compile(grammar).deep_copy())
+            return entry, False
+        compiled, is_new = self._compile(grammar, full)
+        return _SessionMatcher(grammar.text, [], compiled.deep_copy(), compiled), is_new
+
+    def _advance(self, entry: _SessionMatcher, pick: SampleRequest, generated: list[int]) -> None:
+        """Let the matcher consume the other tokens that the turn has generated, and keep it for the session."""
         new = generated[len(entry.tokens) :]
         taken = entry.matcher.try_consume_tokens(new) if new else 0
         if taken < len(new) or entry.matcher.is_error():
             place = pick.begin + len(entry.tokens) + taken
             detail = entry.matcher.get_error() or f"it refuses the token at position {place}"
-            raise _fault(grammar, detail)
+            assert pick.sampling.grammar is not None
+            raise _fault(pick.sampling.grammar, detail)
         entry.tokens = generated
         self._sessions[pick.session] = entry
         while len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
-        return entry.matcher
 
 
 def _spelled(tokenizer: LLTokenizer, matcher: LLMatcher, token: int) -> int:

@@ -154,6 +154,21 @@ def test_rewound_log_gives_the_mask_of_its_tokens(matchers: GrammarMatchers) -> 
     assert _allowed(matchers, _pick(grammar, tokens[:9])) == early
 
 
+def test_lexer_that_other_sessions_filled_is_replaced(matchers: GrammarMatchers) -> None:
+    """A text of 19,000 characters takes as many of 50,000 states, and each session writes another field."""
+    limits = {f"f{place}": {"type": "string", "maxLength": 20_000 + place} for place in range(4)}
+    grammar = _schema({"type": "object", "properties": limits})
+    letter = matchers.load().tokenize_str("a")
+    for place, field in enumerate(limits):
+        begin = matchers.load().greedy_tokenize(f'{{"{field}":"')
+        pick = replace(_pick(grammar, begin + letter * 19_000), session=place)
+        assert letter[0] in _allowed(matchers, pick)
+    for place, field in enumerate(limits):  # the others go on
+        begin = matchers.load().greedy_tokenize(f'{{"{field}":"')
+        pick = replace(_pick(grammar, begin + letter * 19_001), session=place)
+        assert letter[0] in _allowed(matchers, pick)
+
+
 def test_end_tokens_follow_complete_text_only(matchers: GrammarMatchers) -> None:
     """All end tokens of the request count, and none that is not its own."""
     grammar = Grammar('start: "ab"', VERSION)
