@@ -97,15 +97,29 @@ def _progress_class(on_bytes: OnBytes) -> Any:
     return ByteProgress
 
 
-def cached_files(model: HubModel, files: Sequence[str], cache: Path | None) -> set[str]:
-    """Return those of `files` that an earlier start has downloaded. `model` names a commit."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = {
-        file: try_to_load_from_cache(model.name, file, cache_dir=cache, revision=model.revision)
-        for file in files
+def checked_files(folder: Path, files: Iterable[str]) -> set[str]:
+    """Return those of `files` that an earlier start has downloaded and compared with their hashes."""
+    return {
+        file for file in files if (folder / file).is_file() and not _marker(folder, file).exists()
     }
-    return {file for file, path in found.items() if isinstance(path, str)}
+
+
+def mark_unchecked(model: HubModel, folder: Path, files: Iterable[str]) -> None:
+    """Mark files whose download begins: until `check_hashes` has seen them, no start and no process takes them as good.
+
+    A start may end between the download and the comparison.
+    """
+    try:
+        for file in files:
+            marker = _marker(folder, file)
+            marker.parent.mkdir(parents=True, exist_ok=True)
+            marker.touch()
+    except OSError as error:
+        raise ModelSourceError("model", f"{model} cannot be downloaded: {error}") from error
+
+
+def _marker(folder: Path, file: str) -> Path:
+    return folder.parents[1] / "unchecked" / folder.name / file
 
 
 def check_hashes(model: HubModel, folder: Path, files: Iterable[str]) -> None:
@@ -117,17 +131,25 @@ def check_hashes(model: HubModel, folder: Path, files: Iterable[str]) -> None:
     for file in files:
         path = folder / file
         stated = path.resolve().name
-        if not _SHA256.fullmatch(stated):
-            continue
+        if _SHA256.fullmatch(stated):
+            _check_hash(model, path, stated)
+        _marker(folder, file).unlink(missing_ok=True)
+
+
+def _check_hash(model: HubModel, path: Path, stated: str) -> None:
+    try:
         with path.open("rb") as handle:
             found = hashlib.file_digest(handle, "sha256").hexdigest()
-        if found != stated:
-            path.resolve().unlink()
-            path.unlink()
-            raise ModelSourceError(
-                "model",
-                f"{model}: {file} has the SHA-256 {found}, but the hub states {stated}; it is deleted, start again",
-            )
+    except OSError as error:  # another process has deleted it
+        detail = f"{path.name} cannot be read: {error.strerror}; start again"
+        raise ModelSourceError("model", f"{model}: {detail}") from error
+    if found != stated:
+        path.resolve().unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        raise ModelSourceError(
+            "model",
+            f"{model}: {path.name} has the SHA-256 {found}, but the hub states {stated}; it is deleted, start again",
+        )
 
 
 def read_remote_header(model: HubModel, file: str, endpoint: str | None) -> dict[str, TensorEntry]:
@@ -181,7 +203,10 @@ def _translated_errors(model: HubModel, endpoint: str | None) -> Iterator[None]:
         raise ModelSourceError("model", f"{model} lacks a file that it names: {error}") from error
     except HFValidationError as error:
         raise ModelSourceError("model", f"{model} is not a valid name") from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, _http_client().HTTPError, OSError) as error:
+    except (
+        *(LocalEntryNotFoundError, HfHubHTTPError, _http_client().HTTPError, OSError),
+        RuntimeError,  # of its transfer library, and of a client that another thread has closed
+    ) as error:
         reason = _network_fault(error, endpoint) or f"cannot be downloaded: {error}"
         raise ModelSourceError("model", f"{model} {' '.join(reason.split())}") from error
 
@@ -199,7 +224,8 @@ def _network_fault(error: BaseException, endpoint: str | None) -> str | None:
                 "is not in the cache, and HF_HUB_OFFLINE forbids downloads: unset it, "
                 "or give the path of a local copy (file:///FOLDER)"
             )
-        if isinstance(cause, transport_error):
+        # The library closes its client for all threads when the network fails in one.
+        if isinstance(cause, transport_error) or "client has been closed" in str(cause):
             return (
                 f"cannot be downloaded: the network is the cause, {endpoint or constants.ENDPOINT} does not answer "
                 f"({cause}); set HF_ENDPOINT to a mirror, set HF_HUB_OFFLINE=1 if the model is in the cache, "

@@ -24,9 +24,10 @@ from modelswarm.checkpoint.hub import (
     HUB_SCHEME,
     HubModel,
     OnBytes,
-    cached_files,
     check_hashes,
+    checked_files,
     download,
+    mark_unchecked,
     parse_hub_source,
 )
 from modelswarm.checkpoint.tensor_index import (
@@ -171,11 +172,11 @@ def _resolve_hub(
         if (tensor := canonical_name(stored)) is not None and part.needs_tensor(tensor)
     }
     files = sorted(shards) if weight_map else [SINGLE_FILE]
-    known = cached_files(pinned, files, locations.hub_cache)
+    known = checked_files(folder, files)
+    new = [file for file in files if file not in known]
+    mark_unchecked(pinned, folder, new)
     _download(pinned, files, locations, on_bytes)
-    check_hashes(
-        pinned, folder, [one for one in files if one not in known and (folder / one).is_file()]
-    )
+    check_hashes(pinned, folder, [file for file in new if (folder / file).is_file()])
     return Checkpoint(source, folder, folder.name)
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from safetensors import safe_open
 from support.models.hub_server import COMMIT, Hub, serve
@@ -124,6 +125,48 @@ def test_weights_with_another_hash_than_the_hubs_are_refused(
     found = resolve("hf://acme/tiny", (0, 1), locations)
     assert (found.folder / shard).read_bytes() == (folder / shard).read_bytes()
     assert hub.fetched.count(shard) == 2, "the damaged file was deleted"
+
+
+def test_download_of_a_killed_start_is_compared_by_the_next(
+    hub: Hub, locations: SourceLocations, folder: Path
+) -> None:
+    """The first process ends when all files are there and none is compared with its hash."""
+    hub.hashes_weights = True
+    shard = min(list_shards(folder, "layers.0."))
+    hub.damaged.add(shard)
+    killed = f"""
+import os
+import sys
+from pathlib import Path
+from modelswarm.checkpoint.sources import SourceLocations, resolve
+
+def end(event, args):
+    if event == "open" and str(args[0]).endswith("/snapshots/{COMMIT}/{shard}"):
+        os._exit(9)
+
+sys.addaudithook(end)
+where = SourceLocations(hub_endpoint="{hub.url}", hub_cache=Path("{locations.hub_cache}"))
+resolve("hf://acme/tiny", (0, 1), where)
+"""
+    assert subprocess.run([sys.executable, "-c", killed], check=False).returncode == 9
+    assert hub.fetched.count(shard) == 1
+    with pytest.raises(ModelSourceError, match=f"{shard} has the SHA-256 [0-9a-f]{{64}}"):
+        resolve("hf://acme/tiny", (0, 1), locations)
+
+
+def test_every_failure_of_the_hubs_library_is_one_sentence(
+    locations: SourceLocations, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library closes the client of all its threads when the network fails in one."""
+
+    def download(*_: object, **__: object) -> str:
+        raise RuntimeError("Cannot send a request, as the client has been closed.")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(
+        ModelSourceError, match=f"the network is the cause, {hub.url} does not answer"
+    ):
+        resolve("hf://acme/tiny", None, locations)
 
 
 @pytest.mark.parametrize(
