@@ -94,8 +94,9 @@ def holding(text: str) -> str:
 
 
 def _dump(value: object) -> str:
-    """Return JSON in which no placeholder can stand."""
-    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
+    """Return JSON in which no placeholder can stand, and no character that Lark refuses in a string."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\x7f", "\\u007f")
 
 
 def quote(words: str) -> str:

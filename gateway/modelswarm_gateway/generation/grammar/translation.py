@@ -12,7 +12,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper, grammar_from
 
-from modelswarm_gateway.generation.grammar.lark import LarkRules, json_options, placeholders
+from modelswarm_gateway.generation.grammar.lark import LarkRules, json_options, placeholders, quote
 from modelswarm_gateway.generation.grammar.source import GrammarKind
 from modelswarm_gateway.generation.grammar.structural_tags import write_structural_tags
 
@@ -83,8 +83,9 @@ def _translate(kind: GrammarKind, text: str, whitespace: str | None, markers: Se
         case GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(text)
         case GrammarKind.CHOICE:
-            choices = [json.dumps(each, ensure_ascii=False) for each in json.loads(text)]
-            return LLMatcher.grammar_from_lark("start: " + " | ".join(choices))
+            # A terminal: of a rule's alternatives at most 2,000 can be in progress at once.
+            choices = " | ".join(quote(each) or '""' for each in json.loads(text))
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {choices}")
         case GrammarKind.GRAMMAR:
             try:
                 return grammar_from("grammar", text)

@@ -43,6 +43,8 @@ async def _compile(process: GrammarProcess, kind: GrammarKind, source: object, *
         (GrammarKind.JSON_SCHEMA, {"enum": ["é", 3]}, '"é"', '"e"'),
         (GrammarKind.REGEX, "[0-9]{2}/x", "12/x", "1/x"),
         (GrammarKind.CHOICE, ["ja", 'n"ein\n'], 'n"ein\n', "nein"),
+        (GrammarKind.CHOICE, ["a\x7f", ""], "a\x7f", "a"),
+        (GrammarKind.CHOICE, [f"{place:05}" for place in range(10_000)], "09999", "10000"),
         (GrammarKind.GRAMMAR, 'start: "a" | "b"', "b", "c"),
         (GrammarKind.GRAMMAR, 'root ::= "a" | "b"', "a", "c"),
         (
