@@ -13,6 +13,7 @@ from modelswarm_gateway.generation.grammar.source import MAX_SOURCE_BYTES
 
 MAX_DEPTH = 64
 """Lists and objects inside each other; llguidance's reader stops at 128."""
+_MAX_EXACT = 1 << 53  # up to here a double is exact for each whole number
 _ANNOTATIONS = {
     *("$schema", "$id", "$comment", "title", "description", "default", "examples"),
     *("deprecated", "readOnly", "writeOnly", "discriminator"),
@@ -23,7 +24,7 @@ _SCHEMA_MAPS = {"properties", "patternProperties", "$defs", "definitions", "depe
 _VALUES = {
     *("type", "enum", "const", "$ref", "$anchor", "required", "format", "pattern", "multipleOf"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "minLength", "maxLength"),
-    *("minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties", "nullable"),
+    *("minItems", "maxItems", "uniqueItems", "minProperties", "maxProperties"),
     *("if", "then", "else", "dependentRequired", "unevaluatedProperties", "unevaluatedItems"),
 }
 KNOWN_KEYWORDS = frozenset(_ANNOTATIONS | _SCHEMA | _SCHEMA_LISTS | _SCHEMA_MAPS | _VALUES)
@@ -39,16 +40,33 @@ def dump_schema(schema: object, *, strict: bool) -> str:
         raise SchemaError("the schema must be a JSON object")
     if _is_deeper(schema, MAX_DEPTH):
         raise SchemaError(f"the schema is nested more than {MAX_DEPTH} levels deep")
-    text = json.dumps(schema, ensure_ascii=False)
+    try:
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise SchemaError("the schema has a number that is infinite or NaN") from error
     size = len(text.encode("utf-8", "surrogatepass"))
     if size > MAX_SOURCE_BYTES:
         raise SchemaError(f"the schema has {size} bytes; allowed: {MAX_SOURCE_BYTES}")
-    if strict:
-        for part in _parts(schema):
+    for part in subschemas(schema):
+        for keyword in ("const", "enum"):
+            _check_whole_numbers(keyword, part.get(keyword))
+        if strict:
             for keyword in part.keys() - KNOWN_KEYWORDS:
                 detail = "leave it out, or send strict: false to have it ignored"
                 raise SchemaError(f"{keyword!r} is not a keyword of a strict schema; {detail}")
     return text
+
+
+def _check_whole_numbers(keyword: str, value: object) -> None:
+    """Raise SchemaError for a whole number that llguidance would replace by its neighbour among doubles."""
+    waiting = [value]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict | list):
+            waiting += part.values() if isinstance(part, dict) else part
+        elif isinstance(part, int) and abs(part) > _MAX_EXACT:
+            detail = "is beyond 2^53, where not every whole number is exact; make it a string"
+            raise SchemaError(f"{keyword}: {str(part)[:40]} {detail}")
 
 
 def _is_deeper(value: object, limit: int) -> bool:
@@ -66,7 +84,7 @@ def _is_deeper(value: object, limit: int) -> bool:
     return True
 
 
-def _parts(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def subschemas(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the schema and all schemas inside it."""
     waiting: list[Any] = [schema]
     while waiting:

@@ -95,6 +95,18 @@ def test_whitespace_options_reach_the_source() -> None:
     [
         (_format(schema={"foo": 1}), "response_format.json_schema.schema", "'foo'"),
         (_format(schema={"items": {"foo": 1}}), "response_format.json_schema.schema", "'foo'"),
+        (
+            _format(schema={"nullable": True}),
+            "response_format.json_schema.schema",
+            "'nullable' is not a keyword of a strict schema",
+        ),
+        (
+            {"guided_json": {"items": {"const": 2**53 + 1}}},
+            "guided_json",
+            "const: 9007199254740993 is",
+        ),
+        ({"guided_json": {"enum": [{"id": [-(2**60)]}]}}, "guided_json", "beyond 2^53"),
+        ({"guided_json": '{"minimum": 1e400}'}, "guided_json", "infinite"),
         (_format(name=""), "response_format.json_schema.name", "1 to 64"),
         (_format(schema=None), "response_format.json_schema.schema", "JSON object"),
         (_format(strict="yes"), "response_format.json_schema.strict", "true or false"),
