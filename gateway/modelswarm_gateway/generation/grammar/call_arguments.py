@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelswarm_gateway.generation.grammar.lark import LarkRules
+from modelswarm_gateway.generation.grammar.schema_checks import subschemas
 from modelswarm_gateway.generation.tool_calls.qwen_xml import (
     END_FUNCTION,
     END_PARAMETER,
@@ -118,9 +119,21 @@ def _entries(tool: Tool, keys: re.Pattern[str], allowed: str) -> Iterator[_Entry
     for key in sorted(required - declared.keys()):
         declared[key] = more
     shared = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    for name in shared:
+        _check_references(name, {name: shared[name]})
     for key, value in declared.items():
+        _check_references(f"properties.{key}", value)
         if not keys.fullmatch(key):
             raise ArgumentsError(f"properties.{key}", f"{key[:64]!r} is not {allowed}")
         if value is not False:
             own = value if isinstance(value, Mapping) else {}
             yield _Entry(key, {**own, **shared}, key in required)
+
+
+def _check_references(path: str, schema: Any) -> None:
+    """Raise ArgumentsError for a reference to anything but definitions: each property's schema is a root here."""
+    for part in subschemas(schema):
+        target = part.get("$ref")
+        is_pointer = isinstance(target, str) and (target == "#" or target.startswith("#/"))
+        if is_pointer and not target.startswith(tuple(f"#/{name}/" for name in _DEFINITIONS)):
+            raise ArgumentsError(path, f"a $ref to {target[:64]!r} instead of $defs")

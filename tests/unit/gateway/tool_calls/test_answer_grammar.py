@@ -166,6 +166,9 @@ def test_options_without_constraint_need_no_grammar() -> None:
             "properties.a.pattern",
         ),
         ("qwen3_coder", {"properties": {"a": {"type": "string", "const": 5}}}, "properties.a"),
+        ("qwen3_coder", {"properties": {"a": {"items": {"$ref": "#"}}}}, "properties.a"),
+        ("pythonic", {"properties": {"a": {"$ref": "#/properties/b"}, "b": {}}}, "properties.a"),
+        ("pythonic", {"properties": {}, "$defs": {"a": {"items": {"$ref": "#"}}}}, "$defs"),
     ],
 )
 def test_schema_beyond_a_familys_form_is_refused(
