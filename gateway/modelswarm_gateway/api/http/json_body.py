@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator
 
@@ -94,7 +95,9 @@ def parse_json(raw: bytes) -> object:
     if not raw.strip():
         raise invalid_request(None, "the body is empty; a JSON object is needed")
     try:
-        value: object = json.loads(raw.decode(), parse_constant=_refuse_constant)
+        value: object = json.loads(
+            raw.decode(), parse_constant=_refuse_constant, parse_float=_parse_float
+        )
         if b"\\ud" in raw.lower():  # halves of a surrogate pair are JSON, but not text
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeDecodeError as error:
@@ -119,6 +122,13 @@ def parse_json(raw: bytes) -> object:
         raise invalid_request(
             None, f"the body has a whole number of more than {limit} digits"
         ) from error
+    return value
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise invalid_request(None, f"the body has the number {shorten(text)}, beyond 1.8e308")
     return value
 
 

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from modelswarm_gateway.generation.grammar.source import GrammarKind
-from modelswarm_gateway.generation.grammar.translation import GrammarError, compile_source
+from modelswarm_gateway.generation.grammar.translation import compile_source, one_sentence
 from modelswarm_gateway.models.model_worker import OUT_OF_MEMORY, limit_memory, prepare_process
 from modelswarm_gateway.models.worker_messages import pack_message, receive_message
 
@@ -37,8 +37,8 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
         )
     except UnicodeEncodeError:
         return {"refused": "it has half of a surrogate pair, which is not a character"} | where
-    except (GrammarError, RecursionError) as error:
-        return {"refused": str(error)} | where
+    except (ValueError, RecursionError) as error:  # GrammarError, and llguidance's own
+        return {"refused": one_sentence(str(error))} | where
     return {"grammar": grammar}
 
 

@@ -59,6 +59,13 @@ async def test_body_that_is_refused_gives_back_its_bytes() -> None:
         assert refused.value.code is Code.INVALID_REQUEST
 
 
+def test_number_beyond_doubles_is_refused() -> None:
+    """Python reads it as infinity, which an answer that repeats it could not write."""
+    with pytest.raises(ApiError, match=r"the body has the number '?-1e400'?, beyond 1\.8e308"):
+        parse_json(b'{"tools": [{"minimum": -1e400}]}')
+    assert parse_json(b"[1.5, 1e308, -0.0]") == [1.5, 1e308, -0.0]
+
+
 @pytest.mark.parametrize("constant", ["NaN", "Infinity", "-Infinity"])
 def test_constant_that_is_no_json_is_refused_by_name(constant: str) -> None:
     with pytest.raises(ApiError) as refused:

@@ -79,6 +79,7 @@ async def test_whitespace_is_none_unless_asked_for(process: GrammarProcess) -> N
         (GrammarKind.JSON_SCHEMA, {"uniqueItems": True}, "uniqueItems"),
         (GrammarKind.JSON_SCHEMA, {"format": "nonsense", "type": "string"}, "format"),
         (GrammarKind.JSON_SCHEMA, {"minimum": 5, "maximum": 3, "type": "integer"}, "minimum"),
+        (GrammarKind.JSON_SCHEMA, {"minimum": 10**400}, "number out of range"),
         (GrammarKind.JSON_SCHEMA, {"$ref": "#/$defs/no"}, "does not exist"),
         (GrammarKind.JSON_SCHEMA, {"$ref": "http://x/y"}, "http://x/y"),
         (GrammarKind.JSON_SCHEMA, {"$ref": "#"}, "no text fits"),
