@@ -70,7 +70,10 @@ class Source:
     def _answer(
         self, base: str, model: str, messages: list[dict[str, str]], session: str
     ) -> Events:
-        """Yield pieces of text, breaks of the connection and the end. The turn survives a loss of the gateway."""
+        """Yield pieces of reasoning and text, breaks of the connection and the end.
+
+        The turn survives a loss of the gateway.
+        """
         breaks: list[str] = []
 
         def note(error: ModelSwarmError) -> None:
@@ -84,8 +87,12 @@ class Source:
                 for chunk in chunks:
                     while breaks:
                         yield {"note": breaks.pop(0)}
-                    if chunk.text or chunk.finish_reason:
-                        yield {"text": chunk.text, "finish_reason": chunk.finish_reason}
+                    if chunk.text or chunk.reasoning_content or chunk.finish_reason:
+                        yield {
+                            "reasoning": chunk.reasoning_content,
+                            "text": chunk.text,
+                            "finish_reason": chunk.finish_reason,
+                        }
         except ModelSwarmError as error:
             yield {"error": str(error)}
 

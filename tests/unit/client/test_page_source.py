@@ -1,0 +1,38 @@
+"""Chat turns of the page for a browser, at a foreign gateway."""
+
+from __future__ import annotations
+
+import json
+
+from unit.client.api.test_retries import Answer, server
+
+from modelswarm.client.browser.source import Source
+
+TYPE = {"content-type": "text/event-stream"}
+
+
+def _chunk(number: int, finish_reason: str | None = None, **delta: str) -> str:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    return f"id: {number}\ndata: {json.dumps({'choices': [choice]})}\n\n"
+
+
+def test_reasoning_reaches_the_page_as_it_comes() -> None:
+    """Without it a page shows nothing for minutes, and its Stop is noticed at the first text only."""
+    content = (
+        _chunk(1, reasoning_content="Let me ")
+        + _chunk(2, reasoning_content="see.")
+        + _chunk(3, content="4")
+        + _chunk(4, "stop")
+        + "data: [DONE]\n\n"
+    )
+    with server(Answer(200, content.encode(), TYPE)) as gateway:
+        question = [{"role": "user", "content": "2 + 2?"}]
+        body = {"model": "m", "messages": question, "session_id": "one"}
+        _, events = Source("127.0.0.1:1", gateway.url).chat(body)
+        found = [(each.get("reasoning"), each["text"], each["finish_reason"]) for each in events]
+    assert found == [
+        ("Let me ", "", None),
+        ("see.", "", None),
+        ("", "4", None),
+        ("", "", "stop"),
+    ]
