@@ -115,6 +115,32 @@ def test_stop_ends_an_answer_and_the_chat_goes_on(browser: Browser) -> None:
     assert "9" in browser.text(ANSWER)
 
 
+def test_enter_of_an_input_method_sends_nothing(browser: Browser) -> None:
+    browser.type("#text", "Count from 5 to")
+    press = (
+        "document.getElementById('text').dispatchEvent("
+        "new KeyboardEvent('keydown', {key: 'Enter', isComposing: arguments[0], cancelable: true}))"
+    )
+    browser.run(press, True)
+    assert browser.run("return document.getElementById('talk').childElementCount") == 0
+    browser.run(press, False)
+    eventually("it is sent", lambda: "Count from 5 to" in browser.text("#talk .user"), SECONDS)
+
+
+def test_answer_without_an_end_is_told(browser: Browser) -> None:
+    """The process of the page ends in the middle: its connection closes as after a whole answer."""
+    with open_page("--name", "counting") as own:
+        browser.open(own.url)
+        eventually("servers are drawn", lambda: len(servers(browser)) == 4, SECONDS)
+        browser.type("#text", QUESTION)
+        browser.click("#send")
+        eventually("it answers", lambda: len(browser.text(ANSWER)) > 20, SECONDS)
+    eventually("the answer ends", lambda: answer_has_ended(browser), SECONDS)
+    assert browser.text("#talk .note")
+    browser.open("about:blank")
+    browser.problems()  # of snapshots that were asked for meanwhile
+
+
 def test_wrong_token_and_text_of_others_show_as_text(browser: Browser, page: Page) -> None:
     browser.type("#text", "<img src=x onerror=alert(1)>")
     browser.click("#send")
