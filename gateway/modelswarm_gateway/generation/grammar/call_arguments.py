@@ -134,6 +134,7 @@ def _check_references(path: str, schema: Any) -> None:
     """Raise ArgumentsError for a reference to anything but definitions: each property's schema is a root here."""
     for part in subschemas(schema):
         target = part.get("$ref")
-        is_pointer = isinstance(target, str) and (target == "#" or target.startswith("#/"))
-        if is_pointer and not target.startswith(tuple(f"#/{name}/" for name in _DEFINITIONS)):
+        if not isinstance(target, str) or (target != "#" and not target.startswith("#/")):
+            continue
+        if not target.startswith(tuple(f"#/{name}/" for name in _DEFINITIONS)):
             raise ArgumentsError(path, f"a $ref to {target[:64]!r} instead of $defs")
