@@ -89,7 +89,7 @@ def test_trainer_of_transformers_trains_the_soft_prompt(
     model = tuned(toy_swarm, toy_folder, "ptune")
     begun = model.prompts.first.detach().clone()
     options = TrainingArguments(
-        tmp_path,
+        str(tmp_path),
         max_steps=2,
         per_device_train_batch_size=2 // accumulated,
         gradient_accumulation_steps=accumulated,
