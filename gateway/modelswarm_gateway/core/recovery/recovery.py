@@ -96,7 +96,8 @@ class Recovery:
         truncate_missing(session)
         for hop in session.owned_hops:
             hop.is_fenced, hop.is_round_trip_timed = False, True
-        if session.attempts % self._settings.attempts_without_token == 0:
+        was_held = session.state is SessionState.HELD  # its attempts have paused already
+        if session.attempts % self._settings.attempts_without_token == 0 and not was_held:
             session.refusal = RefusalReason.FAULTS
             self.hold(session, now)
         elif self._complete_route(session, now):
