@@ -88,7 +88,7 @@ NODES = Part(
 )
 Lane: TypeAlias = tuple[Part, ...]  # parts that run one after the other
 STEPS: dict[str, tuple[tuple[Lane, ...], ...]] = {
-    "fast": (((TYPES, SIMULATOR, UNIT), (CLUSTER,), (PROCESSES,)),),
+    "fast": (((TYPES, UNIT), (SIMULATOR,), (CLUSTER,), (PROCESSES,)),),
     "full": (((CLIENTS,), (SERVERS,)), ((TYPES, UNIT), (SIMULATOR,), (API,), (NODES,))),
     "soak": (((Part("soak", ("tests",)),),),),
 }
