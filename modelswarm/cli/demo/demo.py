@@ -24,6 +24,7 @@ from modelswarm.cli.terminal.wrapping import WrappingWriter
 from modelswarm.client.inference import InferenceClient, ReceivedChunk
 from modelswarm.client.swarm import Route, SwarmClient, format_route, route_peers
 from modelswarm.errors import ModelSwarmError, UserError
+from modelswarm.local.child_process import Spawn, spawn_process
 from modelswarm.local.commands import LocalSettings
 from modelswarm.local.planning import plan_document
 from modelswarm.local.supervisor import JobStatus
@@ -44,10 +45,16 @@ class DemoError(ModelSwarmError):
     """The demo could not show a recovery."""
 
 
-def run_demo(file: Path | None, question: str, hash_model: bool, as_json: bool = False) -> int:
+def run_demo(
+    file: Path | None,
+    question: str,
+    hash_model: bool,
+    as_json: bool = False,
+    spawn: Spawn = spawn_process,
+) -> int:
     """Run the demo with a document, or with the project's example; return the exit code.
 
-    `as_json`: print one object at the end, and nothing else.
+    `as_json`: print one object at the end, and nothing else. `spawn` starts the processes.
     """
     plan = plan_document(load_document(file) if file else load_example())
     if plan.replicas < MIN_REPLICAS:
@@ -55,7 +62,7 @@ def run_demo(file: Path | None, question: str, hash_model: bool, as_json: bool =
             "spec.replicas", f"{plan.replicas} leaves no server after a kill; allowed: 2 or more"
         )
     settings = LocalSettings(hash_model=hash_model, publish=False, run_name=f"demo-{os.getpid()}")
-    swarm = LocalSwarm(plan, settings)
+    swarm = LocalSwarm(plan, settings, spawn=spawn)
     out = Console(file=io.StringIO()) if as_json else make_console()
     with run_until_signal(swarm.stop):
         result, is_success = Demo(swarm, out, question).run()
