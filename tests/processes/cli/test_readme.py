@@ -9,13 +9,17 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
+from support.processes.forked_process import fork_process
 
-from modelswarm.resources.loading import parse_document
+from modelswarm.local.planning import plan_document
+from modelswarm.local.swarm import LocalSwarm
+from modelswarm.resources.loading import load_document, parse_document
 
 ROOT = Path(__file__).resolve().parents[3]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -61,13 +65,29 @@ def commands() -> dict[str, list[str]]:
     return {command: [command, *arguments] for command, *arguments in words}
 
 
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    env = {
-        **os.environ,
-        "XDG_RUNTIME_DIR": str(tmp_path_factory.mktemp("run")),
-        "PYTHONUNBUFFERED": "1",
-    }
+@pytest.fixture(scope="module", params=["forked", pytest.param("up", marks=pytest.mark.full)])
+def shown(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shown]:
+    """Yield the swarm of `modelswarm up`; in the fast tier its processes are forked, as four of them import torch."""
+    runtime = str(tmp_path_factory.mktemp("run"))
+    env = {**os.environ, "XDG_RUNTIME_DIR": runtime, "PYTHONUNBUFFERED": "1"}
+    if request.param == "up":
+        with started_by_command(env) as url:
+            yield Shown(url, env)
+        return
+    command, document = commands()["up"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_RUNTIME_DIR", runtime)
+        assert command == "up"
+        planned = plan_document(load_document(ROOT / document))
+        with LocalSwarm(planned, spawn=fork_process) as swarm:
+            yield Shown(f"http://{swarm.http}/v1", env)
+
+
+@contextmanager
+def started_by_command(env: dict[str, str]) -> Iterator[str]:
+    """Run the README's `up`; yield the URL that it prints."""
     command = [sys.executable, "-m", "modelswarm.cli", *commands()["up"], *ANY_PORT]
     up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT)
     try:
@@ -75,7 +95,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         ready = next((line for line in up.stdout if line.startswith("ready:")), "")
         found = re.search(r"http://\S+/v1", ready)
         assert found is not None, "up ended without being ready"
-        yield Shown(found.group(), env)
+        yield found.group()
     finally:
         up.terminate()
         up.communicate(timeout=30)
