@@ -17,6 +17,7 @@ import httpx
 import pytest
 from support.eventually import eventually
 from support.models.tiny_models import make_model
+from support.processes.forked_process import fork_process
 from support.processes.server import alive, children, gone_within
 from support.processes.swarm import HASH, plan, write_document
 
@@ -122,7 +123,7 @@ def test_stopped_up_leaves_no_process_and_no_file(
 
 
 def test_killed_server_is_replaced_and_answers_stay_the_same(folder: Path) -> None:
-    with LocalSwarm(plan(folder, spans=2, replicas=2), HASH) as swarm:
+    with LocalSwarm(plan(folder, spans=2, replicas=2), HASH, spawn=fork_process) as swarm:
         before = answer(swarm)
         victim = swarm.servers[0]
         assert victim.member is not None

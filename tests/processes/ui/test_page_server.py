@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import httpx
 import pytest
 from support.eventually import eventually
 from support.processes.programs.browser_page import Page, example_swarm, open_page
-from support.processes.swarm import MODEL, two_spans
+from support.processes.swarm import MODEL, HashSwarm, two_spans
 
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.protocol.identity import session_wire_name
@@ -193,15 +191,10 @@ def test_gateway_serves_the_page_itself(tmp_path: Path) -> None:
 
 
 def test_gateway_serves_no_page_to_other_machines(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "modelswarm_gateway", "--discovery-dir", str(tmp_path)]
+    flags = ["--ui", "0.0.0.0:0"]
     for flag in ("--http", "--grpc", "--admin", "--metrics"):
-        command += [flag, "127.0.0.1:0"]
-    done = subprocess.run(
-        [*command, "--ui", "0.0.0.0:0"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "--ui: '0.0.0.0' is not an address of this machine alone" in done.stderr
+        flags += [flag, "127.0.0.1:0"]
+    with HashSwarm(tmp_path) as swarm:
+        assert swarm.start("gateway", "modelswarm_gateway", *flags).wait(120) == 2
+        log = swarm.log("gateway")
+    assert "--ui: '0.0.0.0' is not an address of this machine alone" in log

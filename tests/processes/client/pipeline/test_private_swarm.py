@@ -20,7 +20,7 @@ PROGRAM = """
 import json, sys, time
 from modelswarm import GenerationConfig, pipeline
 
-pipe = pipeline(sys.argv[1], spans=2, threads=1)
+pipe = pipeline(sys.argv[1], spans=int(sys.argv[3]), threads=1)
 text = pipe("Hi", GenerationConfig(max_new_tokens=5, ignore_eos=True)).text
 jobs = [server.job_status for server in pipe.swarm.servers] + list(pipe.swarm.gateways)
 print(json.dumps([text, [job.pid for job in jobs]]), flush=True)
@@ -37,10 +37,14 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("end", ["wait", pytest.param("exit", marks=pytest.mark.full)])
-def test_private_swarm_ends_with_its_process(toy_folder: Path, end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "spans"), [("wait", 1), pytest.param("exit", 2, marks=pytest.mark.full)]
+)
+def test_private_swarm_ends_with_its_process(toy_folder: Path, end: str, spans: int) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(toy_folder), end], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, str(toy_folder), end, str(spans)],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         text, pids = json.loads(process.stdout.readline())
@@ -51,7 +55,7 @@ def test_private_swarm_ends_with_its_process(toy_folder: Path, end: str) -> None
 
     assert code == (0 if end == "exit" else -signal.SIGKILL)
     assert text
-    assert len(pids) == 3
+    assert len(pids) == spans + 1
     eventually("its processes have ended", lambda: not any(map(is_alive, pids)))
 
 
