@@ -49,7 +49,7 @@ def _print_plants() -> int:
     say(f"{'planted bug':<36} {'scenario':<13} {'first seed':>10} {'budget':>7} {'CPU s':>6}")
     for name, plant in PLANTS.items():
         began = time.process_time()
-        seed = plant.first_seed()
+        seed = plant.finding_seed()
         cpu = time.process_time() - began
         remark = "" if seed is not None else "  not found"
         if seed is not None and plant.is_near_budget(seed):

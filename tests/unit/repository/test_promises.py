@@ -149,11 +149,11 @@ INVARIANTS: Promises = {
     "I1 Truth": (
         f"{RECOVERY}/test_kills_hash.py::test_kill_between_turns_keeps_next_turn_exact",
         f"{CORE}/server/test_fencing.py::test_server_lost_at_any_moment_costs_no_token",
-        f"{SIMULATED}[kills-range(0, 3)]",
+        f"{SIMULATED}[kills-range(0, 2)]",
         f"{CORE}/simulation/test_simulation.py::test_sessions_of_killed_gateway_are_taken_over",
     ),
     "I2 Exactly once": (
-        f"{SIMULATED}[duplicates-range(0, 3)]",
+        f"{SIMULATED}[duplicates-range(0, 2)]",
         f"{PLANTED}[R1 accepts rows twice]",
         f"{PLANTED}[R2 starts twice]",
         f"{CORE}/gateway/test_session_tokens.py::test_repeated_token_is_appended_once",
@@ -180,14 +180,14 @@ INVARIANTS: Promises = {
         f"{CORE}/server/test_admission.py::test_create_reserves_pages_and_keeps_a_tenth_for_recovery",
         f"{API}/test_http_faults.py::test_request_without_room_is_refused_with_retry_after",
         f"{PLANTED}[R11 grants full windows]",
-        f"{SIMULATED}[tight-range(0, 3)]",
+        f"{SIMULATED}[tight-range(0, 2)]",
     ),
     "I7 Isolation": (
         f"{API}/test_http_faults.py::test_slow_reader_pauses_only_its_own_session",
         f"{CORE}/server/flow/test_flow_control.py::test_session_with_lost_rows_delays_no_other_session",
         f"{PLANTED}[I7 fails all hops]",
-        f"{SIMULATED}[poison-range(0, 3)]",
-        f"{SIMULATED}[bursts-range(0, 3)]",
+        f"{SIMULATED}[poison-range(0, 2)]",
+        f"{SIMULATED}[bursts-range(0, 2)]",
     ),
     "I8 Honest end": (
         f"{API}/test_http_faults.py::test_stream_that_cannot_be_saved_ends_with_one_error",
