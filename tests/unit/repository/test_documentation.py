@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.ci.check_house import PRODUCT, markdown_pages, parsed, tracked
+from tools.ci.check_house import PRODUCT, definitions, markdown_pages, tracked
 
 ROOT = Path(__file__).parents[3]
 HERE = Path(__file__).parent.relative_to(ROOT)
@@ -150,8 +150,7 @@ def test_every_file_name_in_a_docstring_exists() -> None:
     named = {
         f"{path}: {name}": name
         for path in tracked("*.py")
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module)
+        for node in definitions(path)
         for code in CODE.findall(ast.get_docstring(node) or "")
         for name in re.findall(r"[\w/]+\.py\b", code)
     }
@@ -186,7 +185,7 @@ def test_standard_term_leads_to_its_module(term: str, modules: list[str]) -> Non
         str(path)
         for path in tracked("*.py")
         if path.parts[0] in PRODUCT and path.name != "__init__.py"
-        if (text := ast.get_docstring(parsed(path)))
+        if (text := ast.get_docstring(definitions(path)[0]))
         if term.lower() in text.splitlines()[0].lower()
     ]
 
