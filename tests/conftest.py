@@ -13,12 +13,14 @@ def pytest_configure() -> None:
     """Do not ignore SIGINT, as a background job of a shell does: children that tests interrupt would ignore it, too."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    gc.disable()  # until all is imported and collected
 
 
 def pytest_collection_finish() -> None:
     """Keep imported modules and collected tests out of the collector: walking them took 5 % of the unit tests' time."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:
