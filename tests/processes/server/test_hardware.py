@@ -70,6 +70,7 @@ async def test_server_without_its_device_exits_with_a_sentence(tmp_path: Path) -
     assert "Traceback" not in stderr
 
 
+@pytest.mark.full
 async def test_backend_that_cannot_run_exits_with_a_sentence(tmp_path: Path) -> None:
     flags = ("--model", "demo://counting", "--device", "cpu", "--attention-backend", "triton")
     code, stderr = await refusal(*command(tmp_path, "s", "0:1", *flags))

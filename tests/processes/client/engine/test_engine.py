@@ -37,7 +37,10 @@ def test_texts_equal_transformers(engine: Engine, toy_model: Any) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"do_sample": True, "seed": 4, "top_k": 40, "temperature": 0.7}],
+    [
+        pytest.param({}, marks=pytest.mark.full),
+        {"do_sample": True, "seed": 4, "top_k": 40, "temperature": 0.7},
+    ],
     ids=["greedy", "drawn"],
 )
 def test_streams_equal_generate(engine: Engine, options: Any) -> None:

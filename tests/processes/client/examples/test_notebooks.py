@@ -65,6 +65,7 @@ def test_notebook_has_no_outputs(path: Path) -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
 
 
+@pytest.mark.full
 def test_chat_notebook_runs(counting: Running) -> None:
     counting.wait_whole()
     lines = run_notebook("chat.ipynb", counting.local.grpc).splitlines()

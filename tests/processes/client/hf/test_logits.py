@@ -98,17 +98,17 @@ def test_logits_of_padding_on_either_side_are_zeros(model: Any, toy_model: Any) 
                 (int(ids[-1]) * 7 + k) % 320 for k in (1, 2)
             ]
         },
-        {"sequence_bias": [[[90, 229], -9.0], [[255], 2.0]]},
-        {"begin_suppress_tokens": list(range(0, 320, 2))},
+        pytest.param({"sequence_bias": [[[90, 229], -9.0], [[255], 2.0]]}, marks=pytest.mark.full),
+        pytest.param({"begin_suppress_tokens": list(range(0, 320, 2))}, marks=pytest.mark.full),
         {"forced_eos_token_id": 7},
         {"repetition_penalty": 12.0},
-        {"encoder_repetition_penalty": 1.3},
+        pytest.param({"encoder_repetition_penalty": 1.3}, marks=pytest.mark.full),
         {"guidance_scale": 1.5},
         {"watermarking_config": WatermarkingConfig(bias=3.0, seeding_scheme="selfhash")},
         {"exponential_decay_length_penalty": (3, 1.8), "eos_token_id": [5, 9]},
-        {"remove_invalid_values": True},
-        {"encoder_no_repeat_ngram_size": 1},
-        {"num_beams": 3},
+        pytest.param({"remove_invalid_values": True}, marks=pytest.mark.full),
+        pytest.param({"encoder_no_repeat_ngram_size": 1}, marks=pytest.mark.full),
+        pytest.param({"num_beams": 3}, marks=pytest.mark.full),
         {"num_beams": 4, "num_return_sequences": 2, "length_penalty": 0.5},
         {"num_beams": 3, "no_repeat_ngram_size": 2, "early_stopping": True},
     ],
@@ -131,7 +131,7 @@ def test_forced_first_token_equals_transformers(model: Any, toy_model: Any) -> N
         assert (ours[:, 1] == 9).all() == (ids.shape[1] == 1)
 
 
-@pytest.mark.parametrize("length", [4, 8])
+@pytest.mark.parametrize("length", [4, pytest.param(8, marks=pytest.mark.full)])
 def test_negative_prompt_equals_transformers(model: Any, toy_model: Any, length: int) -> None:
     wanted = {"do_sample": False, "guidance_scale": 1.5, **ENDLESS}
     for ids in (PROMPTS[:1], PROMPTS):
@@ -180,11 +180,11 @@ def test_padded_beams_with_end_tokens_equal_transformers(model: Any, toy_model: 
     [
         {"temperature": 0.8, "top_p": 0.9},
         {"top_k": 20, "repetition_penalty": 1.3, "num_return_sequences": 2},
-        {"min_p": 0.02, "typical_p": 0.9},
-        {"top_h": 0.4},
+        pytest.param({"min_p": 0.02, "typical_p": 0.9}, marks=pytest.mark.full),
+        pytest.param({"top_h": 0.4}, marks=pytest.mark.full),
         {"epsilon_cutoff": 0.01, "temperature": 3.0},
-        {"eta_cutoff": 0.01},
-        {"no_repeat_ngram_size": 1},
+        pytest.param({"eta_cutoff": 0.01}, marks=pytest.mark.full),
+        pytest.param({"no_repeat_ngram_size": 1}, marks=pytest.mark.full),
         {"bad_words_ids": [[90, 229], *([token] for token in range(0, 320, 2))]},
         {"sequence_bias": [[[90, 229], -9.0], [[255], 8.0]]},
         {"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2, 3], ngram_len=5)},
@@ -211,7 +211,9 @@ def test_assistants_equal_transformers(model: Any, toy_model: Any) -> None:
         assert torch.equal(whole, model.generate(repeated, do_sample=False, **ENDLESS, **wanted))
 
 
-@pytest.mark.parametrize("count", [57, 58, 59, 60])
+@pytest.mark.parametrize(
+    "count", [57, *(pytest.param(each, marks=pytest.mark.full) for each in (58, 59)), 60]
+)
 def test_prompt_lookup_ends_at_the_last_position(model: Any, toy_model: Any, count: int) -> None:
     """Drafts of transformers go beyond max_length, for which a session has no room."""
     repeated = torch.cat([PROMPTS[:1], PROMPTS[:1]], dim=1)

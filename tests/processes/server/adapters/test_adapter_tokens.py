@@ -17,7 +17,7 @@ from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 
 NEW = 10
 SPLITS = ((0, 4), (0, 1, 4))
-FAST = frozenset({"llama", "gemma2", "qwen3", "gpt2", "bloom", "mixtral", "deepseek_v3"})
+FAST = frozenset({"llama", "gpt2", "bloom", "mixtral", "deepseek_v3"})
 ADAPTERS = ("", "a", "b")
 
 
