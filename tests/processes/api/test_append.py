@@ -218,7 +218,12 @@ def test_refused_append_changes_nothing_and_may_be_repeated(tmp_path: Path) -> N
             for _ in range(2)
         ]
         assert [each.status_code for each in fillers] == [200, 200]
-        more: dict[str, Any] = {"prompt": "again", "session_id": "chat", "append": True, "max_tokens": 400}
+        more: dict[str, Any] = {
+            "prompt": "again",
+            "session_id": "chat",
+            "append": True,
+            "max_tokens": 400,
+        }
         for _ in range(2):
             refused = post(at, **more)
             assert refusal(refused)[:2] == (429, "no_capacity")
