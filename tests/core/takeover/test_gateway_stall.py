@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from core.takeover.test_returning_gateway import cut_off, reconnect, swarm_of_pairs
+from core.takeover.test_returning_gateway import move_elsewhere, reconnect, swarm_of_pairs
 from core.takeover.test_takeover import (
     NEW,
     PROMPT,
@@ -76,17 +76,7 @@ def test_stall_shortens_no_wait_for_servers(seconds: float, is_first: bool) -> N
     `is_first`: the first event after the stall is the link of a server without sessions, before any tick.
     """
     made = swarm_of_pairs()
-    first, second = start_partial_turn(made), add_gateway(made, 2)
-    old = first.route(SESSION)
-    new = [server for server in made.servers if server not in old]
-    cut_off(made, first)
-    made.wait(LEASE + 0.2)
-    log = adopt(made, second)
-    second.start(SESSION, log, len(WHOLE) - len(log), ahead=2)
-    for server in old:
-        second.core.migrations.drain(server, "test", made.now)
-    made.wait(3.0)
-    assert set(second.route(SESSION)) == set(new)
+    first, second, old, new = move_elsewhere(made)
     started = len(made.sent(StartEpoch, first.peer))
     reconnect(made, first, old)
     made.wait(1.0)

@@ -16,6 +16,7 @@ from support.core.gateway import LEASE, TWICE, Gateway, add_gateway, takeover_ne
 from support.core.network import Network
 from support.core.server import Server, expected
 
+from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import StartEpoch
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 
@@ -165,9 +166,11 @@ def test_cut_off_parked_session_is_searched_for() -> None:
     assert first.view(SESSION).is_reachable, "the servers were asked before it ran"
 
 
-def test_held_session_waits_for_servers_on_which_it_had_no_hop() -> None:
-    """Another gateway has moved it to other servers. The old ones, which know nothing of it, are linked first."""
-    made = swarm_of_pairs()
+def move_elsewhere(made: Network) -> tuple[Gateway, Gateway, list[PeerId], list[PeerId]]:
+    """Cut a gateway off, and let another one move its session to other servers.
+
+    Return both gateways, the old servers and the new ones.
+    """
     first, second = start_partial_turn(made), add_gateway(made, 2)
     old = first.route(SESSION)
     new = [server for server in made.servers if server not in old]
@@ -179,6 +182,13 @@ def test_held_session_waits_for_servers_on_which_it_had_no_hop() -> None:
         second.core.migrations.drain(server, "test", made.now)
     made.wait(3.0)
     assert set(second.route(SESSION)) == set(new)
+    return first, second, old, new
+
+
+def test_held_session_waits_for_servers_on_which_it_had_no_hop() -> None:
+    """Another gateway has moved it to other servers. The old ones, which know nothing of it, are linked first."""
+    made = swarm_of_pairs()
+    first, second, old, new = move_elsewhere(made)
     started = len(made.sent(StartEpoch, first.peer))
     reconnect(made, first, old)
     made.wait(2.5)
