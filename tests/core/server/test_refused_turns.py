@@ -9,6 +9,7 @@ from support.core.server import Options, Server, expected
 
 from modelswarm.protocol.messages import Lane
 from modelswarm_gateway.core.interface.effects import Refused
+from modelswarm_serving.core.kv.admission import MEMORY_PAUSE_SECONDS
 
 PAGES, PAGE = 20, 4
 PROMPT, FIRST = [5, 6, 7], 3  # the first turn reserves two pages
@@ -68,12 +69,9 @@ def test_refused_turn_keeps_the_pages_of_its_kv_only() -> None:
         assert [hop.kv for hop in server.core._fencing.hops] == [len(PROMPT) + FIRST - 1] * 2
 
 
-def test_two_hops_on_one_server_become_one_for_lack_of_room() -> None:
-    """The servers of both halves are replaced one after the other by a server of all blocks, which has two hops then.
-
-    A turn that fits once does not fit twice.
-    """
-    network = Network(options=Options(total_pages=PAGES, page_size=PAGE))
+def put_two_hops_on_one_server(total_pages: int) -> tuple[Gateway, Server, list[int]]:
+    """Replace the servers of both halves, one after the other, by a server of all blocks. Return it and the log."""
+    network = Network(options=Options(total_pages=total_pages, page_size=PAGE))
     halves = [network.serve(0, 2), network.serve(2, 4)]
     gateway = add_gateway(network)
     gateway.start("a", PROMPT, 1)
@@ -84,11 +82,29 @@ def test_two_hops_on_one_server_become_one_for_lack_of_room() -> None:
         gateway.clear_and_start("a", log, 1)
         log += gateway.tokens("a")
     assert gateway.route("a") == [whole.peer] * 2
+    return gateway, whole, log
+
+
+def test_two_hops_on_one_server_become_one_for_lack_of_room() -> None:
+    """A turn that fits once does not fit twice."""
+    gateway, whole, log = put_two_hops_on_one_server(PAGES)
     gateway.clear_and_start("a", log, SECOND)
     assert isinstance(gateway.troubles("a")[-1], Refused)
     gateway.clear_and_start("a", log, SECOND)
     assert gateway.tokens("a") == expected(log, SECOND)
     assert gateway.route("a") == [whole.peer]
+
+
+def test_two_hops_keep_their_kv_in_a_pause_of_admissions() -> None:
+    gateway, whole, log = put_two_hops_on_one_server(4 * PAGES)
+    whole.core.pause_admissions(gateway.network.now)
+    gateway.clear_and_start("a", log, SECOND)
+    assert isinstance(gateway.troubles("a")[-1], Refused)
+    gateway.network.wait(MEMORY_PAUSE_SECONDS)
+    gateway.clear_and_start("a", log, SECOND)
+    assert gateway.tokens("a") == expected(log, SECOND)
+    assert gateway.route("a") == [whole.peer] * 2
+    assert gateway.view("a").reused == len(log) - 1
 
 
 def fill_servers(network: Network, gateway: Gateway, turn: int) -> list[str]:

@@ -357,14 +357,15 @@ class Recovery:
     def _refuse_turn(self, session: Session, reason: RefusalReason) -> None:
         """Refuse a turn, all or nothing (R12, admission): a first turn frees its hops, a later one changes nothing.
 
-        Two hops on one server reserve the turn twice. They are freed for lack of room, and one hop replaces them.
+        Two hops on one server reserve the turn twice. They are freed for lack of pages, and one hop replaces them.
         """
         session.excluded.clear()
         detail = explain_refusal(self._registry, session, reason)
         if session.has_run:
             self._restore_route(session)
             hops = Counter(hop.peer for hop in session.hops)
-            most = 1 if reason is RefusalReason.NO_ROOM else len(session.hops)
+            is_short = reason is RefusalReason.NO_ROOM and session.crowded  # and in no pause
+            most = 1 if is_short else len(session.hops)
             for hop in list(session.hops):
                 if hop.server_handle == NO_HANDLE or hops[hop.peer] > most:
                     session.hops.remove(hop)
