@@ -100,7 +100,7 @@ def test_two_hops_keep_their_kv_in_a_pause_of_admissions() -> None:
     whole.core.pause_admissions(gateway.network.now)
     gateway.clear_and_start("a", log, SECOND)
     assert isinstance(gateway.troubles("a")[-1], Refused)
-    gateway.network.wait(MEMORY_PAUSE_SECONDS)
+    gateway.network.wait(MEMORY_PAUSE_SECONDS + 1)
     gateway.clear_and_start("a", log, SECOND)
     assert gateway.tokens("a") == expected(log, SECOND)
     assert gateway.route("a") == [whole.peer] * 2
