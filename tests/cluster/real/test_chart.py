@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.kubernetes.alerts import RULES, fill
 from support.kubernetes.chart import (
     CHART,
     NAMESPACE,
@@ -33,7 +34,10 @@ from tools import make_images
 from tools.make_chart_docs import read_values, replace_table
 
 EVERY_VALUES = pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
-MONITORING = ("--api-versions", "monitoring.coreos.com/v1/PodMonitor")
+MONITORING = (
+    *("--api-versions", "monitoring.coreos.com/v1/PodMonitor"),
+    *("--api-versions", "monitoring.coreos.com/v1/PrometheusRule"),
+)
 EVERYTHING = CHART / "ci" / "everything.yaml"
 NAMESPACED = CHART / "ci" / "namespaced.yaml"
 
@@ -244,6 +248,26 @@ def test_pod_monitors_need_their_crd_and_name_real_ports() -> None:
             "podMetricsEndpoints"
         ]
         assert endpoint["port"] in ports[f"swarm-{component}"]
+
+
+def test_alerts_are_those_of_the_file_for_this_installation() -> None:
+    assert of_kind(render(EVERYTHING), "PrometheusRule") == []  # the cluster lacks the resource
+    assert of_kind(render(None, *MONITORING), "PrometheusRule") == []  # not asked for
+    named = find_object(render(EVERYTHING, *MONITORING), "PrometheusRule", "swarm")
+    assert named["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert named["spec"] == yaml.safe_load(fill(RULES.read_text(), NAMESPACE, "team-a", "30"))
+    flags = ("--set", "prometheusRule.enabled=true", *MONITORING)
+    rules = find_object(render(None, *flags), "PrometheusRule", "modelswarm")
+    assert rules["spec"] == yaml.safe_load(fill(RULES.read_text(), NAMESPACE, ".+", "60"))
+    several = find_object(render(NAMESPACED, *flags), "PrometheusRule", "modelswarm")
+    assert 'namespace=~"team-a|team-b"' in str(several["spec"])
+
+
+def test_alerts_without_gateways_miss_no_gateway() -> None:
+    flags = ("--set", "gateway.enabled=false", "--set", "gateway.url=https://ai.example.com")
+    rules = find_object(render(EVERYTHING, *flags, *MONITORING), "PrometheusRule", "swarm")
+    names = [group["name"] for group in rules["spec"]["groups"]]
+    assert names == ["modelswarm-operator", "modelswarm-processes"]
 
 
 @pytest.mark.full

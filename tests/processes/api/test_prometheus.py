@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a swarm of this machine: every panel has data, and a kill is visible."""
+"""A real Prometheus scrapes a swarm of this machine: every panel has data, a kill is visible, and fires no alert."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.eventually import eventually
+from support.kubernetes.alerts import alerts
 from support.kubernetes.prometheus import (
     Prometheus,
     Targets,
@@ -91,6 +92,9 @@ def check(prometheus: Prometheus) -> None:
     by_panel = {each.panel: each for each in asked}
     assert by_panel["Streams recovered"].series[0].value > 0
     assert by_panel["Streams failed"].series[0].value == 0
+    rules = alerts(installation="local", servers="local")
+    true = [rule["alert"] for rule in rules if prometheus.query(rule["expr"])]
+    assert true == ["ModelSwarmNoOperatorLeader"]  # no operator runs here
 
 
 def processes(swarm: Running) -> dict[str, str]:

@@ -10,42 +10,20 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from prometheus_client.core import Metric
 from support.kubernetes.prometheus import binary, fill_variables
+from support.kubernetes.queries import NAME, SELECTOR, SUFFIXES, collect_metrics, unknown_labels
 
-from tools.dashboard.metric_registries import (
-    gateway_registry,
-    label_names,
-    metric_families,
-    operator_registry,
-    server_registry,
-)
 from tools.dashboard.rows import ROWS
 from tools.make_dashboard import TARGET, render_dashboard
 
 DASHBOARD: dict[str, Any] = json.loads(TARGET.read_text(encoding="utf-8"))
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
-NAME = re.compile(r"\b((?:modelswarm|process)_[a-z_]+)")
-SELECTOR = re.compile(r"\b((?:modelswarm|process)_[a-z_]+)\{([^}]*)\}")
-SUFFIXES = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("_total",), "gauge": ("",)}
-TARGET_LABELS = {"namespace", "pod", "instance"}
 
 
 def list_queries() -> Iterator[str]:
     for panel in PANELS:
         for target in panel["targets"]:
             yield target["expr"]
-
-
-async def collect_metrics() -> dict[str, Metric]:
-    """Return the exported metrics by every name usable in a query."""
-    registries = (await gateway_registry(), server_registry(), operator_registry())
-    return {
-        family.name + part: family
-        for registry in registries
-        for family in metric_families(registry)
-        for part in SUFFIXES[family.type]
-    }
 
 
 def test_delivered_dashboard_is_the_generated_one() -> None:
@@ -105,12 +83,7 @@ async def test_every_queried_metric_is_exported() -> None:
 async def test_every_queried_label_belongs_to_its_metric() -> None:
     known = await collect_metrics()
     for query in list_queries():
-        for name, inside in SELECTOR.findall(query):
-            selected = set(re.findall(r"([a-z_]+)(?:=|!=|=~)\"", inside))
-            assert selected <= {*label_names(known[name]), *TARGET_LABELS}, query
-        grouped = set(", ".join(re.findall(r"by \(([^)]*)\)", query)).split(", ")) - {"", "le"}
-        labels = {label for name in NAME.findall(query) for label in label_names(known[name])}
-        assert grouped <= labels | TARGET_LABELS, query
+        assert not unknown_labels(query, known), query
 
 
 async def test_every_exported_metric_is_queried_or_listed() -> None:
