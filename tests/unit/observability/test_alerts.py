@@ -111,8 +111,8 @@ FAULTS = {
     "a gateway refuses requests": Fault(
         "ModelSwarmRequestsRefused",
         vary(counting_from(60, 3), f"{GATEWAY}_requests_total", "code=429", "pod=gateway-0"),
-        75,
-        84,
+        77,
+        78,
         MODEL,
     ),
     "no standby leads": Fault("ModelSwarmNoOperatorLeader", end("pod=operator-0"), 64, 120, HERE),
@@ -160,7 +160,8 @@ FAULTS = {
     ),
     "a gateway restarts": Fault(
         "ModelSwarmProcessRestarting",
-        vary(starting(60, 70, 80), "process_start_time_seconds", "pod=gateway-0"),
+        vary(starting(60, 70, 80), "process_start_time_seconds", "pod=gateway-0")
+        | vary("1+0x79 stale _x4 1+0x95", f"{GATEWAY}_build_info", "pod=gateway-0"),
         84,
         85,
         {"namespace": "ai", "pod": "gateway-0"},
@@ -208,7 +209,7 @@ HEALTHY: dict[str, Series] = {
     "few of few streams fail": vary(steady(0), f"{GATEWAY}_streams_total", "outcome=completed")
     | vary(change(0, 2), f"{GATEWAY}_streams_total", "outcome=failed"),
     "few of few requests are refused": vary(steady(0), f"{GATEWAY}_requests_total", "code=200")
-    | vary(change(0, 4), f"{GATEWAY}_requests_total", "code=429"),
+    | vary(counting(0.2), f"{GATEWAY}_requests_total", "code=429"),
     "a small share of many fails": vary(counting(300), f"{GATEWAY}_streams_total", "outcome=completed")
     | vary(counting(1), f"{GATEWAY}_streams_total", "outcome=failed")
     | vary(counting(300), f"{GATEWAY}_requests_total", "code=200")
