@@ -4,8 +4,9 @@ Where the grammar allows only one text, the token is forced: the first one of th
 each token is forced or not by the log alone, whatever the steps were that made the log.
 
 A matcher is a cache. Its state is a function of the tokens that the turn has generated, `log[begin:]`. It is compared
-with the log before each use, and advanced or built anew by replay. Grammars are compiled by `prepare`, off the engine
-thread. llguidance never raises for a grammar: its error state is looked at after every call. Knows no torch.
+with the log before each use, and advanced or built anew by replay. Those of ended sessions are dropped: one of a regex
+took 12 MB in 100 tokens. Grammars are compiled by `prepare`, off the engine thread. llguidance never raises for a
+grammar: its error state is looked at after every call. Knows no torch.
 
 Copies of a matcher share its lexer, and the limit of its states. A lexer that other sessions have filled is replaced by
 an empty one: whether a session can go on depends on its own text alone.
@@ -29,7 +30,11 @@ from modelswarm_serving.model.base import SampleRequest
 
 VERSION = f"llguidance {llguidance.__version__}"
 MAX_COMPILED = 64  # grammars that are kept compiled
+MAX_UNUSED = (
+    8  # of these, grammars that only ended sessions have used: each keeps a lexer with up to 100 MB
+)
 MAX_SESSIONS = 512  # matchers that are kept
+IDLE_ROUNDS = 4  # masks for each kept matcher after which one that none was for is dropped
 MAX_LEXER_STATES = 50_000  # of a compiled grammar and its copies; each takes up to 2 KB
 _MAX_REASON = 300  # characters
 
@@ -46,6 +51,7 @@ class _SessionMatcher:
     tokens: list[int]  # that the matcher has consumed
     matcher: LLMatcher
     compiled: LLMatcher  # that it is a copy of
+    used_at: int = 0  # number of masks that were computed before its last one
 
 
 class GrammarMatchers:
@@ -58,7 +64,9 @@ class GrammarMatchers:
         self._tokenizer: LLTokenizer | None = None
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._sessions: OrderedDict[int, _SessionMatcher] = OrderedDict()
+        self._sessions: OrderedDict[int, _SessionMatcher] = OrderedDict()  # oldest use first
+        self._filled: set[str] = set()  # texts of compiled grammars that sessions have used
+        self._masks = 0
 
     @property
     def version(self) -> str:
@@ -191,6 +199,7 @@ class GrammarMatchers:
         ):
             return entry, False
         compiled, is_new = self._compile(grammar, full)
+        self._filled.add(grammar.text)
         return _SessionMatcher(grammar.text, [], compiled.deep_copy(), compiled), is_new
 
     def _advance(self, entry: _SessionMatcher, pick: SampleRequest, generated: list[int]) -> None:
@@ -202,10 +211,31 @@ class GrammarMatchers:
             detail = entry.matcher.get_error() or f"it refuses the token at position {place}"
             assert pick.sampling.grammar is not None
             raise _fault(pick.sampling.grammar, detail)
-        entry.tokens = generated
+        entry.tokens, entry.used_at = generated, self._masks
         self._sessions[pick.session] = entry
-        while len(self._sessions) > MAX_SESSIONS:
+        self._masks += 1
+        self._drop_idle()
+
+    def _drop_idle(self) -> None:
+        """Drop matchers of sessions that others have overtaken, as they ended or wait, and lexers that only they used.
+
+        The end of a session is not told here.
+        """
+        count = len(self._sessions)
+        while self._sessions:
+            oldest = next(iter(self._sessions.values()))
+            idle = self._masks - oldest.used_at > IDLE_ROUNDS * len(self._sessions)
+            if not idle and len(self._sessions) <= MAX_SESSIONS:
+                break
             self._sessions.popitem(last=False)
+        if len(self._sessions) == count:
+            return
+        used = {entry.grammar for entry in self._sessions.values()}
+        with self._lock:
+            unused = [text for text in self._compiled if text in self._filled and text not in used]
+            for text in unused[:-MAX_UNUSED]:
+                del self._compiled[text]
+            self._filled.intersection_update(self._compiled)
 
 
 def _spelled(tokenizer: LLTokenizer, matcher: LLMatcher, token: int) -> int:

@@ -20,7 +20,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from modelswarm.protocol.messages import Grammar, Sampling
 from modelswarm_serving.model.base import SampledToken, SampleRequest
 from modelswarm_serving.model.grammar.masking import apply_masks
-from modelswarm_serving.model.grammar.matchers import VERSION, GrammarFault, GrammarMatchers
+from modelswarm_serving.model.grammar.matchers import (
+    MAX_COMPILED,
+    MAX_UNUSED,
+    VERSION,
+    GrammarFault,
+    GrammarMatchers,
+)
 from modelswarm_serving.model.sampling.sampler import sample
 
 PROMPT = [5, 6, 7]
@@ -167,6 +173,33 @@ def test_lexer_that_other_sessions_filled_is_replaced(matchers: GrammarMatchers)
         begin = matchers.load().greedy_tokenize(f'{{"{field}":"')
         pick = replace(_pick(grammar, begin + letter * 19_001), session=place)
         assert letter[0] in _allowed(matchers, pick)
+
+
+def test_matchers_of_ended_sessions_are_dropped(matchers: GrammarMatchers) -> None:
+    """Each session has a grammar of its own, whose lexer grows with its answer: those of ended ones are not kept."""
+    for place in range(40):
+        grammar = Grammar(LLMatcher.grammar_from_regex(f"x{place}[ab]*c"), VERSION)
+        assert matchers.prepare(grammar) is None
+        begin = matchers.load().greedy_tokenize(f"x{place}")
+        for _ in range(10):
+            assert _allowed(matchers, replace(_pick(grammar, begin), session=place))
+            begin += matchers.load().tokenize_str("a")
+    assert len(matchers._sessions) <= 4
+    assert len(matchers._compiled) <= MAX_UNUSED + 4
+
+
+def test_matchers_of_sessions_in_turn_are_kept(matchers: GrammarMatchers) -> None:
+    """A matcher that were built anew at each step would cost each of its sessions a replay."""
+    count = MAX_COMPILED + 6
+    grammars = [Grammar(LLMatcher.grammar_from_regex(f"x{n}[ab]*c"), VERSION) for n in range(count)]
+    texts = [matchers.load().greedy_tokenize(f"x{place}") for place in range(count)]
+    found: list[list[int]] = []
+    for _ in range(3):
+        for place, grammar in enumerate(grammars):
+            assert _allowed(matchers, replace(_pick(grammar, texts[place]), session=place))
+            texts[place] += matchers.load().tokenize_str("a")
+        found.append([id(matchers._sessions[place].matcher) for place in range(count)])
+    assert found[0] == found[1] == found[2]
 
 
 def test_end_tokens_follow_complete_text_only(matchers: GrammarMatchers) -> None:
