@@ -7,7 +7,7 @@ counts nothing itself.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -23,17 +23,18 @@ PREFIX = "modelswarm_gateway_"
 
 
 class SwarmCollector(Collector):
-    def __init__(self, backend: SessionBackend, on_model: Callable[[str], object]) -> None:
-        """`on_model` is called with the name of each known model, at each scrape."""
-        self._backend, self._on_model = backend, on_model
+    def __init__(
+        self, backend: SessionBackend, on_models: Callable[[Collection[str]], object]
+    ) -> None:
+        """`on_models` is called with the names of all known models, at each scrape."""
+        self._backend, self._on_models = backend, on_models
 
     def describe(self) -> Iterable[Metric]:
         return ()
 
     def collect(self) -> Iterable[Metric]:
         cards = self._backend.model_cards()
-        for card in cards:
-            self._on_model(card.name)
+        self._on_models([card.name for card in cards])
         servers: dict[str, list[ServerView]] = {card.name: [] for card in cards}
         for server in self._backend.servers():
             servers.setdefault(server.model, []).append(server)

@@ -7,7 +7,7 @@ values: models are those known here, any other name is "other". docs/metrics.md 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -144,9 +144,10 @@ class Metrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = own = CollectorRegistry()
         self._backend = backend
-        gauges = SwarmCollector(backend, self._series)
+        gauges = SwarmCollector(backend, self._keep_models)
         own.register(gauges)  # first: series of the models that it sees are created at zero
         self._series_of: dict[str, _Series] = {}
+        self._metrics: list[Counter | Histogram] = []  # all, by model
         self._make_counters()
         self._make_histograms()
         ProcessCollector(registry=own)
@@ -157,7 +158,9 @@ class Metrics:
 
     def _make_counters(self) -> None:
         def count(name: str, description: str, *labels: str) -> Counter:
-            return Counter(PREFIX + name, description, labels, registry=self.registry)
+            made = Counter(PREFIX + name, description, labels, registry=self.registry)
+            self._metrics.append(made)
+            return made
 
         self._requests = count(
             "requests",
@@ -213,9 +216,11 @@ class Metrics:
 
     def _make_histograms(self) -> None:
         def spread(name: str, description: str, buckets: Sequence[float]) -> Histogram:
-            return Histogram(
+            made = Histogram(
                 PREFIX + name, description, ("model",), registry=self.registry, buckets=buckets
             )
+            self._metrics.append(made)
+            return made
 
         self._queue = spread(
             "queue_seconds", "Time from a request to its start in the swarm.", QUEUE_BUCKETS
@@ -289,7 +294,19 @@ class Metrics:
         self._migrations.labels(self._label(model), cause, outcome).inc()
 
     def _label(self, model: str) -> str:
-        return model if self._backend.model_card(model) is not None else OTHER_MODEL
+        if self._backend.model_card(model) is None:
+            return OTHER_MODEL
+        self._series(model)  # so that `_keep_models` removes them one day
+        return model
+
+    def _keep_models(self, models: Collection[str]) -> None:
+        """Create the series of the known models, and remove those of others: each model takes 90 KB."""
+        for gone in self._series_of.keys() - {*models, OTHER_MODEL}:
+            del self._series_of[gone]
+            for metric in self._metrics:
+                metric.remove_by_labels({"model": gone})
+        for model in models:
+            self._series(model)
 
     def _series(self, label: str) -> _Series:
         """Return the series of a model; at its first use all its series are created at zero."""

@@ -30,6 +30,7 @@ from modelswarm_gateway.metrics.counters import (
     Metrics,
     TurnOutcome,
 )
+from modelswarm_gateway.models.registry import FORGET_SECONDS
 from modelswarm_gateway.runtime.node import Node
 from modelswarm_operator.observability.metrics import Metrics as OperatorMetrics
 from tools.dashboard.metric_registries import (
@@ -130,11 +131,13 @@ def test_counters_of_the_operator_start_at_zero() -> None:
 
 
 class ExpectingSource(FileSource):
-    """Expects a model of which no server was seen yet."""
+    """Expects a model of which no server was seen yet, until it is told of others."""
+
+    expected = frozenset({MODEL})
 
     @override
     def expected_models(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({MODEL})
+        return self.expected
 
 
 async def test_unknown_numbers_of_a_model_are_absent() -> None:
@@ -148,6 +151,23 @@ async def test_unknown_numbers_of_a_model_are_absent() -> None:
     node.on_link_up("s0/1/x", make_hello("s0", 0, 4))
     assert read_value(registry, "modelswarm_gateway_uncovered_blocks", model=MODEL) == BLOCKS - 4
     assert read_value(registry, "modelswarm_gateway_min_health_score", model=MODEL) == 1.0
+
+
+async def test_forgotten_model_leaves_no_series() -> None:
+    """In a cluster models come and go: each had 226 lines and 90 KB for as long as its gateway ran."""
+    source, now = ExpectingSource(Path("there-is-no-such-folder")), 0.0
+    node = Node("gateway/1/x", 1, source, GatewaySettings(), lambda: now, lambda: 0.0)
+    metrics = Metrics(node)
+    node.discover_servers()
+    metrics.count_request(MODEL, 200)
+    assert f'"{MODEL}"' in generate_latest(metrics.registry).decode()
+    source.expected = frozenset()
+    node.discover_servers()
+    now = 2 * FORGET_SECONDS
+    node.discover_servers()
+    assert f'"{MODEL}"' not in generate_latest(metrics.registry).decode()
+    metrics.count_request(MODEL, 404)
+    assert f'"{MODEL}"' not in generate_latest(metrics.registry).decode()
 
 
 async def test_dashboard_can_choose_an_adapter() -> None:
