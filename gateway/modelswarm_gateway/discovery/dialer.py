@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 # First and longest pause between a failed dial and the next, in seconds.
 FIRST_PAUSE, MAX_PAUSE = 0.1, 2.0
+# Longest pause after links that each broke within STABLE_SECONDS, in seconds. Each link is two lines in two logs.
+MAX_LINK_PAUSE = 10.0
+STABLE_SECONDS = 10.0
 # Seconds without a link after which a server is taken for dead, although its endpoint still exists.
 DEAD_SECONDS = 60.0
 # Part of the error if no process listens on the port: the server that did has ended.
@@ -53,7 +56,9 @@ class _Dial:
     tried: bool = False
     is_linked: bool = False
     model: str = ""  # of the server that was linked last; "": none was, or it has ended
-    lost_at: float = 0.0  # time at which the last link was lost
+    linked_at: float = 0.0  # time at which the last link was up
+    lost_at: float = 0.0  # time at which it was lost
+    link_pause: float = FIRST_PAUSE  # after the next loss of a link
 
 
 class Dialer:
@@ -73,7 +78,8 @@ class Dialer:
         for peer, place in present.items():
             dial = self._dials.setdefault(peer, _Dial(place.change_token))
             if dial.change_token != place.change_token:
-                dial.change_token, dial.pause = place.change_token, FIRST_PAUSE
+                dial.change_token = place.change_token
+                dial.pause = dial.link_pause = FIRST_PAUSE
                 dial.due_at = now if dial.due_at is not None else None
             if dial.due_at is not None and dial.due_at <= now:
                 dial.due_at = None
@@ -112,6 +118,7 @@ class Dialer:
         if dial is not None:
             dial.pause, dial.due_at, dial.failure = FIRST_PAUSE, None, ""
             dial.tried = dial.is_linked = True
+            dial.linked_at = self._clock()
             dial.model = model
 
     def on_peer_lost(self, peer: PeerId, reason: str) -> None:
@@ -124,6 +131,9 @@ class Dialer:
             log.info("cannot link to %s: %s", peer, reason)
         if dial.is_linked:
             dial.lost_at = self._clock()
+            if dial.lost_at - dial.linked_at >= STABLE_SECONDS:
+                dial.link_pause = FIRST_PAUSE
+            dial.pause, dial.link_pause = dial.link_pause, min(2 * dial.link_pause, MAX_LINK_PAUSE)
         elif REFUSED in reason.lower():
             dial.model = ""
         dial.tried, dial.is_linked, dial.failure = True, False, reason

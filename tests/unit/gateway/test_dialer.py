@@ -6,7 +6,14 @@ import json
 from pathlib import Path
 
 from modelswarm.protocol.identity import Address
-from modelswarm_gateway.discovery.dialer import DEAD_SECONDS, FIRST_PAUSE, MAX_PAUSE, Dialer
+from modelswarm_gateway.discovery.dialer import (
+    DEAD_SECONDS,
+    FIRST_PAUSE,
+    MAX_LINK_PAUSE,
+    MAX_PAUSE,
+    STABLE_SECONDS,
+    Dialer,
+)
 from modelswarm_gateway.discovery.file_source import FileSource
 
 
@@ -66,6 +73,26 @@ def test_broken_link_is_redialled_after_the_first_pause(tmp_path: Path) -> None:
         harness.poll(after=MAX_PAUSE)
     harness.dialer.on_peer_connected("s0/1/a", "m")
     harness.dialer.on_peer_lost("s0/1/a", "refused")
+    assert harness.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
+
+
+def test_links_that_break_at_once_are_redialled_ever_later(tmp_path: Path) -> None:
+    """Each is two lines in the logs of two processes: ten in a second, for as long as the fault lasts."""
+    harness = DialerHarness(tmp_path)
+    harness.write("s0", "s0/1/a")
+    harness.poll()
+    pause = FIRST_PAUSE
+    for _ in range(9):
+        harness.dialer.on_peer_connected("s0/1/a", "m")
+        harness.now += STABLE_SECONDS / 2
+        harness.dialer.on_peer_lost("s0/1/a", "the peer violated the protocol")
+        assert harness.poll(after=pause * 0.9) == []
+        assert harness.poll(after=pause * 0.2) == ["s0/1/a"]
+        pause = min(2 * pause, MAX_LINK_PAUSE)
+    assert pause == MAX_LINK_PAUSE
+    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.now += STABLE_SECONDS
+    harness.dialer.on_peer_lost("s0/1/a", "the connection is lost")
     assert harness.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
 
 
