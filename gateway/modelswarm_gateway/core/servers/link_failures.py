@@ -14,6 +14,8 @@ from modelswarm.protocol.identity import PeerId
 
 # Number of failures, counted from one end, from which a link is unreliable.
 MIN_FAILURES = 2
+# Number of failures of a link that are counted: a link that keeps failing is never forgotten.
+MAX_FAILURES = 64
 
 
 @dataclass(slots=True)
@@ -34,7 +36,8 @@ class LinkFailures:
         if now - pair.last_at > self._seconds:
             pair.seen.clear()
         pair.last_at = now
-        pair.seen.add((reporter, generation))
+        if len(pair.seen) < MAX_FAILURES:
+            pair.seen.add((reporter, generation))
 
     def unreliable(self, now: float) -> dict[frozenset[PeerId], int]:
         """Return the pairs of servers to avoid, with the number of failures counted from one end."""
