@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import random
 import signal
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Time to close API servers and links after the last answer, in seconds.
 CLOSE_TIMEOUT = 3.0
+# Time between two reports of errors of a periodic job, in seconds: a job that fails each time would log 20 a second.
+ERROR_SECONDS = 60.0
 
 
 class _Server(Protocol):
@@ -146,10 +149,10 @@ class GatewayApp:
         self, node: Node, service: GenerationService, cluster: KubernetesSource | None
     ) -> list[Coroutine[Any, Any, None]]:
         jobs = [
-            _run_every(0.05, node.tick),
-            _run_every(0.2, node.discover_servers),
-            _run_every(1.0, service.named_sessions.evict_expired),
-            _run_every(1.0, service.end_unread),
+            run_every(0.05, node.tick, service.clock),
+            run_every(0.2, node.discover_servers, service.clock),
+            run_every(1.0, service.named_sessions.evict_expired, service.clock),
+            run_every(1.0, service.end_unread, service.clock),
         ]
         if cluster is not None:
             cluster.on_change = node.discover_servers
@@ -203,13 +206,16 @@ def _readiness_check(
     return Readiness(cluster.unready_reason, node.is_settled, clock).unready_reason
 
 
-async def _run_every(seconds: float, job: Callable[[], None]) -> None:
+async def run_every(seconds: float, job: Callable[[], None], clock: Callable[[], float]) -> None:
     """Run a job periodically. A failure is logged and the job runs again: it must not end streams."""
+    quiet_until = -math.inf
     while True:
         try:
             job()
         except Exception:
-            log.exception("internal error in a periodic job")
+            if clock() >= quiet_until:
+                quiet_until = clock() + ERROR_SECONDS
+                log.exception("internal error in a periodic job; quiet for %g s", ERROR_SECONDS)
         await asyncio.sleep(seconds)
 
 
