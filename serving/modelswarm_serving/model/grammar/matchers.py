@@ -60,6 +60,9 @@ class GrammarMatchers:
     def __init__(self, tokenizer: Path, vocab: int) -> None:
         """`tokenizer`: tokenizer.json. `vocab`: width of the logits."""
         self._path, self._vocab = tokenizer, vocab
+        self._mask_bytes = (
+            (vocab + 31) // 32 * 4
+        )  # llguidance's has four more if 32 divides `vocab`
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
@@ -140,10 +143,10 @@ class GrammarMatchers:
         assert grammar is not None
         forced = self._forced_token(matcher, pick.sampling)
         if forced is not None:
-            only = np.zeros((self._vocab + 31) // 32 * 4, np.uint8)
+            only = np.zeros(self._mask_bytes, np.uint8)
             _set_bits(only, (forced,), True)
             return only.tobytes()
-        bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8).copy()
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: self._mask_bytes].copy()
         if matcher.is_error():
             raise _fault(grammar, matcher.get_error())
         if np.count_nonzero(bits) == 1:

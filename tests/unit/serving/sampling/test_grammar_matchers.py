@@ -248,6 +248,17 @@ def test_rows_without_grammar_are_sampled_as_without_neighbours(
     assert mixed[1].logprob == pytest.approx(raw)
 
 
+def test_forced_and_free_rows_share_a_step(tokenizer_file: Path) -> None:
+    """llguidance's mask has one word more than the tokens need, if 32 divides their number, as in most models."""
+    texts = ('start: "ab"', LLMatcher.grammar_from_regex("[ab]c"))
+    for vocab in (VOCAB, VOCAB + 1):
+        matchers = GrammarMatchers(tokenizer_file, vocab)
+        a, b = matchers.load().tokenize_str("ab")
+        picks = [_masked(matchers, _pick(Grammar(text, VERSION), [])) for text in texts]
+        scores = apply_masks(torch.zeros(2, vocab), picks)
+        assert torch.isfinite(scores).nonzero().tolist() == [[0, a], [1, a], [1, b]]
+
+
 def test_batch_of_grammars_keeps_them_apart(matchers: GrammarMatchers) -> None:
     rng = random.Random(1)
     words = ["".join(rng.choice("abc") for _ in range(6)) for _ in range(5)]
