@@ -16,10 +16,10 @@ from modelswarm.protocol.identity import Address, PeerId, pod_of
 
 log = logging.getLogger(__name__)
 
-# First and longest pause between a failed dial and the next, in seconds.
+# First and longest pause between two dials of a server, in seconds: after a failed dial, or after a link that broke
+# within STABLE_SECONDS. The longest one is shorter than the wait for a server that may know another owner of a session
+# (`relink_seconds`).
 FIRST_PAUSE, MAX_PAUSE = 0.1, 2.0
-# Longest pause after links that each broke within STABLE_SECONDS, in seconds. Each link is two lines in two logs.
-MAX_LINK_PAUSE = 10.0
 STABLE_SECONDS = 10.0
 # Seconds without a link after which a server is taken for dead, although its endpoint still exists.
 DEAD_SECONDS = 60.0
@@ -133,7 +133,7 @@ class Dialer:
             dial.lost_at = self._clock()
             if dial.lost_at - dial.linked_at >= STABLE_SECONDS:
                 dial.link_pause = FIRST_PAUSE
-            dial.pause, dial.link_pause = dial.link_pause, min(2 * dial.link_pause, MAX_LINK_PAUSE)
+            dial.pause, dial.link_pause = dial.link_pause, min(2 * dial.link_pause, MAX_PAUSE)
         elif REFUSED in reason.lower():
             dial.model = ""
         dial.tried, dial.is_linked, dial.failure = True, False, reason

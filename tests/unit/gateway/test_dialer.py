@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 from modelswarm.protocol.identity import Address
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.discovery.dialer import (
     DEAD_SECONDS,
     FIRST_PAUSE,
-    MAX_LINK_PAUSE,
     MAX_PAUSE,
     STABLE_SECONDS,
     Dialer,
@@ -88,8 +88,8 @@ def test_links_that_break_at_once_are_redialled_ever_later(tmp_path: Path) -> No
         harness.dialer.on_peer_lost("s0/1/a", "the peer violated the protocol")
         assert harness.poll(after=pause * 0.9) == []
         assert harness.poll(after=pause * 0.2) == ["s0/1/a"]
-        pause = min(2 * pause, MAX_LINK_PAUSE)
-    assert pause == MAX_LINK_PAUSE
+        pause = min(2 * pause, MAX_PAUSE)
+    assert pause == MAX_PAUSE < GatewaySettings().relink_seconds
     harness.dialer.on_peer_connected("s0/1/a", "m")
     harness.now += STABLE_SECONDS
     harness.dialer.on_peer_lost("s0/1/a", "the connection is lost")
