@@ -19,7 +19,7 @@ from modelswarm.protocol.wire import api_pb2_grpc
 from modelswarm_gateway.api.asgi_server import bind_socket
 from modelswarm_gateway.api.grpc.admin.swarm import Swarm
 from modelswarm_gateway.api.grpc.inference import Inference
-from modelswarm_gateway.api.grpc.malformed_requests import MalformedRequestInterceptor
+from modelswarm_gateway.api.grpc.interceptor.malformed_requests import MalformedRequestInterceptor
 from modelswarm_gateway.api.grpc.reflection import add_reflection
 from modelswarm_gateway.errors import Code, status_of
 from modelswarm_gateway.generation.service import GenerationService

@@ -10,7 +10,7 @@ from support.gateway_service import make_service_with_model
 
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.fields.headers import REFUSED_HEADERS
-from modelswarm_gateway.api.grpc.malformed_requests import find_unknown_field
+from modelswarm_gateway.api.grpc.interceptor.malformed_requests import find_unknown_field
 from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.errors import TABLE, ApiError
 

@@ -1,0 +1,1 @@
+"""The interceptor of the gRPC servers: requests that no method gets."""

@@ -1,0 +1,185 @@
+"""Refuses requests before their methods see them: no protobuf message, unknown fields, or late ones.
+
+An interceptor of the gRPC server. For what is no message, grpc itself answers UNKNOWN with the words of the parser, and
+logs a traceback each time. Its table of codes says INTERNAL; that would blame this server for the client's fault. Every
+method is registered as one with a stream of requests, since grpc reads a single request without a deadline.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+from grpc import aio
+
+from modelswarm_gateway.api.grpc.interceptor.slow_messages import SlowMessages
+from modelswarm_gateway.api.grpc.status import Context, abort_call
+from modelswarm_gateway.errors import ApiError, Code, invalid_request
+
+Handler = Any  # grpc.RpcMethodHandler: the stubs lack its fields
+OnMalformed = Callable[[str], None]
+
+
+# Streams that watch the health of the server, which have no end of their own.
+MAX_WATCHES = 256
+# Services whose messages are ours. Those of health and reflection may be newer than this gateway.
+OWN_SERVICES = "/modelswarm."
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedRequest:
+    """Stands for a request that cannot be answered."""
+
+    error: ApiError
+
+
+def _not_a_message(size: int) -> MalformedRequest:
+    detail = f"the request ({size} bytes) is not a message of this method's request type"
+    return MalformedRequest(ApiError(Code.INVALID_REQUEST, detail))
+
+
+def find_unknown_field(message: Message, path: str = "") -> str | None:
+    """Return the place of a field that this gateway's api.proto does not have, such as `sampling.17`; None without."""
+    unknown = UnknownFieldSet(message)
+    if len(unknown) > 0:
+        return f"{path}{unknown[0].field_number}"
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue  # a number, a text, or a map of such
+        for inner in value if field.is_repeated else (value,):
+            if found := find_unknown_field(inner, f"{path}{field.name}."):
+                return found
+    return None
+
+
+def _unknown_field(place: str) -> MalformedRequest:
+    detail = f"{place}: unknown field number; this gateway's api.proto has no such field"
+    return MalformedRequest(ApiError(Code.UNKNOWN_PARAMETER, detail, param=place))
+
+
+class MalformedRequestInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
+    def __init__(self, on_malformed: OnMalformed) -> None:
+        """`on_malformed` is called with the method's name for each such request."""
+        self._on_malformed = on_malformed
+        self._slow = SlowMessages()
+        self._handlers: dict[str, Handler] = {}  # by method; only those that exist
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Handler]], handler_call_details: Any
+    ) -> Handler:
+        method = handler_call_details.method
+        found = self._handlers.get(method)
+        if found is None:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return None
+            guard = _Guard(handler, lambda: self._on_malformed(method), self._slow)
+            found = guard.handler(is_own=method.startswith(OWN_SERVICES))
+            self._handlers[method] = found
+        return found
+
+
+class _Guard:
+    """Makes a handler whose method gets only requests that it can answer."""
+
+    def __init__(
+        self, handler: Handler, on_malformed: Callable[[], None], slow: SlowMessages
+    ) -> None:
+        self._handler, self._on_malformed, self._slow = handler, on_malformed, slow
+        self._watches = 0
+
+    def handler(self, *, is_own: bool) -> Handler:
+        """Return the handler. `is_own`: the messages are ours, so unknown fields are faults."""
+        given = self._handler
+        serialize = given.response_serializer
+
+        def deserialize(raw: bytes) -> Any:
+            try:
+                message = given.request_deserializer(raw)
+            except DecodeError:
+                self._on_malformed()
+                return _not_a_message(len(raw))
+            unknown = find_unknown_field(message) if is_own else None
+            return message if unknown is None else _unknown_field(unknown)
+
+        if given.unary_unary:
+            call = self._one_request(given.unary_unary)
+            return grpc.stream_unary_rpc_method_handler(call, deserialize, serialize)
+        if given.unary_stream:
+            is_generator = inspect.isasyncgenfunction(given.unary_stream)
+            wrap = self._one_request_stream if is_generator else self._one_request
+            stream = wrap(given.unary_stream if is_own else self._watch(given.unary_stream))
+            return grpc.stream_stream_rpc_method_handler(stream, deserialize, serialize)
+        if given.stream_stream:
+            stream = self._many_requests(given.stream_stream, is_own=is_own)
+            return grpc.stream_stream_rpc_method_handler(stream, deserialize, serialize)
+        raise NotImplementedError("no service of this server has client streaming")
+
+    def _one_request(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def guarded(requests: AsyncIterator[Any], context: Context) -> Any:
+            return await method(await self._read(requests, context), context)
+
+        return guarded
+
+    def _one_request_stream(self, method: Callable[..., AsyncIterator[Any]]) -> Callable[..., Any]:
+        async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            async for response in method(await self._read(requests, context), context):
+                yield response
+
+        return guarded
+
+    def _watch(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def bounded(request: Any, context: Context) -> Any:
+            if self._watches >= MAX_WATCHES:
+                detail = f"{MAX_WATCHES} calls watch the health already; retry in 1 s"
+                await abort_call(context, ApiError(Code.NO_CAPACITY, detail, retry_after=1.0))
+            self._watches += 1
+            try:
+                return await method(request, context)
+            finally:
+                self._watches -= 1
+
+        return bounded
+
+    def _many_requests(
+        self, method: Callable[..., AsyncIterator[Any]], *, is_own: bool
+    ) -> Callable[..., Any]:
+        """Bound the first request of our own methods, which time the next ones; of others all."""
+
+        async def checked(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            request = await self._find(requests, context)
+            while request is not None:
+                yield await _refuse_malformed(request, context)
+                next_one = anext(requests, None) if is_own else self._find(requests, context)
+                request = await next_one
+
+        async def guarded(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            async for response in method(checked(requests, context), context):
+                yield response
+
+        return guarded
+
+    async def _read(self, requests: AsyncIterator[Any], context: Context) -> Any:
+        """Return the request of a call that has one. End the call if it has none, or one that cannot be answered."""
+        request = await self._find(requests, context)
+        if request is None:
+            await abort_call(context, invalid_request(None, "the call has no request message"))
+        return await _refuse_malformed(request, context)
+
+    async def _find(self, requests: AsyncIterator[Any], context: Context) -> Any:
+        """Return the next request, None after the last one. End the call if it comes too slowly."""
+        try:
+            return await self._slow.read(requests)
+        except ApiError as error:
+            await abort_call(context, error)
+
+
+async def _refuse_malformed(request: Any, context: Context) -> Any:
+    if isinstance(request, MalformedRequest):
+        await abort_call(context, request.error)
+    return request
