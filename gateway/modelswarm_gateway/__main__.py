@@ -40,7 +40,9 @@ def _serve(settings: Settings) -> int:
     if settings.parent_fd is not None:
         exit_with_parent(settings.parent_fd)
     from modelswarm_gateway.app import GatewayApp
+    from modelswarm_gateway.runtime.file_limit import raise_file_limit
 
+    raise_file_limit()
     gc.collect()
     gc.freeze()  # modules are not garbage: scanning them again would delay every stream
     asyncio.run(GatewayApp(settings).run())

@@ -22,6 +22,7 @@ from modelswarm_gateway.api.http_protocol import (
     JsonErrorProtocol,
     ServerConfig,
 )
+from modelswarm_gateway.runtime.file_limit import connection_limit
 
 # Bytes that the kernel may hold for a client that does not read (R7, credit).
 SEND_BUFFER = 64 << 10
@@ -29,6 +30,9 @@ SEND_BUFFER = 64 << 10
 # after which a turn ends as unread, so that its client can still be told.
 UNTAKEN_SECONDS = 240.0
 START_SECONDS = 10.0
+BACKLOG = 2048
+# Connections that are accepted in a pass of the loop. asyncio logs as many errors when no more files can be opened.
+ACCEPTED = 16
 # Seconds for responses that are being written when the process ends.
 GRACE_SECONDS = 1
 
@@ -44,7 +48,7 @@ def bind_socket(field: str, target: str) -> socket.socket:
     limit_unread(made, UNTAKEN_SECONDS)  # also of clients that vanished
     try:
         made.bind((host, port))
-        made.listen(2048)  # also finds a second listener, which bind() alone may not
+        made.listen(BACKLOG)  # also finds a second listener, which bind() alone may not
     except OSError as error:
         made.close()
         reason = error.strerror or str(error)
@@ -65,9 +69,15 @@ class _UvicornServer(uvicorn.Server):
 
 class AsgiServer:
     def __init__(
-        self, app: ASGIApp, bound: socket.socket, *, head_seconds: float = HEAD_SECONDS
+        self,
+        app: ASGIApp,
+        bound: socket.socket,
+        *,
+        head_seconds: float = HEAD_SECONDS,
+        max_connections: int | None = None,
     ) -> None:
-        """`head_seconds`: time limit for the head of a request."""
+        """`head_seconds`: time limit for the head of a request. `max_connections`: by default a share of the files
+        that this process may open."""
         host, port = bound.getsockname()[:2]
         self.target = join_target(host, port)
         self._socket = bound
@@ -82,11 +92,12 @@ class AsgiServer:
             log_config=None,
             server_header=False,
             date_header=False,
-            backlog=2048,
+            backlog=ACCEPTED,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
-        config.head_seconds = head_seconds
+        config.head_seconds, config.idle = head_seconds, {}
+        config.max_connections = max_connections or connection_limit()
         self._server = _UvicornServer(config)
         self._task: asyncio.Task[None] | None = None
 
@@ -97,6 +108,7 @@ class AsgiServer:
                 if self._task.done():
                     self._task.result()
                 await asyncio.sleep(0.005)
+        self._socket.listen(BACKLOG)  # which asyncio has made as small as ACCEPTED
 
     def close_idle_connections(self) -> None:
         """Close the connections without a running request, as uvicorn does when it stops.

@@ -1,7 +1,8 @@
 """The HTTP/1.1 protocol of one connection: uvicorn's, with JSON errors for bytes that are no HTTP request.
 
 Used by `asgi_server.py`. A framing fault gets OpenAI's error envelope, as every other failure does. A connection that
-does not send a whole request head in time is closed, so that silent clients cannot use up the file descriptors.
+does not send a whole request head in time is closed. So is the longest idle one when there are too many, so that silent
+clients cannot use up the file descriptors.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from uvicorn.server import ServerState
 
 from modelswarm_gateway.api.http.request_log import REQUEST_ID, assign_request_id, make_request_id
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.runtime.file_limit import MAX_CONNECTIONS
 
 # Seconds from a connection's start, or from the first byte of a later request, to the end of the request's head; also
 # from a whole answer to the end of its request's body.
@@ -28,12 +30,16 @@ HEAD_SECONDS = 60.0
 MAX_HEAD_BYTES = 16 << 10
 # First bytes of a TLS connection: a handshake record of any version.
 TLS_HANDSHAKE = b"\x16\x03"
+_RETRYABLE = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 class ServerConfig(uvicorn.Config):
-    """uvicorn's settings, with the seconds that a request's head may take."""
+    """uvicorn's settings, with the seconds that a request's head may take, and the connections at a time."""
 
     head_seconds = HEAD_SECONDS
+    max_connections = MAX_CONNECTIONS
+    idle: dict[JsonErrorProtocol, None]
+    """Connections without a whole head of a request, the longest idle one first."""
 
 
 class JsonErrorProtocol(H11Protocol):
@@ -45,15 +51,20 @@ class JsonErrorProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self._head_seconds = config.head_seconds
+        self._head_seconds, self._max_connections = config.head_seconds, config.max_connections
+        self._idle = config.idle
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._idle[self] = None
         self._start_head_timer()
+        if len(self.connections) > self._max_connections:
+            self._make_room()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
+        self._idle.pop(self, None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +73,8 @@ class JsonErrorProtocol(H11Protocol):
         if self._is_answered:
             return  # the timer runs: every byte would else give such a body more time
         is_idle = self.conn.their_state is h11.IDLE
+        if not is_idle:
+            self._idle.pop(self, None)
         if was_answered or not is_idle:
             self._stop_head_timer()
         if is_idle and not self.transport.is_closing():
@@ -69,8 +82,20 @@ class JsonErrorProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self.conn.their_state is h11.IDLE:
+            self._idle[self] = None
         if self._is_answered and not self.transport.is_closing():
             self._start_head_timer()
+
+    def _make_room(self) -> None:
+        """Close the longest idle connection; refuse this one if no other is idle."""
+        longest = next(iter(self._idle))
+        if longest is self:
+            detail = f"{self._max_connections} connections have requests already; retry in 1 s"
+            self._refuse(503, detail, Code.NO_CAPACITY)
+        else:
+            del self._idle[longest]
+            longest.transport.abort()
 
     @property
     def _is_answered(self) -> bool:
@@ -92,12 +117,12 @@ class JsonErrorProtocol(H11Protocol):
         else:
             self._refuse(error.error_status_hint, f"this is not a valid HTTP/1.1 request: {error}")
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _refuse(self, status: int, message: str, code: Code = Code.INVALID_REQUEST) -> None:
         """Answer with an error, unless a response has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             has_request = self.conn.our_state is h11.SEND_RESPONSE
             is_head = has_request and self.scope["method"] == "HEAD"
-            body = json.dumps(ApiError(Code.INVALID_REQUEST, message).envelope()).encode()
+            body = json.dumps(ApiError(code, message).envelope()).encode()
             request_id = (
                 assign_request_id(cast("Scope", self.scope)) if has_request else make_request_id()
             )
@@ -105,8 +130,8 @@ class JsonErrorProtocol(H11Protocol):
                 (REQUEST_ID.encode(), request_id),
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                # The same bytes are as wrong the next time; only a slow client may be faster.
-                (b"x-should-retry", b"true" if status == HTTPStatus.REQUEST_TIMEOUT else b"false"),
+                # The same bytes are as wrong the next time. A slow client may be faster, and a full port have room.
+                (b"x-should-retry", b"true" if status in _RETRYABLE else b"false"),
                 (b"connection", b"close"),
             ]
             reason = HTTPStatus(status).phrase.encode()

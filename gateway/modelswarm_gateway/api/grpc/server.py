@@ -25,6 +25,7 @@ from modelswarm_gateway.errors import Code, status_of
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.metrics.counters import OTHER_MODEL
 from modelswarm_gateway.runtime.drains import Drains
+from modelswarm_gateway.runtime.file_limit import connection_limit
 
 # Shortest time between two pings of a client, also without a call, in seconds: half of what docs/api.md allows.
 PING_INTERVAL = 0.5
@@ -36,6 +37,8 @@ MAX_STREAMS = 128
 MAX_CALLS = 4096
 # Seconds that a client has to answer a ping.
 PING_TIMEOUT = 20.0
+# Seconds after which a connection without a call is closed; clients open another one when they need it.
+IDLE_SECONDS = 300.0
 # Seconds between updates of the health service.
 HEALTH_SECONDS = 0.5
 # Largest request message.
@@ -136,4 +139,6 @@ def _options(keepalive: float) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", round(1000 * PING_INTERVAL)),
         ("grpc.http2.max_ping_strikes", MAX_PING_STRIKES),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_allowed_incoming_connections", connection_limit()),
+        ("grpc.max_connection_idle_ms", round(1000 * IDLE_SECONDS)),
     ]

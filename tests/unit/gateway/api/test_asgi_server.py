@@ -1,4 +1,4 @@
-"""The connections of the HTTP server when its gateway stops."""
+"""The connections of the HTTP server: when its gateway stops, and when there are too many."""
 
 from __future__ import annotations
 
@@ -60,4 +60,47 @@ async def test_connection_ends_whose_client_takes_nothing(monkeypatch: pytest.Mo
     client.sendall(REQUEST)
     await asyncio.wait_for(left.wait(), SECONDS)
     client.close()
+    await server.stop()
+
+
+async def test_new_connection_takes_the_place_of_the_idlest() -> None:
+    server = AsgiServer(app, bind_socket("--http", "127.0.0.1:0"), max_connections=2)
+    await server.start()
+    host, _, port = server.target.partition(":")
+    opened = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+    opened[0][1].write(REQUEST)  # it was idle first, and last
+    async with asyncio.timeout(SECONDS):
+        assert b"503" in await opened[0][0].readuntil(b"0\r\n\r\n")
+        opened.append(await asyncio.open_connection(host, int(port)))
+        assert await opened[1][0].read() == b""
+        for reader, writer in (opened[0], opened[2]):
+            writer.write(REQUEST)
+            assert b"503" in await reader.readline()
+    for _, writer in opened:
+        writer.close()
+    await server.stop()
+
+
+async def test_connection_is_refused_while_all_are_busy() -> None:
+    has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def wait(scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun.set()
+        await may_end.wait()
+        await app(scope, receive, send)
+
+    server = AsgiServer(wait, bind_socket("--http", "127.0.0.1:0"), max_connections=1)
+    await server.start()
+    host, _, port = server.target.partition(":")
+    busy, to_busy = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(SECONDS):
+        to_busy.write(REQUEST)
+        await has_begun.wait()
+        late, to_late = await asyncio.open_connection(host, int(port))
+        refusal = await late.read()
+        may_end.set()
+        assert b"503" in await busy.readline()
+    assert b'"no_capacity"' in refusal and b"x-should-retry: true" in refusal
+    to_busy.close()
+    to_late.close()
     await server.stop()
