@@ -25,7 +25,7 @@ from modelswarm_gateway.api.fields.headers import check_headers
 from modelswarm_gateway.api.fields.query import check_query
 from modelswarm_gateway.api.fields.session_header import take_session_id
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER, Forwarder, OriginalRequest
-from modelswarm_gateway.api.http.cors import CorsMiddleware
+from modelswarm_gateway.api.http.cors import CorsMiddleware, OriginCheck
 from modelswarm_gateway.api.http.generation_response import (
     GenerationResponse,
     ResponseFormat,
@@ -84,7 +84,7 @@ def build_http_app(
     `ports` are announced to clients, as `grpc_port` and the like. `forwarder` is closed by the caller.
     `session_header_names`: headers of a request that may have its session id, in the order of their precedence.
     """
-    checks = [Depends(check_query), Depends(check_headers)]
+    checks = [Depends(OriginCheck(cors_origins)), Depends(check_query), Depends(check_headers)]
     app = FastAPI(title="ModelSwarm gateway", openapi_url=None, dependencies=checks)
     forwarder = forwarder or Forwarder()
     _generation_routes(app, service, forwarder, session_header_names)

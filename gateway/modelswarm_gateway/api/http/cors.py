@@ -1,13 +1,14 @@
 """Cross-origin requests (CORS) from browsers, for the origins that `--cors-origin` allows; off without one.
 
 Wraps the HTTP API. Credentials are never allowed: the API knows no cookies, and an `authorization` header that a script
-sets needs none.
+sets needs none. A browser asks before it sends JSON, but sends text of any page at once; `OriginCheck` refuses that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +24,42 @@ EXPOSED_HEADERS = (
 )
 # Seconds that a browser may keep the answer to a preflight; Chrome keeps none for longer.
 MAX_AGE = 7200
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+_JSON = "application/json"
+
+
+class OriginCheck:
+    """Refuses requests that a page of another origin sends without a question that CORS could answer with no."""
+
+    def __init__(self, origins: Sequence[str]) -> None:
+        self._origins = origins
+
+    async def __call__(self, request: Request) -> None:
+        """Raise ApiError for such a request."""
+        origin = request.headers.get("origin")
+        if origin is None or request.method in _SAFE_METHODS or _is_allowed(origin, self._origins):
+            return
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and kind != _JSON:
+            detail = f"a web page of {shorten(origin)!r} must send {_JSON}, not {shorten(kind)!r}"
+        elif _leads_here(request, origin):
+            detail = f"{shorten(origin)!r} is this gateway under another name, and it has no pages"
+        else:
+            return
+        detail = f"Origin: {detail}; or allow its origin with the gateway's --cors-origin"
+        raise ApiError(Code.INVALID_REQUEST, detail, param="Origin")
+
+
+def _leads_here(request: Request, origin: str) -> bool:
+    """Return whether the page has the gateway's own port, so that a browser takes both for one (DNS rebinding)."""
+    host = request.headers.get("host", "")
+    port = host.rpartition(":")[2] if ":" in host.rpartition("]")[2] else "80"
+    server = request.scope.get("server")
+    return origin == f"http://{host}" and server is not None and port == str(server[1])
+
+
+def _is_allowed(origin: str, origins: Sequence[str]) -> bool:
+    return ANY_ORIGIN in origins or origin in origins
 
 
 class CorsMiddleware:
@@ -46,13 +83,10 @@ class CorsMiddleware:
 
         await response(scope, receive, send_with_origin)
 
-    def _is_allowed(self, origin: str) -> bool:
-        return ANY_ORIGIN in self._origins or origin in self._origins
-
     def _add_headers(self, response: MutableHeaders, origin: str | None) -> None:
         if ANY_ORIGIN not in self._origins:
             response.add_vary_header("Origin")  # caches must not mix the answers of two origins
-        if origin is not None and self._is_allowed(origin):
+        if origin is not None and _is_allowed(origin, self._origins):
             is_any = ANY_ORIGIN in self._origins
             response["access-control-allow-origin"] = ANY_ORIGIN if is_any else origin
             response["access-control-expose-headers"] = EXPOSED_HEADERS
@@ -60,7 +94,7 @@ class CorsMiddleware:
     def _answer_preflight(self, request: Headers) -> Response:
         """Return the answer to a browser that asks before it sends a request. All request headers are allowed."""
         origin = request["origin"]
-        if not self._is_allowed(origin):
+        if not _is_allowed(origin, self._origins):
             allowed = ", ".join(self._origins)
             detail = f"the origin {shorten(origin)!r} is not allowed; allowed: {allowed}"
             return error_response(ApiError(Code.INVALID_REQUEST, detail))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -324,3 +325,34 @@ async def test_requests_outside_generations_are_counted() -> None:
     await client.post("/v1/completions", json=prompt, headers={"x-modelswarm-forwarded": "1"})
     await client.get("/v1/nothing")
     assert counted("404") == 2
+
+
+TEXT = {"origin": "https://evil.example", "content-type": "text/plain"}
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/sessions", "/v1/responses", "/v1/messages"])
+async def test_text_of_a_page_of_another_origin_is_refused(path: str) -> None:
+    client = make_client([ORIGIN])
+    for headers in (TEXT, {"origin": "null"}, TEXT | {"content-type": "text/plain;a=b"}):
+        refused = await client.post(path, content=json.dumps(BODY), headers=headers)
+        assert refused.status_code == 400
+        assert "must send application/json" in error_of(refused)["message"]
+
+
+async def test_text_is_read_from_allowed_pages_and_programs() -> None:
+    client, other = make_client([ORIGIN]), make_client()
+    for each, headers in (
+        (client, TEXT | {"origin": ORIGIN}),
+        (other, {"content-type": "text/plain"}),
+        (other, TEXT | {"content-type": "application/json; charset=utf-8"}),
+    ):
+        answer = await each.post(CHAT, content=json.dumps(BODY), headers=headers)
+        assert error_of(answer)["code"] == "model_not_found"
+
+
+async def test_page_of_another_name_of_the_gateway_is_refused() -> None:
+    client = make_client()
+    for host, is_refused in (("evil.example:8000", True), ("evil.example", False)):
+        headers = {"host": host, "origin": f"http://{host}"}
+        answer = await client.post(f"http://here:8000{CHAT}", json=BODY, headers=headers)
+        assert (error_of(answer)["param"] == "Origin") is is_refused
