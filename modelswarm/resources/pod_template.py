@@ -28,7 +28,11 @@ _SPEC = [
     ("priorityClassName", _TEXT, "Priority class: pods of a lower one may be evicted for these."),
     ("runtimeClassName", _TEXT, "Container runtime, such as nvidia."),
     ("schedulerName", _TEXT, "Scheduler to use instead of the default one."),
-    ("serviceAccountName", _TEXT, "Service account; servers need none, and get no token."),
+    (
+        "serviceAccountName",
+        _TEXT,
+        "Service account; servers need none, and get its token only with automountServiceAccountToken.",
+    ),
     ("imagePullSecrets", _LIST, "Secrets of image registries; merged by name."),
     (
         "resourceClaims",
