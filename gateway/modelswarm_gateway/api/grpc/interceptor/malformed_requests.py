@@ -111,9 +111,9 @@ class _Guard:
             call = self._one_request(given.unary_unary)
             return grpc.stream_unary_rpc_method_handler(call, deserialize, serialize)
         if given.unary_stream:
-            is_generator = inspect.isasyncgenfunction(given.unary_stream)
-            wrap = self._one_request_stream if is_generator else self._one_request
-            stream = wrap(given.unary_stream if is_own else self._watch(given.unary_stream))
+            method: Any = given.unary_stream if is_own else self._watch(given.unary_stream)
+            is_generator = inspect.isasyncgenfunction(method)
+            stream = self._one_request_stream(method) if is_generator else self._one_request(method)
             return grpc.stream_stream_rpc_method_handler(stream, deserialize, serialize)
         if given.stream_stream:
             stream = self._many_requests(given.stream_stream, is_own=is_own)

@@ -33,9 +33,14 @@ async def client() -> AsyncIterator[aio.Channel]:
     await server.stop(0.0)
 
 
+def open_call(channel: Any, method: str) -> Any:
+    """Open a call of the method; its requests are bytes that the test writes."""
+    return channel.stream_stream(f"/{SERVICE}/{method}")()
+
+
 async def open_without_request(channel: aio.Channel, method: str) -> Any:
     """Open a call of the method, of which no request ever comes."""
-    call = channel.stream_stream(f"/{SERVICE}/{method}")()
+    call = open_call(channel, method)
     await call.wait_for_connection()
     return call
 
@@ -73,7 +78,7 @@ async def test_slow_requests_are_bounded_and_others_go_on(
 
 
 async def test_a_call_that_ends_without_a_request_is_refused(client: aio.Channel) -> None:
-    call = client.stream_stream(f"/{SERVICE}/Generate")()
+    call = open_call(client, "Generate")
     await call.done_writing()
     assert await code_of(call) is grpc.StatusCode.INVALID_ARGUMENT
     assert await call.details() == "the call has no request message"
