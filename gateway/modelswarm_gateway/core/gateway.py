@@ -53,7 +53,7 @@ from modelswarm_gateway.core.sessions.epoch_counters import EpochCounters, witho
 from modelswarm_gateway.core.sessions.prompt_scores import needs_scores, take_scores
 from modelswarm_gateway.core.sessions.returned_rows import take_rows
 from modelswarm_gateway.core.sessions.session import Session, SessionState
-from modelswarm_gateway.core.sessions.turn_start import begin_turn, check_replaceable, fit_turn
+from modelswarm_gateway.core.sessions.turn_start import begin_turn, fit_turn
 from modelswarm_gateway.core.snapshots import owned_sessions, server_view, session_view
 from modelswarm_gateway.core.takeover.session_search import SessionSearch
 
@@ -71,6 +71,7 @@ class GatewayCore:
         self._sessions: dict[str, Session] = {}
         self._registry = ServerRegistry(settings.link_failure_seconds, draw, self._effects.append)
         self.set_readable = self._registry.set_readable
+        self.variant_changes = self._registry.variant_changes
         self._hold_limits = HoldLimits(settings)
         self._ownership_check = OwnershipCheck(settings, peer, self._registry, self._effects.append)
         self._recovery = Recovery(
@@ -243,10 +244,7 @@ class GatewayCore:
     def _prepare_turn(self, s: Session, request: TurnRequest, limit: int) -> None:
         variant = self._registry.active_variant(s.model)
         if variant is not None and s.variant != variant:
-            # The model was replaced: the KV on the servers belongs to the old one.
-            check_replaceable(s)
-            self._recovery.close_hops(s)
-            s.variant = variant
+            self._recovery.change_variant(s, variant)
         begin_turn(s, request, limit, self._sessions.get(request.parent))
 
     def truncate_turn(self, session: str, length: int, now: float) -> None:

@@ -114,6 +114,7 @@ class Node:
         self._streams: dict[str, TokenStream] = {}
         self._waiting_forks = WaitingForks()
         self._cards: dict[str, ModelCard] | None = None
+        self._cards_of = 0  # changes of variants that the cards know
         self._heartbeats = HeartbeatTimer.for_gateway(settings.lease_seconds)
         self._has_polled = self._discovery_complete = False
         self.recovery_events = RecoveryEvents()
@@ -417,7 +418,9 @@ class Node:
         self._cards = None
 
     def _cards_by_name(self) -> dict[str, ModelCard]:
-        if self._cards is None:
+        changes = self._core.variant_changes()
+        if self._cards is None or self._cards_of != changes:
+            self._cards_of = changes
             entries = self._models.entries()
             adapters = {
                 name: self._build_card(entry, name)

@@ -119,6 +119,23 @@ def test_turns_stay_on_a_revision_whose_prompts_can_be_read() -> None:
     assert swarm.core.active_revision(MODEL) == "r2"
 
 
+def test_turns_leave_a_revision_whose_servers_drain() -> None:
+    """The last session there may run for minutes, while its servers refuse all others."""
+    swarm = Swarm()
+    old = [swarm.serve(0, 2), swarm.serve(2, 4)]
+    swarm.gateway.start("long", PROMPT, 30, ahead=4)
+    new = {swarm.serve(first, first + 2, revision="r2").peer for first in (0, 2)}
+    for server in old:
+        server.core.start_draining(swarm.now)
+    swarm.wait(10.0)
+    swarm.gateway.clear_and_start("a", PROMPT, 3)
+    assert not swarm.gateway.troubles("a")
+    assert set(swarm.gateway.route("a")) == new
+    swarm.gateway.read("long")
+    assert not swarm.gateway.troubles("long")
+    assert swarm.gateway.route("long") == [server.peer for server in old]
+
+
 def test_session_ends_with_error_of_its_only_failing_server() -> None:
     swarm = Swarm()
     swarm.serve(0, 2)

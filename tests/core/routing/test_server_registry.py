@@ -133,6 +133,31 @@ def test_whole_variant_precedes_one_with_readable_prompts() -> None:
     assert active is not None and active.revision == "new"
 
 
+def test_variant_that_is_whole_only_by_draining_servers_yields() -> None:
+    """Servers that drain refuse new sessions, for as long as the last old one runs."""
+    new = [replace(hello("c"), first=2, revision="new"), replace(B, last=2, revision="new")]
+    registry = Registry(replace(A, last=2), replace(hello("d"), first=2), hello("e"), *new)
+    registry.set_readable(MODEL, frozenset({A.revision, "new"}))
+
+    def active() -> str:
+        found = registry.active_variant(MODEL)
+        assert found is not None
+        return found.revision
+
+    before = registry.variant_changes()
+    assert active() == A.revision
+    registry.drain("e/1/b", SHUTDOWN_CAUSE)
+    assert active() == A.revision, "both are whole, with two servers each"
+    registry.drain(A.peer, SHUTDOWN_CAUSE)
+    assert active() == "new" and registry.variant_changes() > before
+    registry.set_readable(MODEL, frozenset({A.revision}))
+    assert active() == A.revision
+    registry.set_readable(MODEL, frozenset({A.revision, "new"}))
+    registry.undrain(A.peer, SHUTDOWN_CAUSE)
+    registry.undrain("e/1/b", SHUTDOWN_CAUSE)
+    assert active() == A.revision
+
+
 def test_name_of_a_model_and_an_adapter_stands_for_the_model() -> None:
     """The adapter's base model has more servers."""
     adapter = Adapter("both", "0" * 16)

@@ -34,6 +34,7 @@ from modelswarm_gateway.core.recovery.route_planner import RoutePlanner
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
+from modelswarm_gateway.core.servers.variant import ModelVariant
 from modelswarm_gateway.core.sessions.hop_messages import HopMessages
 from modelswarm_gateway.core.sessions.hop_table import HopTable
 from modelswarm_gateway.core.sessions.prompt_scores import truncate_unscored
@@ -47,6 +48,7 @@ from modelswarm_gateway.core.sessions.session import (
     SessionState,
     longest_chain,
 )
+from modelswarm_gateway.core.sessions.turn_start import check_replaceable
 
 
 class Recovery:
@@ -377,6 +379,12 @@ class Recovery:
         self._emit(
             Refused(session.name, reason, detail, retry_after=retry_seconds(session, reason))
         )
+
+    def change_variant(self, session: Session, variant: ModelVariant) -> None:
+        """Let a new turn run on another variant: the KV on the servers belongs to the old one. Raise CoreError."""
+        check_replaceable(session)
+        self.close_hops(session)
+        session.variant = variant
 
     def _restore_route(self, session: Session) -> None:
         """Restore the session as it was before the turn. Hops that the turn created have nothing yet."""

@@ -52,6 +52,7 @@ class ServerRegistry:
         self._active: dict[str, ModelVariant] = {}  # model -> the variant of new sessions
         self._readable: dict[str, frozenset[str]] = {}  # revisions with a tokenizer; absent: all
         self._changed: set[str] = set()  # models whose active variant may have changed
+        self._changes = 0
         self.links = LinkFailures(failure_seconds)
         self.health = HealthTable()
         self.drains = DrainCauses()
@@ -73,7 +74,7 @@ class ServerRegistry:
         for model, variant in variants_of(hello).items():
             indexes = self._indexes.setdefault(model, {})
             indexes.setdefault(variant, BlockIndex(variant.n_blocks)).add(server)
-            self._changed.add(model)
+        self._mark_changed(variants_of(hello))
         self.costs.add_server(server)
         self.health.add_server(hello.peer, now)
         return True
@@ -101,17 +102,26 @@ class ServerRegistry:
                 del indexes[variant]
             if not indexes:
                 del self._indexes[model]
-            self._changed.add(model)
+        self._mark_changed(variants_of(server.hello))
         self.costs.remove_server(server)
         return True
 
-    def _choose_active(self, model: str) -> None:
-        """Prefer a variant whose servers hold all blocks, then one whose prompts can be read, then the one with most
-        servers, then the present one.
+    def _mark_changed(self, models: Iterable[str]) -> None:
+        self._changed.update(models)
+        self._changes += 1
 
-        A name that is a model's and an adapter's stands for the model.
+    def variant_changes(self) -> int:
+        """Return how often the active variant of some model may have changed."""
+        return self._changes
+
+    def _choose_active(self, model: str) -> None:
+        """Prefer a variant whose servers hold all blocks, then one whose prompts can be read.
+
+        Of several, the first is one that is whole without its draining servers: these take no new sessions. Then it is
+        the one with most others, then the present one. A name that is a model's and an adapter's stands for the model.
         """
         readable = self._readable.get(model)
+        draining = frozenset(self.drains.peers)
         indexes = self._indexes.get(model)
         if not indexes:
             self._active.pop(model, None)
@@ -123,7 +133,9 @@ class ServerRegistry:
                 variant.adapter is None,
                 indexes[variant].is_complete,
                 readable is None or variant.revision in readable,
-                len(indexes[variant].servers),
+                not indexes[variant].uncovered(draining),
+                len(indexes[variant].servers)
+                - sum(map(indexes[variant].servers.__contains__, draining)),
                 variant == current,
             ),
         )
@@ -132,7 +144,7 @@ class ServerRegistry:
         """Set the revisions of a model whose prompts can be read."""
         if self._readable.get(model) != revisions:
             self._readable[model] = revisions
-            self._changed.add(model)
+            self._mark_changed((model,))
 
     def active_variant(self, model: str) -> ModelVariant | None:
         """Return the variant that a new turn runs on; None if no server of the model is connected."""
@@ -215,14 +227,18 @@ class ServerRegistry:
         """Give the server no new hops. Remembered while its link is down: the server may reconnect."""
         self.drains.add_cause(peer, cause)
         if server := self._servers.get(peer):
-            server.draining = True
-            self.costs.mark_changed(peer)
+            self._set_draining(server, True)
 
     def undrain(self, peer: PeerId, cause: str) -> None:
         """Take back a `drain` of that cause."""
         if self.drains.remove_cause(peer, cause) and (server := self._servers.get(peer)):
-            server.draining = False
-            self.costs.mark_changed(peer)
+            self._set_draining(server, False)
+
+    def _set_draining(self, server: Server, draining: bool) -> None:
+        if server.draining != draining:
+            server.draining = draining
+            self._mark_changed(variants_of(server.hello))
+        self.costs.mark_changed(server.hello.peer)
 
     # ---- load and distance
 
