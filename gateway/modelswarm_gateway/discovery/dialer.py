@@ -8,7 +8,7 @@ while the source shows the endpoint; a new change token makes it due at once. So
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -55,7 +55,8 @@ class _Dial:
     failure: str = ""  # reason why the last dial failed
     tried: bool = False
     is_linked: bool = False
-    model: str = ""  # of the server that was linked last; "": none was, or it has ended
+    # Names of the model and the adapters of the server that was linked last; none if it has ended.
+    models: frozenset[str] = frozenset()
     linked_at: float = 0.0  # time at which the last link was up
     lost_at: float = 0.0  # time at which it was lost
     link_pause: float = FIRST_PAUSE  # after the next loss of a link
@@ -98,7 +99,7 @@ class Dialer:
         return [
             peer
             for peer, dial in self._dials.items()
-            if not dial.tried or (dial.model == model and self._was_lost_recently(dial))
+            if not dial.tried or (model in dial.models and self._was_lost_recently(dial))
         ]
 
     def unlinked_servers(self) -> dict[PeerId, str]:
@@ -108,18 +109,19 @@ class Dialer:
     def may_be_running(self, peer: PeerId) -> bool:
         """Return whether a server that has lost its link may still be running."""
         dial = self._find_dial(peer)
-        return dial is not None and dial.model != "" and self._was_lost_recently(dial)
+        return dial is not None and bool(dial.models) and self._was_lost_recently(dial)
 
     def _was_lost_recently(self, dial: _Dial) -> bool:
         return not dial.is_linked and dial.lost_at > self._clock() - DEAD_SECONDS
 
-    def on_peer_connected(self, peer: PeerId, model: str) -> None:
+    def on_peer_connected(self, peer: PeerId, models: Iterable[str]) -> None:
+        """`models`: names of the server's model and of its adapters."""
         dial = self._find_dial(peer)
         if dial is not None:
             dial.pause, dial.due_at, dial.failure = FIRST_PAUSE, None, ""
             dial.tried = dial.is_linked = True
             dial.linked_at = self._clock()
-            dial.model = model
+            dial.models = frozenset(models)
 
     def on_peer_lost(self, peer: PeerId, reason: str) -> None:
         """Schedule the next dial after a lost link or a failed dial; each pause is longer."""
@@ -135,7 +137,7 @@ class Dialer:
                 dial.link_pause = FIRST_PAUSE
             dial.pause, dial.link_pause = dial.link_pause, min(2 * dial.link_pause, MAX_PAUSE)
         elif REFUSED in reason.lower():
-            dial.model = ""
+            dial.models = frozenset()
         dial.tried, dial.is_linked, dial.failure = True, False, reason
         dial.due_at = self._clock() + dial.pause
         dial.pause = min(2 * dial.pause, MAX_PAUSE)

@@ -54,7 +54,7 @@ from modelswarm_gateway.core.interface.session_search import FetchedLog, Session
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
-from modelswarm_gateway.core.servers.variant import is_valid
+from modelswarm_gateway.core.servers.variant import is_valid, variants_of
 from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
 from modelswarm_gateway.discovery.dialer import Dialer, EndpointSource
 from modelswarm_gateway.errors import (
@@ -172,7 +172,7 @@ class Node:
         if (fault := hold_fault(self._fence_timeout_seconds, hello)) is not None:
             log.warning("%s", fault)
         self._heartbeats.on_peer_connected(peer)
-        self._dialer.on_peer_connected(peer, hello.model)
+        self._dialer.on_peer_connected(peer, variants_of(hello))
         self._core.on_peer_connected(hello, self._clock())
         self._models.on_peer_connected(hello)
         self._forget_cards()

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from support.eventually import eventually
 from support.processes.http_requests import IDS, whole
-from support.processes.swarm import Endpoints, HashSwarm, two_spans
+from support.processes.swarm import MODEL, Endpoints, HashSwarm, two_spans
 
 from modelswarm_gateway.generation.session_locator import UNREACHED_SECONDS
 
@@ -24,7 +24,7 @@ GENERATED = "modelswarm_gateway_tokens_total"
 
 @pytest.fixture(scope="module")
 def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
-    with two_spans(tmp_path_factory.mktemp("cut_off")) as running:
+    with two_spans(tmp_path_factory.mktemp("cut_off"), "--adapters", "law=one") as running:
         yield running
 
 
@@ -91,6 +91,26 @@ def test_resumed_stream_waits_while_a_server_may_know_it(
     answer = resume(two, body, last)
     assert answer.status_code == 200
     assert answer.text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("model", [MODEL, "law"])
+def test_append_waits_while_a_cut_off_server_may_know_it(
+    swarm: HashSwarm, gateways: tuple[Endpoints, Endpoints], model: str
+) -> None:
+    """A server without a link may hold the session of its model, and of each of its adapters."""
+    one, two = gateways
+    body = NAMED | {"session_id": "cut off", "model": model}
+    whole(one, body)
+    more = body | {"append": True}
+    freeze(swarm)
+    try:
+        eventually("the links are down", lambda: linked(two) == 0)
+        refused = httpx.post(f"{two.url}/v1/completions", json=more, timeout=60)
+    finally:
+        thaw(swarm)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "session_elsewhere")
+    eventually("the links are up", lambda: linked(one) == linked(two) == 2)
+    assert len(whole(two, more)) == 20
 
 
 def test_new_name_does_not_wait_for_a_killed_server(

@@ -46,7 +46,7 @@ def test_member_is_dialled_once_until_the_dial_ends(tmp_path: Path) -> None:
     harness.write("s0", "s0/1/a", model="m", pid=1)
     assert harness.poll() == ["s0/1/a"]
     assert harness.poll(after=100) == []
-    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.dialer.on_peer_connected("s0/1/a", ["m"])
     assert harness.poll(after=100) == []
 
 
@@ -71,7 +71,7 @@ def test_broken_link_is_redialled_after_the_first_pause(tmp_path: Path) -> None:
     for _ in range(6):
         harness.dialer.on_peer_lost("s0/1/a", "refused")
         harness.poll(after=MAX_PAUSE)
-    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.dialer.on_peer_connected("s0/1/a", ["m"])
     harness.dialer.on_peer_lost("s0/1/a", "refused")
     assert harness.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
 
@@ -83,14 +83,14 @@ def test_links_that_break_at_once_are_redialled_ever_later(tmp_path: Path) -> No
     harness.poll()
     pause = FIRST_PAUSE
     for _ in range(9):
-        harness.dialer.on_peer_connected("s0/1/a", "m")
+        harness.dialer.on_peer_connected("s0/1/a", ["m"])
         harness.now += STABLE_SECONDS / 2
         harness.dialer.on_peer_lost("s0/1/a", "the peer violated the protocol")
         assert harness.poll(after=pause * 0.9) == []
         assert harness.poll(after=pause * 0.2) == ["s0/1/a"]
         pause = min(2 * pause, MAX_PAUSE)
     assert pause == MAX_PAUSE < GatewaySettings().relink_seconds
-    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.dialer.on_peer_connected("s0/1/a", ["m"])
     harness.now += STABLE_SECONDS
     harness.dialer.on_peer_lost("s0/1/a", "the connection is lost")
     assert harness.poll(after=FIRST_PAUSE * 1.1) == ["s0/1/a"]
@@ -103,7 +103,7 @@ def test_unlinked_server_has_the_reason_of_its_last_dial(tmp_path: Path) -> None
     assert harness.dialer.unlinked_servers() == {"s0/1/a": ""}
     harness.dialer.on_peer_lost("s0/1/a", "refused")
     assert harness.dialer.unlinked_servers() == {"s0/1/a": "refused"}
-    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.dialer.on_peer_connected("s0/1/a", ["m"])
     assert harness.dialer.unlinked_servers() == {}
 
 
@@ -121,7 +121,7 @@ def test_endpoint_that_returns_under_a_link_is_reachable(tmp_path: Path) -> None
     harness = DialerHarness(tmp_path)
     harness.write("s0", "s0/1/a")
     harness.poll()
-    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.dialer.on_peer_connected("s0/1/a", ["m"])
     (tmp_path / "s0.json").unlink()
     harness.poll()
     harness.write("s0", "s0/1/a")
@@ -174,15 +174,16 @@ def test_unlinked_server_is_unreachable_until_back_or_removed(tmp_path: Path) ->
     assert harness.dialer.unreachable_servers("m") == ["s0/1/a"], (
         "its first dial is still in progress"
     )
-    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.dialer.on_peer_connected("s0/1/a", ["m", "adapter"])
     assert harness.dialer.unreachable_servers("m") == []
     harness.dialer.on_peer_lost("s0/1/a", "broke")
     harness.poll(after=MAX_PAUSE)
     harness.dialer.on_peer_lost("s0/1/a", "no answer")
-    assert harness.dialer.unreachable_servers("m") == ["s0/1/a"]
+    for name in ("m", "adapter"):
+        assert harness.dialer.unreachable_servers(name) == ["s0/1/a"]
     assert harness.dialer.unreachable_servers("another") == []
     assert harness.dialer.may_be_running("s0/1/a") and not harness.dialer.may_be_running("s1/1/a")
-    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.dialer.on_peer_connected("s0/1/a", ["m"])
     assert harness.dialer.unreachable_servers("m") == []
     assert not harness.dialer.may_be_running("s0/1/a"), "a linked server is not in question"
     harness.dialer.on_peer_lost("s0/1/a", "broke")
@@ -198,7 +199,7 @@ def test_server_that_never_returns_is_given_up(tmp_path: Path) -> None:
     harness.write("s1", "s1/1/a")
     harness.poll()
     harness.dialer.on_peer_lost("s1/1/a", "it loads")
-    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.dialer.on_peer_connected("s0/1/a", ["m"])
     harness.dialer.on_peer_lost("s0/1/a", "broke")
     for _ in range(round(DEAD_SECONDS / MAX_PAUSE)):
         assert harness.dialer.unreachable_servers("m") == ["s0/1/a"], (
@@ -215,7 +216,7 @@ def test_refused_connection_marks_the_server_as_dead(tmp_path: Path) -> None:
     harness = DialerHarness(tmp_path)
     harness.write("s0", "s0/1/a")
     harness.poll()
-    harness.dialer.on_peer_connected("s0/1/a", "m")
+    harness.dialer.on_peer_connected("s0/1/a", ["m"])
     harness.dialer.on_peer_lost("s0/1/a", "broke")
     assert harness.dialer.unreachable_servers("m") == ["s0/1/a"]
     harness.poll(after=FIRST_PAUSE)

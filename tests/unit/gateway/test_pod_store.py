@@ -79,12 +79,12 @@ def test_pod_target_is_its_ip_and_links_port(ip: str, port: int, target: str) ->
 def test_linked_pod_is_dialled_again_only_after_link_loss() -> None:
     harness = DialerHarness()
     harness.put(make_pod("p", ready=True))
-    harness.dialer.on_peer_connected("p/1/first", "m")
+    harness.dialer.on_peer_connected("p/1/first", ["m"])
     assert harness.poll(after=60) == []
     harness.dialer.on_peer_lost("p/1/first", "closed")
     assert harness.poll() == []
     assert harness.poll(after=FIRST_PAUSE * 1.1) == ["p/1"]
-    harness.dialer.on_peer_connected("p/1/second", "m")
+    harness.dialer.on_peer_connected("p/1/second", ["m"])
     assert harness.poll(after=60) == []
 
 
@@ -115,7 +115,7 @@ def test_pod_change_during_a_dial_starts_no_second_dial() -> None:
 def test_terminating_or_finished_pod_is_not_redialled(change: dict[str, Any]) -> None:
     harness = DialerHarness()
     harness.put(make_pod("p"))
-    harness.dialer.on_peer_connected("p/1/a", "m")
+    harness.dialer.on_peer_connected("p/1/a", ["m"])
     assert harness.put(make_pod("p", **change)) == []
     harness.dialer.on_peer_lost("p/1/a", "closed")
     assert harness.poll(after=60) == []
@@ -124,7 +124,7 @@ def test_terminating_or_finished_pod_is_not_redialled(change: dict[str, Any]) ->
 def test_successor_pod_is_dialled_at_the_same_address() -> None:
     harness = DialerHarness()
     harness.put(make_pod("p-1"))
-    harness.dialer.on_peer_connected("p-1/1/a", "m")
+    harness.dialer.on_peer_connected("p-1/1/a", ["m"])
     assert harness.put(make_pod("p-2", incarnation="2")) == ["p-2/2"]
     assert harness.put(make_pod("p-1"), kind="DELETED") == []
     harness.dialer.on_peer_lost("p-1/1/a", "closed")
@@ -179,7 +179,7 @@ def test_dialer_is_settled_once_every_pod_was_tried() -> None:
     harness = DialerHarness()
     assert harness.dialer.is_settled()
     harness.put(make_pod("a"), make_pod("b"), make_pod("c", phase="Pending"))
-    harness.dialer.on_peer_connected("a/1/x", "m")
+    harness.dialer.on_peer_connected("a/1/x", ["m"])
     assert not harness.dialer.is_settled()
     harness.dialer.on_peer_lost("b/1", "refused")
     assert harness.dialer.is_settled()
@@ -240,7 +240,7 @@ def test_random_pod_events_end_in_the_listed_state(seed: int) -> None:
             harness.put(current_pods[name], kind=kind)
         for peer in harness.poll(after=rng.random() * 3):
             if rng.random() < 0.5:
-                harness.dialer.on_peer_connected(f"{peer}/boot", "m")
+                harness.dialer.on_peer_connected(f"{peer}/boot", ["m"])
             else:
                 harness.dialer.on_peer_lost(peer, "refused")
         expected = PodStore()
