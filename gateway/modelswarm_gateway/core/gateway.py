@@ -227,7 +227,9 @@ class GatewayCore:
             raise SessionBusy(f"session {session} is still answering")
         if not request.tokens:
             raise CoreError("the prompt is empty: at least one token is needed")
-        limit, length = self._registry.max_length(s.model), len(request.tokens)
+        parent = self._sessions.get(request.parent)
+        variant = self._recovery.variant_of_turn(s, s if request.is_resumed else parent)
+        limit, length = self._registry.max_length(s.model, variant), len(request.tokens)
         if limit == 0 and request.is_resumed and s.variant is not None:
             limit = s.turn.end  # held: the servers it ran on may reconnect
         if limit == 0:
@@ -236,16 +238,13 @@ class GatewayCore:
                 Refused(session, RefusalReason.NO_SERVERS, detail, retry_after=1.0)
             )
             return length
-        self._prepare_turn(s, request, fit_turn(s, request, limit))
+        limit = fit_turn(s, request, limit)
+        if variant is not None and s.variant != variant:
+            self._recovery.change_variant(s, variant)
+        begin_turn(s, request, limit, parent)
         self._ownership_check.before_turn(s)
         self._recovery.enter_loop(s, now)
         return length
-
-    def _prepare_turn(self, s: Session, request: TurnRequest, limit: int) -> None:
-        variant = self._registry.active_variant(s.model)
-        if variant is not None and s.variant != variant:
-            self._recovery.change_variant(s, variant)
-        begin_turn(s, request, limit, self._sessions.get(request.parent))
 
     def truncate_turn(self, session: str, length: int, now: float) -> None:
         """End the turn at a stop string (R17, sampling): the log keeps its first `length` entries."""

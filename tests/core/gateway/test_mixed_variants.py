@@ -6,7 +6,9 @@ import pytest
 from support.core.gateway import Swarm
 from support.core.server import MODEL, Options, expected
 
+from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.core.interface.effects import Rerouted
+from modelswarm_gateway.core.interface.turn import TurnRequest
 
 PROMPT = [5, 6, 7, 8, 9]
 VARIANTS: dict[str, Options] = {
@@ -134,6 +136,46 @@ def test_turns_leave_a_revision_whose_servers_drain() -> None:
     swarm.gateway.read("long")
     assert not swarm.gateway.troubles("long")
     assert swarm.gateway.route("long") == [server.peer for server in old]
+
+
+def resume(swarm: Swarm, session: str, begin: int) -> set[str]:
+    """Begin the rest of an answer, as for a client that reconnects; return the revisions of its route."""
+    log = swarm.core.parked_turn(session)
+    assert log is not None
+    request = TurnRequest(log.tokens, 20, Sampling(), is_resumed=True, begin=begin)
+    swarm.core.start_turn(session, request, swarm.now)
+    swarm.run()
+    return {swarm.servers[peer].hello.revision for peer in swarm.gateway.route(session)}
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_resumed_answer_stays_on_its_revision(drains: bool) -> None:
+    swarm = Swarm()
+    old = [swarm.serve(0, 2), swarm.serve(2, 4)]
+    swarm.gateway.start("a", PROMPT, 30, ahead=4)
+    for first in (0, 2, 0, 2):
+        swarm.serve(first, first + 2, revision="r2")
+    assert swarm.core.active_revision(MODEL) == "r2"
+    swarm.core.cancel_turn("a", swarm.now)
+    if drains:
+        for server in old:
+            server.core.start_draining(swarm.now)
+        swarm.wait(10.0)  # parked hops leave the servers that drain
+    assert resume(swarm, "a", len(PROMPT)) == ({"r2"} if drains else {"r1"})
+    assert not swarm.gateway.troubles("a")
+    swarm.gateway.clear_and_start("a", [*PROMPT, 1], 3)
+    assert {swarm.servers[peer].hello.revision for peer in swarm.gateway.route("a")} == {"r2"}
+
+
+def test_fork_runs_on_the_revision_of_its_parent() -> None:
+    swarm = Swarm()
+    swarm.serve(0, 2), swarm.serve(2, 4)
+    swarm.gateway.start("a", PROMPT, 30, ahead=4)
+    for first in (0, 2, 0, 2):
+        swarm.serve(first, first + 2, revision="r2")
+    swarm.gateway.start("b", PROMPT, 3, parent="a")
+    assert swarm.gateway.tokens("b") == expected(PROMPT, 3)
+    assert {swarm.servers[peer].hello.revision for peer in swarm.gateway.route("b")} == {"r1"}
 
 
 def test_session_ends_with_error_of_its_only_failing_server() -> None:

@@ -12,11 +12,12 @@ from support.core.server import MODEL, expected
 
 from modelswarm.protocol.identity import Epoch
 from modelswarm.protocol.link.handshake import lease_fault
-from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role
+from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Lane, Role, Sampling
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import OwnershipLost
 from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_serving.core.hops.peers import MAX_TICK_SECONDS, Peers
 
 PROMPT = [random.Random(at).randrange(97) for at in range(12)]
@@ -98,6 +99,27 @@ def test_takeover_continues_tail_log_and_reuses_kv() -> None:
     ]
     assert max(run) <= len(WHOLE) - len(log) + 1, "the existing KV is used"
     assert owners(made) == {second.peer}
+
+
+def test_takeover_stays_on_the_revision_that_ran() -> None:
+    """A newer one with more servers would answer the rest in other words."""
+    made = swarm()
+    first = start_partial_turn(made)
+    old = set(made.servers)
+    for block in (0, 2, 0, 2):
+        made.serve(block, block + 2, revision="r2")
+    made.kill(first.peer)
+    made.wait(LEASE + 0.2)
+    second = add_gateway(made, 2)
+    log = adopt(made, second)
+    assert set(second.route(SESSION)) == old
+    rest = TurnRequest(
+        tuple(log), len(WHOLE) - len(log), Sampling(), is_resumed=True, begin=len(PROMPT)
+    )
+    second.core.start_turn(SESSION, rest, made.now)
+    made.run()
+    assert set(second.route(SESSION)) == old
+    assert [*log, *second.tokens(SESSION)] == WHOLE
 
 
 def test_takeover_rebuilds_hop_of_lost_server() -> None:

@@ -34,7 +34,7 @@ from modelswarm_gateway.core.recovery.route_planner import RoutePlanner
 from modelswarm_gateway.core.routing.path_search import RouteHop
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.servers.drain_causes import SHUTDOWN_CAUSE
-from modelswarm_gateway.core.servers.variant import ModelVariant
+from modelswarm_gateway.core.servers.variant import ModelVariant, variants_of
 from modelswarm_gateway.core.sessions.hop_messages import HopMessages
 from modelswarm_gateway.core.sessions.hop_table import HopTable
 from modelswarm_gateway.core.sessions.prompt_scores import truncate_unscored
@@ -380,6 +380,13 @@ class Recovery:
             Refused(session.name, reason, detail, retry_after=retry_seconds(session, reason))
         )
 
+    def variant_of_turn(self, session: Session, begun: Session | None) -> ModelVariant | None:
+        """Return the variant of the answer that a turn resumes or forks from, or the active one without one."""
+        if begun is None or begun.model != session.model:
+            return self._registry.active_variant(session.model)
+        hops = [hop.peer for hop in begun.hops] if begun is session else []
+        return self._registry.kept_variant(session.model, begun.variant, hops)
+
     def change_variant(self, session: Session, variant: ModelVariant) -> None:
         """Let a new turn run on another variant: the KV on the servers belongs to the old one. Raise CoreError."""
         check_replaceable(session)
@@ -443,6 +450,15 @@ class Recovery:
 
     # ---- takeover
 
+    def _variant_of_hops(self, model: str, where: SessionLocation) -> ModelVariant | None:
+        """Return the variant that the last epoch ran on if it can go on there, else the active one."""
+        peers = [peer for peer, _ in where.hops]
+        for peer in peers:
+            server = self._registry.find_server(peer)
+            if server is not None and (variant := variants_of(server.hello).get(model)):
+                return self._registry.kept_variant(model, variant, peers)
+        return self._registry.active_variant(model)
+
     def take_over(self, session: Session, where: SessionLocation, log: FetchedLog) -> None:
         """Fill a new session with the log and hops that another gateway left, and fence the hops (R20, takeover).
 
@@ -451,7 +467,7 @@ class Recovery:
         created anew, like every new hop.
         """
         assert log.turn is not None
-        session.variant = self._registry.active_variant(session.model)
+        session.variant = self._variant_of_hops(session.model, where)
         session.log, session.turn_number = list(log.tokens), 1
         session.turn = replace(log.turn, adapter=session.adapter)
         if session.turn.blocks is not None:  # an older tail logs a token behind the rows

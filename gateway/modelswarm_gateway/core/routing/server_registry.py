@@ -153,6 +153,18 @@ class ServerRegistry:
             self._choose_active(model)
         return self._active.get(model)
 
+    def kept_variant(
+        self, model: str, variant: ModelVariant | None, hops: Iterable[PeerId]
+    ) -> ModelVariant | None:
+        """Return the variant of a turn that has begun if it can go on there, else the active one.
+
+        It can where all blocks are on the servers of its `hops`, or on others that take new ones.
+        """
+        index = self._indexes.get(model, {}).get(variant) if variant is not None else None
+        draining = frozenset(self.drains.peers).difference(hops)
+        is_whole = index is not None and not index.uncovered(draining)
+        return variant if is_whole else self.active_variant(model)
+
     def unlinked_since(self, model: str, time: float) -> set[PeerId]:
         """Return servers of a model that lost their link after `time`, and did not announce that they stop."""
         return {
@@ -211,9 +223,12 @@ class ServerRegistry:
         server = self._servers[peer]
         return not self._index_of(server).sole_blocks(server, is_healthy)
 
-    def max_length(self, model: str) -> int:
-        """Return the greatest session length some route can hold; 0 if no server of the model is connected."""
-        variant = self.active_variant(model)
+    def max_length(self, model: str, variant: ModelVariant | None = None) -> int:
+        """Return the greatest session length some route of a variant can hold, by default of the active one.
+
+        0 if no server of the model is connected.
+        """
+        variant = variant or self.active_variant(model)
         return 0 if variant is None else self._indexes[model][variant].max_length
 
     def uncovered_blocks(self, model: str, without: frozenset[PeerId] = frozenset()) -> list[int]:
