@@ -268,7 +268,7 @@ class GatewayCore:
         s = self._sessions.get(session)
         if s is None or not s.log:
             return None
-        return ParkedTurn(tuple(s.log), s.turn, dict(s.logprobs))
+        return ParkedTurn(tuple(s.log), s.turn, dict(s.logprobs), s.tokenizer)
 
     def on_read(self, session: str, position: int, now: float) -> None:
         """Record that the client has read the entries below `position`.

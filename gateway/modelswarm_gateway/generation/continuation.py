@@ -17,15 +17,23 @@ from modelswarm_gateway.errors import ApiError, Code
 
 
 def append_to_log(
-    kept: ParkedTurn | None, new: Sequence[int], position: int | None, *, is_chat: bool
+    kept: ParkedTurn | None,
+    new: Sequence[int],
+    position: int | None,
+    tokenizer: str,
+    *,
+    is_chat: bool,
 ) -> tuple[int, ...]:
     """Return the whole input: the log's first `position` entries (None: all) and the new ones. Raise ApiError.
 
     `is_chat`: a template wrote the new ones. Its text before a message begins with the end token of the last answer,
-    which the log may have already. Token ids and texts of a client are appended as they are.
+    which the log may have already. Token ids and texts of a client are appended as they are. `tokenizer`: digest of the
+    one that wrote the new ones.
     """
     if kept is None:
         raise session_expired()
+    if kept.tokens:
+        check_tokenizer(kept, tokenizer)
     if position is None:
         position = len(kept.tokens)
     if position > len(kept.tokens):
@@ -43,6 +51,16 @@ def append_to_log(
 def session_expired() -> ApiError:
     detail = "session_id: this session is gone, so only new input is not enough; send the whole input without append"
     return ApiError(Code.SESSION_EXPIRED, detail, param="session_id")
+
+
+def check_tokenizer(kept: ParkedTurn, tokenizer: str) -> None:
+    """Raise ApiError if the log's tokens stand for other texts now: `tokenizer` is the digest of the present one."""
+    if kept.tokenizer not in ("", tokenizer):
+        detail = (
+            "session_id: the tokenizer of this model was replaced, so the log of this session cannot be "
+            "continued; send the whole input without append"
+        )
+        raise ApiError(Code.SESSION_EXPIRED, detail, param="session_id")
 
 
 def session_exists() -> ApiError:

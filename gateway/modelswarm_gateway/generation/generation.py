@@ -254,6 +254,7 @@ class Generation:
                 begin=first,
                 keeps_logprobs=self._turn.keeps_logprobs,
                 row_bytes=self._turn.row_bytes,
+                tokenizer=self._turn.tokenizer,
             )
             return session, backend.start_turn(session, self._turn)
         except CoreError as error:

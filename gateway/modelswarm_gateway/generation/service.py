@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Grammar
+from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Grammar, Sampling
 from modelswarm_gateway.backend.beams.checks import check_beams
 from modelswarm_gateway.backend.beams.search import BeamSearch
 from modelswarm_gateway.backend.model_card import ModelCard
@@ -34,6 +34,7 @@ from modelswarm_gateway.errors import (
 from modelswarm_gateway.generation.continuation import (
     append_to_log,
     appended_prompt,
+    check_tokenizer,
     session_exists,
     session_expired,
 )
@@ -200,21 +201,19 @@ class GenerationService:
         source = _answer_grammar(request, form, tokenizer, tokens)
         source = source or _with_tokens(request.grammar, tokenizer)
         if source is not None:
-            if not card.can_constrain:
-                raise invalid_request(source.param, f"{source.param}: {NO_GRAMMARS}")
-            grammar = await self._grammars.check(source, sampling.eos)
-            sampling = replace(sampling, grammar=_with_forced_tokens(grammar, request))
+            sampling = await self._constrain(sampling, source, card, request)
         turn = TurnRequest(
             tokens=tokens,
             max_tokens=token_limit(request, tokenizer),
             sampling=sampling,
             credit_ahead=self.settings.credit_ahead,
             keeps_logprobs=request.options.logprobs is not None,
+            tokenizer=tokenizer.digest,
         )
         epoch_floor, resumed, position, kept = 0, None, None, None
         if request.session_id is not None:
             key = (request.model, request.session_id)
-            check = partial(_resume, request, tokens)
+            check = partial(_resume, request, turn)
             if request.resume_after is not None and self.named_sessions.is_busy(key):
                 check(self._parked_turn(key))  # only a client that has the log may end its stream
                 self._replace_stream(key)
@@ -236,15 +235,39 @@ class GenerationService:
                         raise self.named_sessions.busy_error(key)
                     kept = replace(kept, tokens=())
                 is_chat = isinstance(request.prompt, ChatPrompt)
-                whole = append_to_log(kept, tokens, request.position, is_chat=is_chat)
+                whole = append_to_log(
+                    kept, tokens, request.position, turn.tokenizer, is_chat=is_chat
+                )
                 turn = replace(turn, tokens=whole)
                 position = len(kept.tokens) if kept else 0
                 position = position if request.position is None else request.position
         if resumed is None:
             turn = add_opaque(turn, request, sizes.hidden_bytes, position or 0, kept)
         turn, rows = _add_rows(turn, request, sizes, position)
+        self._check_not_replaced(request.model, turn.tokenizer)
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form, rows)
         return Generation(self._context_of(request, card, begin.turn), request, begin)
+
+    async def _constrain(
+        self,
+        sampling: Sampling,
+        source: GrammarSource,
+        card: ModelCard,
+        request: GenerationRequest,
+    ) -> Sampling:
+        """Return the sampling held to a grammar. Raise ApiError."""
+        if not card.can_constrain:
+            raise invalid_request(source.param, f"{source.param}: {NO_GRAMMARS}")
+        grammar = await self._grammars.check(source, sampling.eos)
+        return replace(sampling, grammar=_with_forced_tokens(grammar, request))
+
+    def _check_not_replaced(self, model: str, tokenizer: str) -> None:
+        """Raise ApiError if turns run on another tokenizer since the prompt was read by the one of this digest."""
+        card = self.backend.model_card(model)
+        present = None if card is None else card.tokenizer
+        if present is not None and present.digest != tokenizer:
+            detail = f"the tokenizer of {model!r} was just replaced; repeat the request in 1 s"
+            raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
 
     def _context_of(
         self, request: GenerationRequest, card: ModelCard, turn: TurnRequest
@@ -306,6 +329,7 @@ class GenerationService:
         kept = self._parked_turn(parent)
         if kept is None:
             raise session_expired()
+        check_tokenizer(kept, turn.tokenizer)
         whole = Reservation(kept.turn.session_length, kept.turn.session_ttl, kept.turn.blocks)
         name = self.named_sessions.session_name(parent)
         return replace(turn, parent=name, reservation=whole if whole.max_length else None)
@@ -440,12 +464,15 @@ def _add_rows(
 
 
 def _resume(
-    request: GenerationRequest, prompt: tuple[int, ...], kept: ParkedTurn | None
+    request: GenerationRequest, turn: TurnRequest, kept: ParkedTurn | None
 ) -> ResumedTurn | None:
     """Return the turn that the request resumes, None for a new turn. Raise ApiError if `kept` does not suit it."""
     if request.resume_after is None:
         request.check_last_turn(kept)
         return None
+    prompt = turn.tokens
+    if kept is not None:
+        check_tokenizer(kept, turn.tokenizer)
     if request.append:
         prompt = appended_prompt(kept, prompt)
     needs_logprobs = request.options.logprobs is not None

@@ -8,6 +8,7 @@ no hub.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +89,8 @@ class ModelTokenizer:
         `places`: for the large requests of all models. `enter_phase` is called when the chat template is compiled,
         which may take long. `cpu_seconds`: processor time of a small request.
         """
+        # Token ids of two tokenizers with one digest stand for the same texts.
+        self.digest = hashlib.sha256(files.get("tokenizer.json", b"")).hexdigest()[:16]
         settings, config = _json(files, "tokenizer_config.json"), _json(files, "config.json")
         generation = _json(files, "generation_config.json")
         special = _special_tokens(settings, _json(files, "special_tokens_map.json"))

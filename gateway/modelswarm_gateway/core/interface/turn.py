@@ -46,6 +46,7 @@ class TurnRequest:
     parent: str = ""  # session whose KV a first turn copies, as far as the logs agree (R15, forks)
     row_bytes: int = 0  # bytes of one returned row (`sampling.returned`)
     opaque: Mapping[int, bytes] = field(default_factory=dict)  # rows of new opaque entries (R14)
+    tokenizer: str = ""  # digest of the one that `tokens` are of
 
     @property
     def only_rows(self) -> bool:
@@ -99,6 +100,7 @@ class ParkedTurn:
     tokens: tuple[int, ...]
     turn: Turn
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by position
+    tokenizer: str = ""  # digest of the one that `tokens` are of; "": taken over, so not known
 
     @property
     def is_empty(self) -> bool:

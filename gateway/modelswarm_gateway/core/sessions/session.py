@@ -110,6 +110,7 @@ class SessionBefore:
     keeps_logprobs: bool
     turn: Turn
     hops: list[Hop]
+    tokenizer: str
 
 
 @dataclass(slots=True)
@@ -129,6 +130,7 @@ class Session:
     groups: int = 0  # Tokens that were logged, each with the tokens forced after it
     # Positions whose KV all hops have when it is quiescent: those before the newest group.
     quiescent_kv: int = 0
+    tokenizer: str = ""  # digest of the one that the log's tokens are of; "": not known
     keeps_logprobs: bool = False
     # Of generated entries, by position; only of turns that keep them.
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
@@ -278,6 +280,7 @@ class Session:
                 self.keeps_logprobs,
                 self.turn,
                 self.hops.copy(),
+                self.tokenizer,
             )
 
     def restore_before_turn(self) -> list[Hop]:
@@ -286,6 +289,7 @@ class Session:
             return self.hops
         before, self.before = self.before, None
         self.log, self.opaque, self.turn = before.log, before.opaque, before.turn
+        self.tokenizer = before.tokenizer
         self.logprobs, self.keeps_logprobs = before.logprobs, before.keeps_logprobs
         return [hop for hop in before.hops if hop in self.owned_hops]
 

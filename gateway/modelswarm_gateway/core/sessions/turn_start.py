@@ -43,7 +43,7 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     prompt_rows = _count_prompt_rows(opaque, s.boundary_row_bytes)
     s.save_before_turn()
     s.replace_log(request.tokens, opaque)
-    s.keeps_logprobs = request.keeps_logprobs
+    s.keeps_logprobs, s.tokenizer = request.keeps_logprobs, request.tokenizer
     if not request.is_resumed:
         s.logprobs = {}
     s.prefill_only = request.new_entries == 0

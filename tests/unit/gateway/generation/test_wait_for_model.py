@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from support.eventually import SECONDS
-from support.gateway_service import make_service_with_model, send_files
+from support.gateway_service import (
+    make_service_with_files,
+    make_service_with_model,
+    send_files,
+)
 from support.models.tokenizers import model_files
 
+from modelswarm.protocol.messages import Heartbeat
 from modelswarm_gateway.api.tokenization import TokenizeRequest, tokenize_prompt
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt
 from modelswarm_gateway.generation.service import MAX_WAITING
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from tools.dashboard.metric_registries import BLOCKS, MODEL, make_hello
 
 PROMPT = TokenizeRequest(model=MODEL, prompt="abc")
@@ -92,3 +100,30 @@ async def test_request_beyond_those_that_may_wait_is_refused_at_once() -> None:
 
 def replace_model(model: str) -> TokenizeRequest:
     return PROMPT.model_copy(update={"model": model})
+
+
+async def test_prompt_of_a_tokenizer_replaced_meanwhile_is_refused() -> None:
+    """The token ids would stand for other texts. The old servers drain while the prompt is tokenized."""
+    service, node = await make_service_with_files(model_files())
+    hello = replace(make_hello("s1", 0, BLOCKS), revision="2")
+    node.on_link_up(hello.peer, hello)
+    node.discover_servers()  # this requests the files of the other revision
+    other = model_files()
+    other["tokenizer.json"] += b" "
+    send_files(node, other, hello.peer)
+    await wait_for(lambda: len({*node._models.entries()[0].tokenizers()}) == 2)
+    request = GenerationRequest(MODEL, TextPrompt("abc"), "prompt", SamplingOptions())
+    starting = asyncio.create_task(service.start_generation(request))
+    await asyncio.sleep(0)
+    assert not starting.done()
+    node.on_items("s0/1/x", [Heartbeat(draining=True)])
+    with pytest.raises(ApiError, match="was just replaced; repeat the request") as refused:
+        await starting
+    assert (refused.value.code, refused.value.retry_after) == (Code.NO_SERVERS, 1.0)
+    (await service.start_generation(request)).close()
+
+
+async def wait_for(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not is_so():  # noqa: ASYNC110 (the registry has no event for it)
+            await asyncio.sleep(0.01)
