@@ -409,9 +409,12 @@ class Node:
     # ---- cards
 
     def _on_models_changed(self) -> None:
+        readable: dict[str, frozenset[str]] = {}
         for entry in self._models.entries():
-            for name in (entry.name, *entry.adapters):
-                self._core.set_readable(name, frozenset(entry.tokenizers()))
+            for name in (entry.name, *entry.adapters):  # two models may have one of that name
+                readable[name] = readable.get(name, frozenset()).union(entry.tokenizers())
+        for name, revisions in readable.items():
+            self._core.set_readable(name, revisions)
         self._forget_cards()
 
     def _forget_cards(self) -> None:
@@ -426,10 +429,16 @@ class Node:
                 name: self._build_card(entry, name)
                 for entry in entries
                 for name in sorted(entry.adapters)
+                if self._runs_adapter(entry, name)
             }
             self._cards = {entry.name: self._build_card(entry, entry.name) for entry in entries}
             self._cards |= {n: card for n, card in adapters.items() if n not in self._cards}
         return self._cards
+
+    def _runs_adapter(self, entry: ModelEntry, name: str) -> bool:
+        """Return whether turns of that name run on this model: another one may have an adapter of that name."""
+        hellos = self._core.hellos_of(name)
+        return not hellos or hellos[0].model == entry.name
 
     def _build_card(self, entry: ModelEntry, name: str) -> ModelCard:
         """Return the card of a model, or of one of its adapters."""
