@@ -218,11 +218,12 @@ def _check_complete(
     part: ModelPart,
 ) -> None:
     """Refuse an adapter that lacks tensors which its configuration names."""
-    if config.get("layers_to_transform") is not None:
-        return
+    layers = config.get("layers_to_transform")
+    listed = layers if isinstance(layers, list) else [layers]
+    has_all = layers in (None, []) or isinstance(config.get("target_modules"), str)  # as in peft
     present = {(each.block, each.module) for each in found}
     for block in range(part.first, part.last):
-        for module in split_modules(plan, block):
+        for module in split_modules(plan, block) if has_all or block in listed else ():
             path = f"{plan.family.tables.blocks}.{block}.{module}"
             is_wanted = _names(config.get("target_modules"), path)
             is_wanted = is_wanted and not _names(config.get("exclude_modules"), path)

@@ -120,6 +120,20 @@ def test_tensors_that_do_not_fit_are_refused(
     assert sentence in refusal(model, folder)
 
 
+@pytest.mark.parametrize(("layers", "is_refused"), [([1, 3], True), (1, True), ([0, 3], False)])
+def test_missing_tensors_of_listed_layers_are_refused(
+    model: Path, good: Path, tmp_path: Path, layers: int | list[int], is_refused: bool
+) -> None:
+    folder = changed(good, tmp_path / "adapter", layers_to_transform=layers)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    _drop_both(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    if is_refused:
+        assert "has no tensors for self_attn.q_proj of block 1" in refusal(model, folder)
+    else:
+        plan_shape(model, 0, 4, replace(OPTIONS, adapters={"law": folder}))
+
+
 def test_rank_above_the_limit_is_refused(model: Path, good: Path) -> None:
     assert "has rank 4; allowed: at most 2" in refusal(model, good, max_lora_rank=2)
 
