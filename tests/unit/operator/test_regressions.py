@@ -11,7 +11,7 @@ from support.operator.model_cluster import ModelCluster, inspect_demo_model, mak
 
 from modelswarm.errors import UserError
 from modelswarm.kube.errors import RejectedError
-from modelswarm.resources.spec import Model
+from modelswarm.resources.spec import Model, Spec
 from modelswarm_operator.controller.executor import Executor
 from modelswarm_operator.controller.worker import Workers, WorkItem
 from modelswarm_operator.informer.cache import Cache
@@ -22,6 +22,7 @@ from modelswarm_operator.kube.resources import SWARM
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.manifests.pod_template import apply_patches
 from modelswarm_operator.reconcile.model.facts import parse_inspection
+from modelswarm_operator.reconcile.model.span_plan import make_layout
 from modelswarm_operator.reconcile.pods.inventory import NodeHealth, NodeState
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import Decision, DeletePod, LabelPod, RecordEvent
@@ -85,6 +86,19 @@ MALFORMED_OUTPUTS = [
 def test_malformed_inspection_output_is_a_user_error(output: str) -> None:
     with pytest.raises(UserError):
         parse_inspection(Model.model_validate({"source": "pvc://claim/model"}), output)
+
+
+def test_scaled_swarm_of_a_stored_plan_is_refused_above_the_most() -> None:
+    """The number of automatic spans is not in the document, so no rule of the API server sees the product."""
+    large = json.dumps({**json.loads(inspect_demo_model()), "blockElements": 100_000_000})
+    known = parse_inspection(Model.model_validate({"source": "pvc://claim/model"}), large)
+    pools = [{"name": "cpu", "resources": {"limits": {"memory": "3000Mi"}}}]
+    spec = Spec.model_validate({"model": {"source": "pvc://claim/model"}, "pools": pools})
+    stored = make_layout("a", spec, known, None).plan
+    assert len(stored.spans) > 4
+    scaled = spec.model_copy(update={"replicas": 1000})
+    with pytest.raises(UserError, match=r"^spec\.replicas: 1000 servers for each of \d+ spans"):
+        make_layout("a", scaled, known, stored)
 
 
 POD: Json = {

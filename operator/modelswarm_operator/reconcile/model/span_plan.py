@@ -12,10 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from modelswarm.errors import UserError
 from modelswarm.placement.memory import ServerMemory
 from modelswarm.placement.plan import plan_swarm, pool_hardware
 from modelswarm.placement.quantity import quantity_of
-from modelswarm.resources.spec import API_VERSION, KIND, Metadata, ModelSwarm, Pool, Spec
+from modelswarm.resources.spec import (
+    API_VERSION,
+    KIND,
+    Metadata,
+    ModelSwarm,
+    Pool,
+    Spec,
+    servers_fault,
+)
 from modelswarm.resources.status import ModelStatus, PlannedMemory, PlannedSpan, PlanStatus
 from modelswarm_operator.reconcile.model.facts import facts_of, is_from_hub, pinned_address
 from modelswarm_operator.reconcile.model.node_accelerators import (
@@ -81,6 +90,8 @@ def make_layout(
     else:
         plan = _make_plan(name, spec, known, digest, accelerators)
     spans = plan.spans
+    if fault := servers_fault(len(spans), spec.replicas):  # a stored plan knew other replicas
+        raise UserError("spec.replicas", fault)
     pools = spec.pools or (DEFAULT_POOL,)
     # Templates are long, and a large swarm has thousands of pairs: each part is hashed once.
     shared["dtype"] = plan.dtype
