@@ -17,7 +17,9 @@ MAX_BLOCKS = 4096
 
 _TABLES = frozenset(name for family in FAMILIES.values() for name in family.tables.names)
 _LISTS = {family.tables.blocks for family in FAMILIES.values()}
-_BLOCK = re.compile(rf"^(?:{'|'.join(re.escape(name) for name in sorted(_LISTS))})\.(\d+)\.")
+_BLOCK = re.compile(
+    rf"^(?:{'|'.join(re.escape(name) for name in sorted(_LISTS))})\.([0-9]{{1,9}})\."
+)
 _BASES = ("model.", "transformer.")
 """Beginnings of names that a checkpoint of the base model leaves out, as those of GPT-2, BLOOM and OPT do."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from modelswarm.checkpoint.config.fields import Fields, is_positive, refuse
+from modelswarm.checkpoint.config.fields import POSITIVE, Fields, is_count, is_positive, refuse
 from modelswarm.checkpoint.config.rope_checks import check_rope, is_number
 from modelswarm.checkpoint.families.family import BlockPath, Family
 from modelswarm.checkpoint.families.table import ACTIVATIONS, FAMILIES, LAYER_TYPES
@@ -18,6 +18,8 @@ from modelswarm.checkpoint.families.table import ACTIVATIONS, FAMILIES, LAYER_TY
 UNQUANTISED = (
     "quantised checkpoints are not served, allowed are weights in float32, bfloat16 or float16"
 )
+MAX_EXPERTS = 4096
+"""Most experts of a block: each has a name in the plan of the tensors. The largest models have a few hundred."""
 ADDING = "docs/reference/adding-a-model-family.md says how to add one"
 _QUANTISATION_FIELDS = ("quantization_config", "compression_config", "quantization")
 _PORTED_CLASSES = ("Config", "Model", "ForCausalLM")
@@ -77,13 +79,15 @@ def _check_heads(fields: Fields) -> None:
 
 
 def _check_experts(fields: Fields) -> None:
-    """Refuse a router that picks more experts than there are."""
+    """Refuse too many experts, and a router that picks more than there are."""
     if not fields.family.experts:
         return
     count, picked = (
         fields.integer(fields.family.expert_count),
         fields.integer("num_experts_per_tok"),
     )
+    if count > MAX_EXPERTS:
+        fields.refuse(fields.family.expert_count, count, f"allowed are at most {MAX_EXPERTS}")
     if picked > count:
         rule = f"allowed are at most {fields.own_name(fields.family.expert_count)}, {count}"
         fields.refuse("num_experts_per_tok", picked, rule)
@@ -95,7 +99,7 @@ def _check_window(fields: Fields) -> None:
     if window is None or fields.get("use_sliding_window") is False:
         return
     if not is_positive(window):
-        fields.refuse("sliding_window", window, "allowed is a positive integer")
+        fields.refuse("sliding_window", window, POSITIVE)
 
 
 def _family_of(config: Mapping[str, Any], path: Path) -> Family:
@@ -171,17 +175,24 @@ def _is_token(value: object) -> bool:
     return all(isinstance(each, int) and not isinstance(each, bool) for each in ids)
 
 
+def _are_counts(value: object) -> bool:
+    return isinstance(value, list) and all(map(is_count, value))
+
+
 def _is_positive_number(value: object) -> bool:
     return is_number(value) and value > 0  # type: ignore[operator]  # is_number says so
 
 
 _Rule = tuple[Callable[[object], bool], str]
-_INTEGER: _Rule = (is_positive, "a positive integer")
+_INTEGER: _Rule = (is_positive, POSITIVE.removeprefix("allowed is "))
+_COUNT: _Rule = (is_count, "an integer from 0 on")
 _NUMBER: _Rule = (_is_positive_number, "a number above 0")
 _FLAG: _Rule = (lambda value: isinstance(value, bool), "true or false")
 _TOKEN: _Rule = (_is_token, "a token id or a list of them")
 _FIELDS: dict[str, _Rule] = {
-    **dict.fromkeys(("head_dim", "intermediate_size"), _INTEGER),
+    **dict.fromkeys(("head_dim", "intermediate_size", "decoder_sparse_step"), _INTEGER),
+    **dict.fromkeys(("first_k_dense_replace", "num_nextn_predict_layers"), _COUNT),
+    "mlp_only_layers": (_are_counts, "a list of numbers of blocks"),
     **dict.fromkeys(
         (
             *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),

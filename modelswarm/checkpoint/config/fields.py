@@ -16,6 +16,9 @@ from modelswarm.checkpoint.families.family import Family
 from modelswarm.errors import ModelSourceError
 
 MAX_VALUE_CHARACTERS = 80  # of a value that is shown in a sentence
+MAX_INTEGER = 2**53
+"""Largest integer that every JSON reader represents exactly; the operator's facts hold no larger one."""
+POSITIVE = "allowed is a positive integer up to 2^53"
 
 Dimension: TypeAlias = tuple[str, int]
 """The fields of config.json that give one dimension, and the number that they give."""
@@ -58,7 +61,7 @@ class Fields:
         if isinstance(value, str) and self.values.get(self.own_name(name)) is None:
             return self.dimension(value)[1]
         if not is_positive(value):
-            self.refuse(name, value, "allowed is a positive integer")
+            self.refuse(name, value, POSITIVE)
         assert isinstance(value, int)
         return value
 
@@ -84,6 +87,11 @@ class Fields:
         return self.integer("head_dim")
 
 
+def is_count(value: object) -> bool:
+    """True for an integer from 0 to MAX_INTEGER; JSON's true is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INTEGER
+
+
 def is_positive(value: object) -> bool:
-    """True for an integer above 0; JSON's true is none."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    """True for an integer from 1 to MAX_INTEGER."""
+    return is_count(value) and value != 0

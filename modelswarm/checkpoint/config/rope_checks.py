@@ -6,7 +6,7 @@ the text. Knows no files.
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
@@ -54,7 +54,8 @@ def check_rope(text: Mapping[str, Any], refuse: Refuse, is_partial_served: bool)
 def is_number(value: object) -> bool:
     """True for a finite number; Python's JSON also has NaN and Infinity."""
     is_numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_numeric and math.isfinite(value)  # type: ignore[arg-type]
+    # An integer may be larger than any float.
+    return is_numeric and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
 
 
 def _check_one(rope: object, field: str, refuse: Refuse, is_partial_served: bool) -> None:

@@ -73,6 +73,14 @@ DEEPSEEK_V2 = Family(
     limits={"attention_bias": (False,), "mlp_bias": (False,)},
     refused=("FP8 weights",),
 )
+
+
+def _follows_dense(values: Mapping[str, Any], block: int) -> bool:
+    """True if a block of DeepSeek-V3 has experts."""
+    first = values.get("first_k_dense_replace")
+    return bool(block >= (3 if first is None else first))
+
+
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     name="deepseek_v3",
@@ -90,7 +98,7 @@ DEEPSEEK_V3 = replace(
         "num_nextn_predict_layers": 1,
     },
     experts={**_EXPERTS, "mlp.gate.e_score_correction_bias": "n_routed_experts"},
-    has_experts=lambda values, block: block >= values.get("first_k_dense_replace", 3),
+    has_experts=_follows_dense,
     spare_blocks="num_nextn_predict_layers",
     refused=("FP8 weights", "prediction of several tokens: its block is left out"),
 )

@@ -15,9 +15,9 @@ import pytest
 from support.models.tiny_models import TINY, VOCAB, load_whole, make_model, write_tokenizer
 from transformers import AutoConfig
 
-from modelswarm.checkpoint.facts import read_config, read_facts
+from modelswarm.checkpoint.facts import read_config, read_config_and_plan, read_facts
 from modelswarm.checkpoint.families.table import FAMILIES
-from modelswarm.checkpoint.tensor_names import block_of
+from modelswarm.checkpoint.tensor_names import block_of, canonical_name
 from modelswarm.checkpoint.tokenizer import (
     MAX_SETTINGS_BYTES,
     MAX_TOKENIZER_BYTES,
@@ -188,6 +188,42 @@ def test_tokenizer_larger_than_the_vocabulary_is_refused(copy: Path) -> None:
         ModelSourceError, match=r"vocab_size .* is 150, but .* has ids up to 199; allowed .* 200"
     ):
         check_tokenizer(copy, 150)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "field", "value"),
+    [
+        ("deepseek_v3", "first_k_dense_replace", "1"),
+        ("deepseek_v3", "num_nextn_predict_layers", "x"),
+        ("deepseek_v3", "n_routed_experts", 10**9),
+        ("qwen3_moe", "decoder_sparse_step", "2"),
+        ("qwen3_moe", "mlp_only_layers", 2),
+        ("qwen3_moe", "num_experts", 10**9),
+        ("llama", "max_position_embeddings", 2**53 + 1),
+        ("llama", "rms_norm_eps", 10**400),
+    ],
+)
+def test_value_of_another_kind_is_refused_by_its_field(
+    tmp_path: Path, model_type: str, field: str, value: object
+) -> None:
+    write_config(tmp_path, model_type, **{field: value})
+    with pytest.raises(ModelSourceError, match=rf"config.json: {field} is .*; allowed (is|are) "):
+        read_config(tmp_path)
+
+
+def test_missing_number_of_dense_blocks_is_the_default(tmp_path: Path) -> None:
+    write_config(tmp_path, "deepseek_v3", first_k_dense_replace=None)
+    assert read_config_and_plan(tmp_path)[1].sparse_blocks == {3}
+
+
+def write_config(folder: Path, model_type: str, **changes: object) -> None:
+    fields = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+    text = json.dumps({"model_type": model_type, **fields, **changes})
+    (folder / "config.json").write_text(text)
+
+
+def test_number_of_a_block_beyond_any_model_is_no_block() -> None:
+    assert canonical_name(f"model.layers.{'9' * 5000}.x") is None
 
 
 def test_facts_import_no_torch() -> None:
