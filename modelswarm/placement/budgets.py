@@ -87,6 +87,10 @@ class Budget:
         """Bytes that the server may use; None: no limit."""
         return None if self.memory is None else int(self.fraction * self.memory)
 
+    def most_pages(self, span: Span) -> int | None:
+        """Return the most pages of a server of this span; None: no limit."""
+        return None if self.size is None else self.memory_of(span).most_pages(self.size)
+
     def needed(self, pages: int) -> Callable[[Span], int]:
         """Return the function of a span that tells the smallest memory of a server with these pages."""
         return lambda span: math.ceil(self.memory_of(span).needed(pages) / self.fraction)

@@ -27,9 +27,15 @@ from modelswarm.placement.dtype import (
     choose_dtype,
     gpus_of_capability,
 )
-from modelswarm.placement.memory import TOKEN_BUDGET, MemoryModel, ServerMemory
+from modelswarm.placement.memory import TOKEN_BUDGET, ServerMemory
 from modelswarm.placement.quantity import human_bytes
-from modelswarm.placement.spans import Span, automatic_spans, even_spans, given_spans
+from modelswarm.placement.spans import (
+    Span,
+    automatic_spans,
+    even_spans,
+    given_spans,
+    smallest_spans,
+)
 from modelswarm.resources.accelerators import check_pool_template, has_accelerator
 from modelswarm.resources.spec import (
     MAX_LORA_RANK,
@@ -142,7 +148,9 @@ def plan_swarm(
     if fault := servers_fault(len(spans), spec.replicas):
         raise UserError("spec.replicas", fault)
     per_block = facts.kv_bytes(dtype)
-    servers = tuple(_plan_server(spec, max_length, span, per_block, budgets) for span in spans)
+    servers = tuple(
+        _plan_server(spec, max_length, span, spans, per_block, budgets) for span in spans
+    )
     return SwarmPlan(
         name=swarm.metadata.name,
         served_name=swarm.served_name,
@@ -212,25 +220,30 @@ def _plan_spans(
     if spec.spans.count is not None:
         return even_spans(n_blocks, spec.spans.count)
     pages = pages_for_sessions(spec.sessions.concurrent or 1, max_length)
-    found = [automatic_spans(n_blocks, budget.needed(pages), budget.memory) for budget in budgets]
+    found = [
+        automatic_spans(n_blocks, budget.needed(pages), budget.memory, budget.field)
+        for budget in budgets
+    ]
     return max(found, key=len)  # the fewest that keep every budget
 
 
 def _plan_server(
-    spec: Spec, max_length: int, span: Span, per_block: int, budgets: Sequence[Budget]
+    spec: Spec,
+    max_length: int,
+    span: Span,
+    spans: Sequence[Span],
+    per_block: int,
+    budgets: Sequence[Budget],
 ) -> ServerPlan:
-    """`per_block`: KV bytes of one position in one block."""
+    """`spans`: all of the plan; `per_block`: KV bytes of one position in one block."""
     memories = [budget.memory_of(span) for budget in budgets]
-    rooms = [
-        None if budget.size is None else memory.most_pages(budget.size)
-        for budget, memory in zip(budgets, memories, strict=True)
-    ]
+    rooms = [budget.most_pages(span) for budget in budgets]
     room = min((each for each in rooms if each is not None), default=None)
     pages = _page_count(spec, max_length, memories[0].kv_per_page, room)
-    for budget, memory, each in zip(budgets, memories, rooms, strict=True):
+    for budget, each in zip(budgets, rooms, strict=True):
         if each is not None and (each < MIN_PAGES or pages > each):
             wanted = max(pages, MIN_PAGES)
-            raise _does_not_fit(spec, max_length, span, budget, memory, wanted, each)
+            raise _does_not_fit(spec, max_length, span, spans, budget, budgets, wanted)
     host = memories[-1].with_pages(pages) if len(budgets) > 1 else None
     return ServerPlan(span, span.blocks * per_block, pages, memories[0].with_pages(pages), host)
 
@@ -239,29 +252,34 @@ def _does_not_fit(
     spec: Spec,
     max_length: int,
     span: Span,
+    spans: Sequence[Span],
     budget: Budget,
-    memory: MemoryModel,
+    budgets: Sequence[Budget],
     pages: int,
-    room: int,
 ) -> UserError:
-    """Return the error of a server with `pages` pages where `room` fit, with the smallest limit that works."""
-    needs, concurrent = memory.with_pages(pages), spec.sessions.concurrent
-    least = budget.at_least(needs.total)
-    fitting = full_sessions(room, max_length)
+    """Return the error of a server with `pages` pages, with numbers that work for the servers of all spans."""
+
+    def at_least(pages: int) -> str:
+        return budget.at_least(max(budget.memory_of(each).needed(pages) for each in spans))
+
+    needs, concurrent = budget.memory_of(span).with_pages(pages), spec.sessions.concurrent
+    rooms = [each.most_pages(part) for each in budgets for part in spans]
+    fitting = full_sessions(min(room for room in rooms if room is not None), max_length)
     if concurrent is not None and fitting > 0:
         return UserError(
             "spec.sessions.concurrent",
             f"{concurrent} sessions of {max_length} positions do not fit on a server of blocks {span} in {budget}: it "
-            f"needs {human_bytes(needs.total)} ({needs}); allowed: at most {fitting}, or a limit of {least} or more",
+            f"needs {human_bytes(needs.total)} ({needs}); allowed: at most {fitting}, or a limit of "
+            f"{at_least(pages)} or more",
         )
-    cures = [f"at least {least}"]
-    if (budget.size or 0) > memory.needed(0) - memory.weights - memory.activations:
+    cures = [f"at least {at_least(pages)}"]
+    needed = budget.needed(pages)
+    if max(map(needed, smallest_spans(spans[-1].last))) <= (budget.memory or 0):
         cures.append("more spans")
     if concurrent is not None:
         cures.append("a smaller spec.sessions.maxLength")
     elif (full := pages_for_sessions(1, max_length)) > pages:
-        whole = budget.at_least(memory.needed(full))
-        cures[0] += f" ({whole} for a session of {max_length} positions)"
+        cures[0] += f" ({at_least(full)} for a session of {max_length} positions)"
     return UserError(
         budget.field,
         f"a server of blocks {span} needs {human_bytes(needs.total)} ({needs}), but has {budget}; "

@@ -49,6 +49,11 @@ def even_spans(n_blocks: int, count: int) -> tuple[Span, ...]:
     return tuple(_even_span(n_blocks, count, index) for index in range(count))
 
 
+def smallest_spans(n_blocks: int) -> tuple[Span, ...]:
+    """Return as many spans as a model may have."""
+    return even_spans(n_blocks, min(n_blocks, MAX_SPANS))
+
+
 def _even_span(n_blocks: int, count: int, index: int) -> Span:
     size, larger = divmod(n_blocks, count)
     first = index * size + min(index, larger)
@@ -76,12 +81,16 @@ def given_spans(n_blocks: int, ranges: Sequence[tuple[int, int]]) -> tuple[Span,
 
 
 def automatic_spans(
-    n_blocks: int, needed: Callable[[Span], int], available: int | None
+    n_blocks: int,
+    needed: Callable[[Span], int],
+    available: int | None,
+    field: str = "spec.spans",
 ) -> tuple[Span, ...]:
     """Return as few even spans as the memory of a server allows: `needed(span)` <= `available` bytes for each.
 
-    Without a limit that is one span. UserError if even the smallest spans are too large. A bisection finds the number:
-    `needed` grows with the blocks of a span. Where groups of large and small blocks take turns, it may find more spans.
+    Without a limit that is one span. UserError of `field` if even the smallest spans are too large. A bisection finds
+    the number: `needed` grows with the blocks of a span. Where groups of large and small blocks take turns, it may find
+    more spans.
     """
     if available is None:
         return even_spans(n_blocks, 1)
@@ -89,13 +98,13 @@ def automatic_spans(
     def largest(count: int) -> int:
         return max(map(needed, even_spans(n_blocks, count)))
 
-    most = min(n_blocks, MAX_SPANS)
+    most = len(smallest_spans(n_blocks))
     count = 1 + bisect_left(range(1, most + 1), True, key=lambda count: largest(count) <= available)
     if count <= most:
         return even_spans(n_blocks, count)
     least = largest(most)
     raise UserError(
-        "spec.spans",
+        field,
         f"a server of one of {most} spans still needs {human_bytes(least)} of memory, but has "
         f"{human_bytes(available)}; allowed: at least {limit_at_least(least)}, or smaller sessions",
     )

@@ -197,6 +197,37 @@ def test_sessions_that_do_not_fit_are_refused_with_both_cures() -> None:
         plan({"memory": "1Gi"}, sessions={"concurrent": int(found[1]) + 1})
 
 
+def test_number_of_sessions_that_fit_is_that_of_all_servers() -> None:
+    """The first server has room for more of them than the larger one behind it, and than the pool beside it."""
+    ranges = [{"first": 0, "last": 1}, {"first": 1, "last": 8}]
+    spec = {"spans": {"ranges": ranges}, "pools": [gpu_pool(memory="2Gi", host="3400Mi")]}
+    with pytest.raises(UserError) as refused:
+        plan(**spec, sessions={"concurrent": 5000})
+    found = re.search(r"at most (\d+), or a limit of", refused.value.message)
+    assert found is not None
+    assert plan(**spec, sessions={"concurrent": int(found[1])}).full_sessions > 0
+
+
+def test_more_spans_are_no_cure_if_none_are_small_enough() -> None:
+    large = replace(FACTS, block_elements=100_000_000)
+    limits = {"memory": "1900Mi"}
+    with pytest.raises(UserError) as refused:
+        plan(limits, facts=large, spans={"count": 2})
+    assert "more spans" not in refused.value.message
+    with pytest.raises(UserError, match="or more spans"):
+        plan({"memory": "5Gi"}, facts=large, spans={"count": 1})
+    assert len(plan({"memory": "5Gi"}, facts=large, spans={"count": 8}).servers) == 8
+
+
+def test_refused_automatic_spans_name_the_field_of_their_limit() -> None:
+    large = replace(FACTS, block_elements=100_000_000)
+    for pool, field in ((gpu_pool(memory="1Gi"), "accelerator.memory"),
+                        (gpu_pool(memory="80Gi", host="1Gi"), "resources.limits.memory")):  # fmt: skip
+        with pytest.raises(UserError) as refused:
+            plan(pools=[pool], spans={}, facts=large)
+        assert refused.value.field == f"spec.pools[].{field}"
+
+
 def gpu_pool(name: str = "a", memory: str | None = None, host: str | None = None) -> dict[str, Any]:
     """Return a pool whose servers have a GPU with this `memory`, in a container of `host` bytes."""
     limits = {"nvidia.com/gpu": 1} | ({"memory": host} if host else {})
