@@ -273,8 +273,9 @@ def _does_not_fit(
             f"{at_least(pages)} or more",
         )
     cures = [f"at least {at_least(pages)}"]
-    needed = budget.needed(pages)
-    if max(map(needed, smallest_spans(spans[-1].last))) <= (budget.memory or 0):
+    smallest = smallest_spans(spans[-1].last)
+    known = [each for each in budgets if each.memory is not None]
+    if all(max(map(each.needed(pages), smallest)) <= (each.memory or 0) for each in known):
         cures.append("more spans")
     if concurrent is not None:
         cures.append("a smaller spec.sessions.maxLength")
