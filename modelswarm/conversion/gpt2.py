@@ -7,6 +7,7 @@ never guessed. `torch.nn.Linear` has the transpose of GPT-2's weights. Writes on
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from modelswarm.checkpoint.facts import read_facts
 from modelswarm.checkpoint.tensor_index import SINGLE_FILE
 from modelswarm.checkpoint.tokenizer import TOKENIZER_FILE, check_tokenizer
 from modelswarm.conversion.state_file import FIELD, StateFile
-from modelswarm.errors import UserError
+from modelswarm.errors import ModelSourceError, UserError
 
 ACTIVATIONS = ("gelu_new", "gelu", "relu")
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -82,6 +85,7 @@ def convert_gpt2(file: StateFile, heads: int | None, activation: str | None) -> 
     _check_shapes({**tensors, _HEAD: head}, {**wanted, _HEAD: wanted[_TOKENS]})
     is_tied = torch.equal(head, tensors[_TOKENS])
     settings = {name: file.settings[name] for name in _COPIED if name in file.settings}
+    _check_plain(settings)
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -121,9 +125,21 @@ def write_model(model: Gpt2Model, folder: Path, tokenizer: Path | None = None) -
             for name in _TOKENIZER_FILES:
                 if tokenizer is not None and (tokenizer / name).is_file():
                     shutil.copyfile(tokenizer / name, part / name)
+            _check_written(part)
             part.replace(folder)
     except OSError as error:
         raise UserError("FOLDER", f"{folder} cannot be written: {error.strerror}") from error
+    except SafetensorError as error:  # also of a full disk
+        raise UserError("FOLDER", f"{folder} cannot be written: {error}") from error
+
+
+def _check_written(folder: Path) -> None:
+    """Refuse settings of the file with which no server would take the model."""
+    try:
+        read_facts(folder)
+    except ModelSourceError as error:
+        message = error.message.replace(f"{folder}/", "")
+        raise UserError(FIELD, f"its model cannot be served: {message}") from error
 
 
 def _matrix(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
@@ -138,8 +154,16 @@ def _matrix(tensors: Mapping[str, Tensor], name: str) -> tuple[int, int]:
 
 def _without_buffers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights by their names inside of `transformer`."""
-    names = {name: name.removeprefix("transformer.") for name in state}
-    return {short: state[name] for name, short in names.items() if not _BUFFER.fullmatch(short)}
+    found: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        short = name.removeprefix("transformer.")
+        if short in found:
+            raise UserError(
+                FIELD, f"has {short} twice, also as {name}; allowed: one of each tensor"
+            )
+        if not _BUFFER.fullmatch(short):
+            found[short] = tensor
+    return found
 
 
 def _is_transposed(tensors: Mapping[str, Tensor]) -> bool:
@@ -203,13 +227,26 @@ def _common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
         found = ", ".join(sorted(map(str, dtypes)))
         allowed = ", ".join(_DTYPES.values())
         raise UserError(FIELD, f"its weights are {found}; allowed: all {allowed}")
+    if any(each.is_meta or each.layout != torch.strided for each in tensors.values()):
+        raise UserError(FIELD, "has tensors that are sparse or without values; allowed: dense ones")
     return dtypes.pop()
+
+
+def _check_plain(settings: Mapping[str, Any]) -> None:
+    """Refuse settings that transformers' GPT2Config would not take."""
+    for name, value in settings.items():
+        kind = {"activation_function": str, "layer_norm_epsilon": float}.get(name, bool)
+        is_plain = type(value) is kind or (value is None and kind is str)
+        if not is_plain or (kind is float and not math.isfinite(value)):
+            raise UserError(FIELD, f"its {name} is {value!r}; allowed: a {kind.__name__}")
 
 
 def _heads(settings: Mapping[str, Any], given: int | None, width: int) -> int:
     known = next((settings[name] for name in _HEADS if name in settings), None)
     if known is None and given is None:
         raise UserError("--heads", "the file does not say how many heads a block has; give it")
+    if known is not None and type(known) is not int:
+        raise UserError(FIELD, f"its number of heads is {known!r}; allowed: an integer")
     if None not in (known, given) and known != given:
         raise UserError("--heads", f"{given}, and the file says {known}; leave it out")
     count = given if known is None else known

@@ -51,7 +51,11 @@ def read_state_file(path: Path) -> StateFile:
         for key in reversed(_SETTINGS):
             found = content.get(key)
             settings |= found if isinstance(found, Mapping) else {}
-    return StateFile({_without_prefixes(name): tensor for name, tensor in state.items()}, settings)
+    tensors = {_without_prefixes(name): tensor for name, tensor in state.items()}
+    if len(tensors) < len(state):
+        prefixes = " and ".join(_PREFIXES)
+        raise UserError(FIELD, f"has a tensor twice, with and without {prefixes}; allowed: one")
+    return StateFile(tensors, settings)
 
 
 def _load(path: Path) -> Any:

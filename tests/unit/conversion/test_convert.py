@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,42 @@ BAD: dict[str, tuple[Callable[[State], Any], tuple[str, ...], str, str]] = {
         "STATE_DICT",
         "allowed: all float32",
     ),
+    "a tensor twice": (
+        changed("wpe.weight", torch.ones(512, 64)),
+        HEADS,
+        "STATE_DICT",
+        "has wpe.weight twice",
+    ),
+    "a tensor twice by a prefix": (
+        changed("module.lm_head.weight", torch.ones(VOCAB, 64)),
+        HEADS,
+        "STATE_DICT",
+        "has a tensor twice",
+    ),
+    "a tensor without values": (
+        changed("lm_head.weight", torch.ones(VOCAB, 64, device="meta")),
+        HEADS,
+        "STATE_DICT",
+        "allowed: dense ones",
+    ),
+    "heads of another kind": (
+        lambda state: {"model": state, "config": {"n_head": torch.tensor([4, 4])}},
+        HEADS,
+        "STATE_DICT",
+        "its number of heads is tensor",
+    ),
+    "a setting of another kind": (
+        lambda state: {"model": state, "config": {"layer_norm_epsilon": torch.tensor(1e-5)}},
+        HEADS,
+        "STATE_DICT",
+        "its layer_norm_epsilon is tensor.*; allowed: a float",
+    ),
+    "a setting that no server takes": (
+        lambda state: {"model": state, "config": {"reorder_and_upcast_attn": True}},
+        HEADS,
+        "STATE_DICT",
+        "cannot be served: config.json: reorder_and_upcast_attn is True; allowed is false",
+    ),
     "no tokenizer": (
         lambda state: state,
         (*HEADS, "--tokenizer-name", "."),
@@ -244,6 +281,21 @@ def test_bad_input_is_named(
     done = convert(tmp_path, make(gpt2[1].state_dict()), *options)
     check_refused(tmp_path, done, field, part)
     assert "code of the file ran" not in capsys.readouterr().out
+
+
+def test_folder_that_cannot_be_written_whole_is_named(
+    tmp_path: Path, gpt2: tuple[Path, Any]
+) -> None:
+    """A limit on the size of files stands for a full disk: both end the write of the weights."""
+    torch.save(gpt2[1].state_dict(), tmp_path / "state.pt")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        done = convert_file(tmp_path, *HEADS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    check_refused(tmp_path, done, "FOLDER", "out cannot be written: ")
+    assert [each.name for each in tmp_path.iterdir()] == ["state.pt"]
 
 
 def check_refused(tmp_path: Path, done: Result, field: str, part: str) -> None:
