@@ -110,7 +110,8 @@ def read_header(folder: Path, file: str) -> dict[str, TensorEntry]:
         raise ModelSourceError("model", f"{folder} has no {file} (safetensors weights are needed)")
     size, raw = _header_bytes(path)
     try:
-        header = json.loads(raw)
+        header = json.loads(raw.decode("utf-8"))  # bytes may be UTF-16, or begin with a mark
+        _check_metadata(header.get("__metadata__"))
         entries = {
             name: _parse_entry(file, name, fields)
             for name, fields in header.items()
@@ -125,6 +126,14 @@ def read_header(folder: Path, file: str) -> dict[str, TensorEntry]:
     if rest > 0:
         raise ModelSourceError("model", f"{path} has {rest} bytes behind its last tensor")
     return entries
+
+
+def _check_metadata(metadata: object) -> None:
+    """ValueError for other metadata than texts, which the library that loads the weights refuses."""
+    if metadata is not None and not isinstance(metadata, dict):
+        raise ValueError("metadata")
+    if not all(isinstance(value, str) for value in (metadata or {}).values()):
+        raise ValueError("metadata")
 
 
 def read_samples(path: Path) -> Iterator[bytes]:
@@ -164,6 +173,8 @@ def _data_size(header: dict[str, Any]) -> int:
         width = _ELEMENT_BYTES.get(fields["dtype"])
         if start != end or stop < start or min(fields["shape"], default=0) < 0:
             raise ValueError("offsets")
+        if any(type(n) is not int for n in fields["shape"]):
+            raise ValueError("shape")
         if width is not None and stop - start != width * math.prod(fields["shape"]):
             raise ValueError("size")
         end = stop

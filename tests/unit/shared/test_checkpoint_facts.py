@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError, safe_open
 from support.models.tiny_models import TINY, VOCAB, load_whole, make_model, write_tokenizer
 from transformers import AutoConfig
 
 from modelswarm.checkpoint.facts import read_config, read_config_and_plan, read_facts
 from modelswarm.checkpoint.families.table import FAMILIES
+from modelswarm.checkpoint.tensor_index import read_header
 from modelswarm.checkpoint.tensor_names import block_of, canonical_name
 from modelswarm.checkpoint.tokenizer import (
     MAX_SETTINGS_BYTES,
@@ -224,6 +226,28 @@ def write_config(folder: Path, model_type: str, **changes: object) -> None:
 
 def test_number_of_a_block_beyond_any_model_is_no_block() -> None:
     assert canonical_name(f"model.layers.{'9' * 5000}.x") is None
+
+
+HEADER = '{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEADER.encode("utf-8-sig"),
+        HEADER.encode("utf-16"),
+        HEADER.replace("[1]", "[1.0]").encode(),
+        HEADER.replace("}}", '},"__metadata__":["x"]}').encode(),
+        HEADER.replace("}}", '},"__metadata__":{"x":1}}').encode(),
+    ],
+)
+def test_header_that_the_library_refuses_is_refused(tmp_path: Path, text: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with pytest.raises(SafetensorError), safe_open(path, framework="pt"):
+        pass
+    with pytest.raises(ModelSourceError, match="is not a safetensors file"):
+        read_header(tmp_path, path.name)
 
 
 def test_facts_import_no_torch() -> None:
