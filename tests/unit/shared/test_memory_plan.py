@@ -217,6 +217,10 @@ def test_more_spans_are_no_cure_if_none_are_small_enough() -> None:
     with pytest.raises(UserError, match="or more spans"):
         plan({"memory": "5Gi"}, facts=large, spans={"count": 1})
     assert len(plan({"memory": "5Gi"}, facts=large, spans={"count": 8}).servers) == 8
+    pools = [gpu_pool(memory="3Gi", host="1Gi")]  # the container has no room for any span
+    with pytest.raises(UserError, match=r"accelerator\.memory: ") as refused:
+        plan(pools=pools, facts=large, spans={"count": 1})
+    assert "more spans" not in refused.value.message
 
 
 def test_refused_automatic_spans_name_the_field_of_their_limit() -> None:
