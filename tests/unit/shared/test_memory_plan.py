@@ -200,7 +200,10 @@ def test_sessions_that_do_not_fit_are_refused_with_both_cures() -> None:
 def test_number_of_sessions_that_fit_is_that_of_all_servers() -> None:
     """The first server has room for more of them than the larger one behind it, and than the pool beside it."""
     ranges = [{"first": 0, "last": 1}, {"first": 1, "last": 8}]
-    spec = {"spans": {"ranges": ranges}, "pools": [gpu_pool(memory="2Gi", host="3400Mi")]}
+    spec: dict[str, Any] = {
+        "spans": {"ranges": ranges},
+        "pools": [gpu_pool(memory="2Gi", host="3400Mi")],
+    }
     with pytest.raises(UserError) as refused:
         plan(**spec, sessions={"concurrent": 5000})
     found = re.search(r"at most (\d+), or a limit of", refused.value.message)
@@ -217,7 +220,7 @@ def test_more_spans_are_no_cure_if_none_are_small_enough() -> None:
     with pytest.raises(UserError, match="or more spans"):
         plan({"memory": "5Gi"}, facts=large, spans={"count": 1})
     assert len(plan({"memory": "5Gi"}, facts=large, spans={"count": 8}).servers) == 8
-    pools = [gpu_pool(memory="3Gi", host="1Gi")]  # the container has no room for any span
+    pools = [gpu_pool(memory="6Gi", host="1Gi")]  # the container has no room for any span
     with pytest.raises(UserError, match=r"accelerator\.memory: ") as refused:
         plan(pools=pools, facts=large, spans={"count": 1})
     assert "more spans" not in refused.value.message
