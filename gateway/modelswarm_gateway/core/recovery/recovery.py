@@ -205,7 +205,7 @@ class Recovery:
         elif answer.refusal is Refusal.STALE_EPOCH:
             self._on_stale_epoch(session, hop, answer, now)
         elif answer.refusal is not None:
-            self._on_refusal(session, hop, answer.refusal, answer.free_pages, now)
+            self._on_refusal(session, hop, answer.refusal, answer, now)
         else:
             self._on_fenced(session, hop, answer, now)
 
@@ -250,7 +250,7 @@ class Recovery:
                 self.hop_messages.send_fence(session, hop)
 
     def _on_refusal(
-        self, session: Session, hop: Hop, refusal: Refusal, free_pages: int, now: float
+        self, session: Session, hop: Hop, refusal: Refusal, answer: FenceAck, now: float
     ) -> None:
         """Plan without a server that has no room, in the same epoch; fenced hops stay fenced."""
         if refusal is Refusal.DRAINING:
@@ -260,8 +260,10 @@ class Recovery:
         session.excluded.add(hop.peer)
         session.refusal = REASONS[refusal]
         server = self._registry.find_server(hop.peer)
+        if refusal is Refusal.NO_PAGES and not answer.paused:
+            session.crowded.add(hop.peer)
         if refusal is Refusal.NO_PAGES and server is not None:
-            session.most_room = max(session.most_room or 0, server.room_with(free_pages))
+            session.most_room = max(session.most_room or 0, server.room_with(answer.free_pages))
         if hop.server_handle == NO_HANDLE:
             session.hops.remove(hop)
             self.hops.detach(hop)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from modelswarm.protocol.identity import NO_EPOCH, NO_HANDLE, Handle, PeerId
-from modelswarm.protocol.messages import Close, FenceAck, Lane, Refusal, Send
+from modelswarm.protocol.messages import Close, FenceAck, Lane, Send
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.routing.server_registry import ServerRegistry
 from modelswarm_gateway.core.sessions.session import Hop, Session
@@ -88,16 +88,9 @@ class HopTable:
         session.lost_hops.append(hop)
 
     def record_fence_ack(self, hop: Hop, answer: FenceAck) -> bool:
-        """Record the server handle, and a lack of pages.
-
-        Return False if the ack is about an earlier creation or a detached hop.
-        """
+        """Record the server handle. Return False if the ack is about an earlier creation or a detached hop."""
         if answer.epoch < hop.handle_epoch:
             return False
-        session, _ = self.by_handle[hop.gateway_handle]
-        is_crowded = answer.refusal is Refusal.NO_PAGES and not answer.paused
-        if is_crowded and answer.epoch == session.epoch:
-            session.crowded.add(hop.peer)
         if answer.server_handle != NO_HANDLE:
             hop.server_handle, hop.handle_epoch = answer.server_handle, answer.epoch
         if answer.epoch == hop.create_epoch:
