@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from modelswarm_gateway.api.http.generation_response import error_response
+from modelswarm_gateway.api.http.request_log import SAFE_METHODS
 from modelswarm_gateway.errors import ApiError, Code, shorten
 
 ANY_ORIGIN = "*"
@@ -24,7 +25,6 @@ EXPOSED_HEADERS = (
 )
 # Seconds that a browser may keep the answer to a preflight; Chrome keeps none for longer.
 MAX_AGE = 7200
-_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _JSON = "application/json"
 
 
@@ -37,7 +37,7 @@ class OriginCheck:
     async def __call__(self, request: Request) -> None:
         """Raise ApiError for such a request."""
         origin = request.headers.get("origin")
-        if origin is None or request.method in _SAFE_METHODS or _is_allowed(origin, self._origins):
+        if origin is None or request.method in SAFE_METHODS or _is_allowed(origin, self._origins):
             return
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != _JSON:

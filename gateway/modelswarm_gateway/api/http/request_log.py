@@ -32,8 +32,8 @@ _VALID = re.compile(rb"[!-~]{1,128}")
 _TRACEPARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
 )
-# Requests that change nothing are neither logged nor counted: probes send several a second.
-_SILENT_METHODS = ("GET", "HEAD", "OPTIONS")
+# Of requests that change nothing. They are neither logged nor counted: probes send several a second.
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class RequestLog:
@@ -76,7 +76,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_marked)
         finally:
-            if scope["method"] not in _SILENT_METHODS:
+            if scope["method"] not in SAFE_METHODS:
                 seconds = time.monotonic() - started_at
                 outcome: Code | None = state["outcome"]
                 ended = status if outcome is None else status_of(outcome)
