@@ -7,7 +7,6 @@ the time, so a rule that looks beyond its installation fires always.
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 import yaml
 from support.kubernetes.chart import CHART
-from support.kubernetes.prometheus import binary
+from support.kubernetes.prometheus import promtool_fault
 
 RULES = CHART / "files" / "alerts.yaml"
 MINUTES = 180
@@ -184,10 +183,4 @@ def objections(series: Series, expected: Mapping[int, Sequence[str]], folder: Pa
     scene = {"interval": "1m", "input_series": shown, "promql_expr_test": tests}
     content = {"rule_files": [str(rules)], "evaluation_interval": "1m", "tests": [scene]}
     test.write_text(json.dumps(content))
-    ran = subprocess.run(
-        [binary("promtool"), "test", "rules", str(test)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return ran.stdout + ran.stderr if ran.returncode else ""
+    return promtool_fault("test", "rules", str(test))

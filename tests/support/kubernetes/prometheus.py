@@ -128,6 +128,14 @@ def binary(name: str) -> str:
     return found or name
 
 
+def promtool_fault(*arguments: str) -> str:
+    """Run promtool; return what it prints if it fails, else an empty text."""
+    ran = subprocess.run(
+        [binary("promtool"), *arguments], capture_output=True, text=True, timeout=60
+    )
+    return ran.stdout + ran.stderr + f"exit code {ran.returncode}" if ran.returncode else ""
+
+
 def lint(shown: bytes) -> str:
     """Return promtool's objections to a page of metrics, or an empty text."""
     checked = subprocess.run(
