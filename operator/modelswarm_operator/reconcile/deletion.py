@@ -36,6 +36,9 @@ def delete_pods(swarm: SwarmView, inventory: PodInventory, turn: Turn) -> bool:
     on_deleted_nodes = {
         one.pod.name for one in inventory.servers if one.node_state is NodeState.DELETED
     }
+    # An inspection drains nothing and ignores SIGTERM: with a server's grace period it would go on that long.
+    for pod in inventory.inspections:
+        turn.delete_pod(pod, "the swarm is being deleted")
     pods = list(inventory.all_pods())
     for pod in pods:
         if pod.name in on_deleted_nodes:

@@ -52,6 +52,17 @@ def test_one_inspection_pod_starts_and_nothing_else() -> None:
     assert cluster.decide().actions == []
 
 
+def test_deleted_swarm_waits_for_no_drain_of_its_inspection() -> None:
+    """`modelswarm-inspect` has no handler for SIGTERM, so its grace period always passes: 1 s, and not 300 s."""
+    cluster = make_hub_cluster()
+    cluster.delete_swarm()
+    (deleted,) = [one for one in cluster.run_turn().actions if isinstance(one, DeletePod)]
+    assert deleted.grace_seconds is None, "the pod's own"
+    cluster.pass_time(5.0)
+    cluster.run_turn()
+    assert not cluster.exists
+
+
 def test_inspection_result_is_stored_and_its_commit_is_served() -> None:
     cluster = make_hub_cluster()
     end_inspection(cluster, 0, make_facts("c0ffee"))
