@@ -201,6 +201,25 @@ def test_cached_costs_to_go_are_used_for_a_while() -> None:
     assert found == [100.0, 100.0, 100.0 + 2 * CACHE_SECONDS]
 
 
+def test_variant_without_servers_leaves_no_cost_table() -> None:
+    """Swarms come and go under new names: each left some 25 KB, and more with cached costs-to-go."""
+    registry = pair()
+    cover(registry, A, 100.0)
+    registry.deregister(A.peer)
+    assert cover(registry, B, 101.0), "its replica goes on"
+    registry.deregister(B.peer)
+    assert not registry.costs._tables and not registry.costs._changed
+
+
+def test_table_is_kept_for_a_server_that_reconnects() -> None:
+    registry = pair()
+    cover(registry, A, 100.0)
+    registry.deregister(A.peer)
+    assert registry.register(A)
+    registry.deregister(B.peer)
+    assert [leg.peer for leg in cover(registry, A, 101.0)] == [A.peer]
+
+
 # ---- several gateways
 
 

@@ -110,6 +110,9 @@ class CostModel:
         for key in self._keys.pop(server.hello.peer, ()):
             if table := self._tables.get(key):
                 table.remove_server(server.hello.peer)
+                if not table.has_servers:  # no one may ask for this variant again
+                    del self._tables[key]
+                    self._changed.pop(key, None)
 
     def mark_changed(self, peer: PeerId) -> None:
         """Compute the cost of this server again at the next choice."""

@@ -71,6 +71,11 @@ class CostTable(PathTable):
         """Add a server at the next `apply_membership`."""
         self._added[server.hello.peer] = server
 
+    @property
+    def has_servers(self) -> bool:
+        """True if a server is left after the next `apply_membership`."""
+        return bool(self._added) or len(self._removed) < len(self.row_of)
+
     def apply_membership(self) -> list[int] | None:
         """Add and remove the servers of these calls. Returns the rows that need a cost; None: make a new table."""
         if not (self._removed or self._added):
