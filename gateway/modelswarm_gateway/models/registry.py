@@ -168,6 +168,9 @@ class ModelRegistry:
     def _add_entry(self, name: str, who: str) -> ModelEntry | None:
         entry = self._entries.get(name)
         if entry is None:
+            unused = [each for each in self._entries.values() if self._is_unused(each)]
+            if len(self._entries) >= MAX_MODELS and unused:
+                self._forget(unused[0], "another one needs its place")
             if len(self._entries) >= MAX_MODELS:
                 log.warning(
                     "ignored model %s of %s: %d models are known already", name, who, MAX_MODELS
@@ -244,16 +247,23 @@ class ModelRegistry:
         if self._expected is None:
             return
         for entry in list(self._entries.values()):
-            if entry.servers or entry.name in self._expected:
+            if not self._is_unused(entry):
                 entry.unused_since = None
             elif entry.unused_since is None:
                 entry.unused_since = now
             elif now - entry.unused_since > FORGET_SECONDS:
-                log.info("forgot model %s: no server or pod for %g s", entry.name, FORGET_SECONDS)
-                self._end_tokenizer(entry)
-                self._end_ahead(entry)
-                del self._entries[entry.name]
-                self._on_change()
+                self._forget(entry, f"no server or pod for {FORGET_SECONDS:g} s")
+
+    def _is_unused(self, entry: ModelEntry) -> bool:
+        """Return whether it has neither servers nor pods."""
+        return not entry.servers and entry.name not in (self._expected or ())
+
+    def _forget(self, entry: ModelEntry, reason: str) -> None:
+        log.info("forgot model %s: %s", entry.name, reason)
+        self._end_tokenizer(entry)
+        self._end_ahead(entry)
+        del self._entries[entry.name]
+        self._on_change()
 
     def on_file_chunk(self, peer: PeerId, chunk: ModelFileChunk) -> None:
         for entry in self._entries.values():
@@ -322,7 +332,7 @@ class ModelRegistry:
             if entry.fetch is fetch:
                 self._reject_files(entry, f"{type(error).__name__}: {error}")
             return
-        if problem := self._memory_problem(entry, tokenizer):
+        if problem := self._make_room(entry, tokenizer):
             tokenizer.close()
             if entry.fetch is fetch:
                 self._reject_files(entry, problem)
@@ -345,6 +355,15 @@ class ModelRegistry:
         if ignored := tokenizer.defaults.ignored:
             log.warning("the model %s: %s", entry.name, ignored_sentence(ignored))
         self._on_change()
+
+    def _make_room(self, entry: ModelEntry, tokenizer: ModelTokenizer) -> str:
+        """Return why there is no memory for the tokenizer of this entry, even without those of unused models."""
+        if self._memory_problem(entry, tokenizer):
+            for other in self._entries.values():
+                if self._is_unused(other):  # it is loaded again with its next server
+                    self._end_tokenizer(other)
+                    self._end_ahead(other)
+        return self._memory_problem(entry, tokenizer)
 
     def _memory_problem(self, entry: ModelEntry, tokenizer: ModelTokenizer) -> str:
         """Return why there is no memory for the tokenizer of this entry; empty if there is."""

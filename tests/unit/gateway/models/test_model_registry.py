@@ -23,6 +23,7 @@ from modelswarm_gateway.models.registry import (
     FETCH_SECONDS,
     FILES,
     FORGET_SECONDS,
+    MAX_MODELS,
     MAX_RETRY_SECONDS,
     RETRY_SECONDS,
     STALL_SECONDS,
@@ -377,3 +378,36 @@ def test_models_are_kept_while_expectations_are_unknown() -> None:
         harness.registry.set_expected(None)
         harness.registry.tick()
     assert len(harness.registry.entries()) == 1
+
+
+def test_new_model_takes_the_place_of_one_without_pods() -> None:
+    """Swarms that come and go filled all places for ten minutes, and a model without a place was never served."""
+    harness = RegistryHarness()
+    names = [f"m{number}" for number in range(MAX_MODELS)]
+    harness.registry.set_expected(frozenset(names))
+    harness.registry.set_expected(frozenset((*names, "more")))
+    assert {each.name for each in harness.registry.entries()} == set(names), "all have pods"
+    harness.registry.set_expected(frozenset((*names[1:], "new")))
+    assert {each.name for each in harness.registry.entries()} == {*names[1:], "new"}
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_tokenizer_makes_room_once_its_model_is_deleted(is_deleted: bool) -> None:
+    harness = RegistryHarness()
+    harness.registry.set_expected(frozenset({"m", "n"}))
+    harness.registry.on_peer_connected(HELLO)
+    harness.send_files(HELLO.peer, model_files())
+    await harness.wait_until_idle()
+    old, new = sorted(harness.registry.entries(), key=lambda each: each.name)
+    tokenizer = old.tokenizer
+    assert tokenizer is not None
+    harness.registry._memory = 3 * tokenizer.memory_bytes // 2
+
+    harness.registry.on_peer_lost(HELLO.peer)
+    harness.registry.set_expected(frozenset({"n"} if is_deleted else {"m", "n"}))
+    harness.registry.on_peer_connected(replace(HELLO, peer="s1/1/b", model="n"))
+    harness.send_files("s1/1/b", model_files())
+    await harness.wait_until_idle()
+    assert (new.tokenizer is not None) == is_deleted
+    assert tokenizer.is_running == (not is_deleted)
+    await harness.registry.close()
