@@ -70,6 +70,12 @@ def _child_view(kind: Kind) -> Callable[[Json], Json]:
     return view
 
 
+def _current_rejections(rejected: Mapping[str, str], swarm: SwarmView) -> dict[str, str]:
+    """Return them without those of slots that have gone: status has each slot before its pod is created."""
+    slots = {one.get("slot") for one in swarm.status.get("slots") or ()}
+    return {what: why for what, why in rejected.items() if "/" in what or what in slots}
+
+
 def _own_uid(raw: Json) -> str:
     return str(raw["metadata"]["uid"])
 
@@ -142,6 +148,8 @@ class Cache:
             self._by_name.setdefault(name, {})[change.owner] = change.after
         if change.after is None:
             self._rejected.pop(change.owner, None)
+        elif rejected := self._rejected.get(change.owner):
+            self._rejected[change.owner] = _current_rejections(rejected, change.after.view)
         return affected
 
     def uids(self) -> set[str]:

@@ -261,6 +261,24 @@ def test_invalid_spec_becomes_a_spec_problem(cache: Cache) -> None:
     assert found.swarm.spec_problem.startswith("spec.model.source: ")
 
 
+def test_rejection_is_forgotten_with_its_slot(cache: Cache) -> None:
+    """A slot that is wanted again much later would be reported with the quota of then, and an Event."""
+
+    def rejected_after(version: int, *slots: str) -> set[str]:
+        swarm = make_swarm("s1", version)
+        swarm["status"] = {"slots": [{"slot": slot, "incarnation": 4} for slot in slots]}
+        cache.apply_event(SWARM, False, swarm)
+        found = cache.observed("s1")
+        assert found is not None
+        return set(found.rejected)
+
+    assert rejected_after(2, "0-1", "0-2") == set()
+    for what in ("0-1", "0-2", "Service/counting-servers"):
+        cache.record_rejection("s1", what, "exceeded quota")
+    assert rejected_after(3, "0-1") == {"0-1", "Service/counting-servers"}
+    assert rejected_after(4, "0-1", "0-2") == {"0-1", "Service/counting-servers"}
+
+
 def test_unknown_spec_fields_are_ignored(cache: Cache) -> None:
     newer = make_swarm("s1", 2)
     newer["spec"]["warpDrive"] = True
