@@ -63,8 +63,6 @@ class GatewayCore:
         self, settings: GatewaySettings, peer: PeerId, incarnation: int, draw: Callable[[], int]
     ) -> None:
         """`incarnation` orders gateways in epochs; `draw` returns 64 random bits."""
-        self._settings = settings
-        self._peer = peer
         self._incarnation = incarnation
         self._now = 0.0  # time of the last tick, for views
         self._effects: list[Effect] = []

@@ -23,7 +23,6 @@ _OF_THE_METHOD = {
     "stream": "the method decides it; use stream_complete or stream_chat",
     "stream_options": "the client always asks for the usage",
 }
-Tokens = Sequence[int]
 
 
 def check_urls(given: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ after a write with an unknown outcome. Fills the cache, returns the changed swar
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 
@@ -17,8 +16,6 @@ from modelswarm_operator.kube.resources import BUDGET, NODE, POD, SERVICE, SWARM
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import SwarmView
-
-log = logging.getLogger(__name__)
 
 
 class Resync:

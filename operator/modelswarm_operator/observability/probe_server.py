@@ -6,7 +6,6 @@ a restart would not help; ready means that this process could lead, or leads and
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
@@ -14,7 +13,6 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 
 from modelswarm.errors import UserError
 
-log = logging.getLogger(__name__)
 Problem = Callable[[], str]  # "" if all is well
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

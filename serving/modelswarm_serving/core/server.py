@@ -449,7 +449,6 @@ class ServerCore:
             total_pages=pages.total,
             steps=self._fencing.steps,
             rows=self._steps.rows,
-            step_seconds=self._steps.mean_seconds,
             filled_pages=sum(map(admission.filled_pages, self._fencing.hops)),
             recovery_pages=admission.recovery_pages,
             oldest_ready_seconds=self._oldest_ready_seconds(),

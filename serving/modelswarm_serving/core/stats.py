@@ -17,7 +17,6 @@ class ServerStats:
     total_pages: int
     steps: int
     rows: int
-    step_seconds: float  # running mean
     filled_pages: int  # given to sessions, and holding KV
     recovery_pages: int  # reserved for recoveries
     oldest_ready_seconds: float  # wait of the rows that wait longest

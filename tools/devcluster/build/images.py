@@ -1,4 +1,4 @@
-"""Images for the test cluster: the pause image, a small Debian with Python to build on, and the project's Dockerfiles.
+"""Images for the test cluster: the pause image, and a small Debian with Python on which the project's images are built.
 
 All are made here, none is pulled: from Debian packages (debootstrap) and by buildah with a store of its own in the
 cache folder. Used by `RealCluster` and by tests. The result is one OCI archive per image, kept in the cache by the
@@ -73,50 +73,6 @@ def base_file() -> Path:
     """Return the archive's place, whether it is there or not."""
     recipe = f"{BASE_IMAGE} {BASE_SUITE} {BASE_PACKAGES} {UNNEEDED}"
     return cache_folder() / f"base-{hashlib.sha256(recipe.encode()).hexdigest()[:12]}.tar"
-
-
-def build_image(
-    dockerfile: Path,
-    context: Path,
-    tag: str,
-    build_args: Mapping[str, str] | None = None,
-    *,
-    more: Sequence[str] = (),
-) -> Path:
-    """Build a Dockerfile by `buildah bud`, and return an OCI archive. `BASE` is the base image unless given."""
-    arguments = {"BASE": BASE_IMAGE, **(build_args or {})}
-    words = [word for key, value in arguments.items() for word in ("--build-arg", f"{key}={value}")]
-    with progress(f"image {tag}"):
-        build_with_base(
-            (
-                *(
-                    "buildah",
-                    "bud",
-                    "--isolation",
-                    "chroot",
-                    "--network",
-                    "host",
-                    "--layers",
-                    *words,
-                ),
-                *("-v", "/etc/ssl/certs:/etc/ssl/certs:ro"),
-                *("-v", "/etc/resolv.conf:/etc/resolv.conf:ro"),
-                *more,
-                *("-f", str(dockerfile), "-t", tag, str(context)),
-            )
-        )
-        return _pushed(tag)
-
-
-def _pushed(tag: str) -> Path:
-    folder = cache_folder() / "images"
-    folder.mkdir(parents=True, exist_ok=True)
-    archive = folder / f"{tag.replace('/', '_').replace(':', '_')}.tar"
-    half = archive.with_suffix(".half")
-    half.unlink(missing_ok=True)
-    _buildah("push", tag, f"oci-archive:{half}:{tag}")
-    half.rename(archive)
-    return archive
 
 
 def _pull_base() -> None:

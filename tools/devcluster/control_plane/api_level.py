@@ -157,12 +157,6 @@ class ApiLevel:
         """Start it again after `stop_etcd`, on the same data and ports."""
         self._etcd = etcd.start_etcd(self.layout, self.processes, self._etcd)
 
-    def pause_etcd(self) -> None:
-        self.processes.pause(etcd.NAME)
-
-    def resume_etcd(self) -> None:
-        self.processes.resume(etcd.NAME)
-
     def user_kubeconfig(self, user: str, group: str = "", server: str = "") -> Path:
         """Write a kubeconfig for a user with a client certificate. Rights come from RBAC alone."""
         file = (

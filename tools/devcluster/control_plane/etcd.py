@@ -1,6 +1,6 @@
 """etcd: the store behind the API server. One member, on loopback, without waiting for the disk.
 
-Used by `ApiLevel`. May be killed, paused and started again on the same data.
+Used by `ApiLevel`. May be killed and started again on the same data.
 """
 
 from __future__ import annotations

@@ -71,7 +71,6 @@ class HopCost:
     block_ms: float  # of a block, health included
     hop_ms: float  # once per hop, health included; KV wait left out
     queue_ms: float
-    distance_ms: float  # one-way delay beyond the nearest server of its zone
     load: float
     status: HealthStatus
     score: float  # divides the costs of its blocks, its hop and its KV
@@ -133,13 +132,13 @@ class CostModel:
             score, block_ms = 1.0, min(block_ms, median_ms)
         failing = now - server.failed_at <= self._failing_seconds
         nearest = self.zones.nearest_ms(server.hello.zone)
+        # The one-way delay beyond the nearest server of its zone.
         distance = max(0.0, (server.rtt_ms or 0.0) - nearest - RTT_NOISE_MS) / 2
         hop_ms = server.queue_ms + distance + HOP_OVERHEAD_MS * server.slowdown
         return HopCost(
             block_ms=min(MAX_COST_MS, block_ms / score),
             hop_ms=min(MAX_COST_MS, hop_ms / score),
             queue_ms=server.queue_ms,
-            distance_ms=distance,
             load=server.load,
             status=status,
             score=score,

@@ -118,7 +118,7 @@ def server_pod(
         **_template_annotation(spec.model),
     }
     container = _server_container(builder, spec, layout, slot, pool, name, incarnation)
-    body = _pod_spec(builder, spec.model, container, layout.cache_limit)
+    body = _pod_spec(spec.model, container, layout.cache_limit)
     body |= {
         "hostname": name,
         "subdomain": names.service_name(builder.swarm.name),
@@ -257,7 +257,7 @@ def _container(builder: ManifestBuilder, model: Model) -> Json:
     }
 
 
-def _pod_spec(builder: ManifestBuilder, model: Model, container: Json, cache_limit: int) -> Json:
+def _pod_spec(model: Model, container: Json, cache_limit: int) -> Json:
     """`cache_limit`: bytes that the hub cache may have; the kubelet evicts a pod that exceeds it."""
     volumes: list[Json] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": quantity_of(TMP_LIMIT_BYTES)}},
@@ -341,7 +341,7 @@ def inspection_pod(
         "resources": _inspection_resources(pool),
         **_container(builder, spec.model),
     }
-    body = _pod_spec(builder, spec.model, container, CACHE_MARGIN_BYTES)
+    body = _pod_spec(spec.model, container, CACHE_MARGIN_BYTES)
     body |= {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,
