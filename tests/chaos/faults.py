@@ -16,7 +16,7 @@ from functools import partial
 
 from chaos.schedule import FRAMES, Event, Fault
 from support.chaos.oracle import Outage
-from support.chaos.proxy import Weather
+from support.chaos.proxy import LinkFaults
 from support.chaos.swarm import World
 from support.models.tiny_models import TOY_LENGTH, VOCAB
 from support.processes.kill_scenarios import prompt_of
@@ -27,7 +27,7 @@ from modelswarm.errors import ModelSwarmError
 
 STANDS, GOES = 0.15, 0.1  # seconds that a slow disk stops a process, and that it runs in between
 LEAVING = 30.0  # seconds that a server may take to stop
-Heal = Callable[[], None]
+EndFault = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Injector:
     tell: Callable[[str], None] = lambda text: None
     log: list[Done] = field(default_factory=list)
     counts: Counter[Fault] = field(default_factory=Counter)
-    felt: Counter[Fault] = field(default_factory=Counter)  # faults that had an effect
+    effective: Counter[Fault] = field(default_factory=Counter)  # faults that had an effect
     outages: list[Outage] = field(default_factory=list)
     losses: list[Outage] = field(default_factory=list)  # of the logs that tails keep
     _stopped: Counter[str] = field(
@@ -84,42 +84,42 @@ class Injector:
         self.tell(str(done))
 
     def _run(self) -> None:
-        heals: list[tuple[float, int, str, Heal]] = []
+        ends: list[tuple[float, int, str, EndFault]] = []
         try:
             for number, event in enumerate(self.events):
-                self._wait_healing(self._began + event.at, heals)
+                self._end_due(self._began + event.at, ends)
                 if self._stopping.is_set():
                     break
-                heal = self._do(event)
+                end = self._inject(event)
                 self.note(str(event))
                 self.counts[event.fault] += 1
-                if heal is not None:
+                if end is not None:
                     over = time.monotonic() + event.seconds
-                    heapq.heappush(heals, (over, number, f"over: {event}", heal))
-            self._wait_healing(float("inf") if heals else 0.0, heals)
+                    heapq.heappush(ends, (over, number, f"over: {event}", end))
+            self._end_due(float("inf") if ends else 0.0, ends)
         except BaseException as failure:
             self._failure = failure
         finally:
-            for _, _, words, heal in heals:
-                heal()
+            for _, _, words, end in ends:
+                end()
                 self.note(words)
 
-    def _wait_healing(self, until: float, heals: list[tuple[float, int, str, Heal]]) -> None:
+    def _end_due(self, until: float, ends: list[tuple[float, int, str, EndFault]]) -> None:
         """End each fault that is due. Return at `until`, or when there is nothing to wait for."""
         while not self._stopping.is_set():
             now = time.monotonic()
-            while heals and heals[0][0] <= now:
-                _, _, words, heal = heapq.heappop(heals)
-                heal()
+            while ends and ends[0][0] <= now:
+                _, _, words, end = heapq.heappop(ends)
+                end()
                 self.note(words)
-            if now >= until or (until == float("inf") and not heals):
+            if now >= until or (until == float("inf") and not ends):
                 return
-            due = min(until, heals[0][0] if heals else until)
+            due = min(until, ends[0][0] if ends else until)
             self._stopping.wait(max(0.0, due - now))
 
     # ---- faults
 
-    def _do(self, event: Event) -> Heal | None:
+    def _inject(self, event: Event) -> EndFault | None:
         if len(self.world.gateway_names) > 1 and event.fault in FRAMES:
             self._cut(event)
         if event.fault is Fault.FULL or not set(self.world.spans[-1]).isdisjoint(event.targets):
@@ -127,17 +127,17 @@ class Injector:
         match event.fault:
             case Fault.KILL:
                 were = [self.world.kill(name) for name in event.targets]
-                self._felt(event, any(were))
+                self._record_effect(event, any(were))
                 return None
             case Fault.GATEWAY_KILL:
                 self.outages.append(Outage(time.monotonic(), time.monotonic(), killed=True))
-                self._felt(event, self.world.kill(event.targets[0]))
+                self._record_effect(event, self.world.kill(event.targets[0]))
                 return None
             case Fault.LEAVE:
-                self._felt(event, self.world.kill(event.targets[0], signal.SIGTERM))
+                self._record_effect(event, self.world.kill(event.targets[0], signal.SIGTERM))
                 return None
             case Fault.DRAIN:
-                self._felt(event, self._drain(event.targets[0]))
+                self._record_effect(event, self._drain(event.targets[0]))
                 return lambda: self._undo_drain(event.targets[0])
             case Fault.GATEWAY_FREEZE:
                 began = time.monotonic()
@@ -153,7 +153,7 @@ class Injector:
                 self.world.network.truncate(*event.targets)
                 return None
             case _:
-                return self.world.network.disturb(*_weather(event))
+                return self.world.network.disturb(*_link_faults(event))
 
     def _cut(self, event: Event) -> None:
         """Record an outage of a gateway with a faulty link: it may open another session of a name (R20, takeover)."""
@@ -168,8 +168,8 @@ class Injector:
             now = time.monotonic()
             self.losses.append(Outage(now, now + lasts, killed=True))
 
-    def _felt(self, event: Event, was: bool) -> None:
-        self.felt[event.fault] += was
+    def _record_effect(self, event: Event, had_effect: bool) -> None:
+        self.effective[event.fault] += had_effect
 
     def _drain(self, name: str, *, undo: bool = False) -> bool:
         """Request a drain, which continues after this call. A refusal is right if the server or gateway was killed."""
@@ -183,24 +183,24 @@ class Injector:
     def _undo_drain(self, name: str) -> None:
         self._drain(name, undo=True)
 
-    def _freeze(self, event: Event) -> Heal:
+    def _freeze(self, event: Event) -> EndFault:
         name = event.targets[0]
-        self._felt(event, self._stop(name))
-        return partial(self._go, name)
+        self._record_effect(event, self._stop(name))
+        return partial(self._resume, name)
 
     def _stop(self, name: str) -> bool:
         with self._lock:
             self._stopped[name] += 1
             return self.world.kill(name, signal.SIGSTOP)
 
-    def _go(self, name: str) -> None:
+    def _resume(self, name: str) -> None:
         """Resume the process if no other fault stops it. Has no effect if it was killed meanwhile."""
         with self._lock:
             self._stopped[name] -= 1
             if not self._stopped[name]:
                 self.world.kill(name, signal.SIGCONT)
 
-    def _slow_disk(self, event: Event) -> Heal:
+    def _slow_disk(self, event: Event) -> EndFault:
         """Stop a process for short moments, like one that waits for a slow disk (mapped weights, a log).
 
         Other processes see no difference, and no real disk is needed.
@@ -209,24 +209,24 @@ class Injector:
         name = event.targets[0]
 
         def stutter() -> None:
-            felt = False
+            had_effect = False
             while not over.is_set():
-                felt |= self._stop(name)
+                had_effect |= self._stop(name)
                 over.wait(STANDS)
-                self._go(name)
+                self._resume(name)
                 over.wait(GOES)
-            self._felt(event, felt)
+            self._record_effect(event, had_effect)
 
         thread = threading.Thread(target=stutter, name="slow disk", daemon=True)
         thread.start()
 
-        def heal() -> None:
+        def end() -> None:
             over.set()
             thread.join()
 
-        return heal
+        return end
 
-    def _fill(self, event: Event) -> Heal:
+    def _fill(self, event: Event) -> EndFault:
         """Send requests for the longest allowed sessions: they take the free pages, or are refused."""
         stub = self.world.stubs[self.world.gateway_names.index(event.targets[0])]
         streams = [
@@ -234,31 +234,31 @@ class Injector:
             for number in range(int(event.amount))
         ]
 
-        def heal() -> None:
-            self._felt(event, any(stream.count for stream in streams))
+        def end() -> None:
+            self._record_effect(event, any(stream.count for stream in streams))
             for stream in streams:
                 Stream.cancel(stream)
 
-        return heal
+        return end
 
 
-def _weather(event: Event) -> list[Weather]:
+def _link_faults(event: Event) -> list[LinkFaults]:
     source, to, *_ = event.targets
     match event.fault:
         case Fault.ONE_WAY:
-            return [Weather(source, to, blocked=True, cause=event.fault)]
+            return [LinkFaults(source, to, blocked=True, cause=event.fault)]
         case Fault.CUT_OFF | Fault.GATEWAY_CUT_OFF:
             pairs = [(source, other) for other in event.targets[1:]]
             return [
-                Weather(*ends, blocked=True, cause=event.fault)
+                LinkFaults(*ends, blocked=True, cause=event.fault)
                 for pair in pairs
                 for ends in (pair, pair[::-1])
             ]
         case Fault.DELAY:
-            return [Weather(source, to, delay=event.amount, cause=event.fault)]
+            return [LinkFaults(source, to, delay=event.amount, cause=event.fault)]
         case Fault.SLOW_LINK:
-            return [Weather(source, to, rate=event.amount, cause=event.fault)]
+            return [LinkFaults(source, to, rate=event.amount, cause=event.fault)]
         case Fault.DOUBLE:
-            return [Weather(source, to, doubled=event.amount, cause=event.fault)]
+            return [LinkFaults(source, to, doubled=event.amount, cause=event.fault)]
         case _:
             raise AssertionError(f"{event.fault} is done elsewhere")

@@ -66,7 +66,7 @@ class Outcome:
     options: Options
     tally: Tally
     faults: Counter[Fault]
-    felt: Counter[Fault]  # faults that had an effect; for links: the affected frames
+    effective: Counter[Fault]  # faults that had an effect; for links: the affected frames
     loops: dict[str, int]  # of running gateways: causes of re-routes
     wrong: tuple[str, ...]
     log: tuple[str, ...]
@@ -78,7 +78,7 @@ class Outcome:
         p50, p99 = waits[len(waits) // 2], waits[int(0.99 * (len(waits) - 1))]
         return (
             f"{self.options.model}: {sum(self.faults.values())} faults "
-            f"({', '.join(self._felt(fault) for fault in sorted(self.faults))}); "
+            f"({', '.join(self._counts_of(fault) for fault in sorted(self.faults))}); "
             f"why sessions looked for a route: {self.loops}; "
             f"{tally.answers} answers of {tally.tokens} tokens, {tally.left} left, "
             f"{tally.resumed} of {tally.torn} that broke off went on, {tally.refused} refused, "
@@ -87,9 +87,9 @@ class Outcome:
             f"{len(self.wrong)} wrong"
         )
 
-    def _felt(self, fault: Fault) -> str:
-        felt = f"{self.felt[fault]} frames" if fault in FRAMES else f"{self.felt[fault]} felt"
-        return f"{self.faults[fault]} {fault}: {felt}"
+    def _counts_of(self, fault: Fault) -> str:
+        unit = "frames" if fault in FRAMES else "with an effect"
+        return f"{self.faults[fault]} {fault}: {self.effective[fault]} {unit}"
 
     def report(self) -> str:
         """Return violations, the end of the log, the state of the swarm, and the command to repeat the run."""
@@ -241,9 +241,9 @@ class _Run:
 
         With `each`, all faults must come, and every one must have an effect. A fault without an effect tests nothing.
         """
-        counts, felt, each = self._injector.counts, self._felt(), self._options.each
+        counts, effective, each = self._injector.counts, self._effective(), self._options.each
         for fault, count in counts.items():
-            if (each or count >= RARE) and not felt[fault]:
+            if (each or count >= RARE) and not effective[fault]:
                 self.oracle.fail(f"{count} times {fault}, without any effect")
         missing = self._options.faults - counts.keys()
         if each and missing and not self.oracle.wrong:  # a violation ends the run early
@@ -255,11 +255,11 @@ class _Run:
         if torn >= RARE and 2 * resumed < torn:
             self.oracle.fail(f"{torn} answers broke off, and only {resumed} went on")
 
-    def _felt(self) -> Counter[Fault]:
+    def _effective(self) -> Counter[Fault]:
         network = self._scene.network
-        frames = {fault: network.felt[fault] for fault in FRAMES}
+        frames = {fault: network.affected[fault] for fault in FRAMES}
         frames |= {Fault.DOUBLE: network.doubled, Fault.TRUNCATE: network.truncated}
-        return self._injector.felt + Counter(frames)
+        return self._injector.effective + Counter(frames)
 
     def outcome(self) -> Outcome:
         injector = self._injector
@@ -267,7 +267,7 @@ class _Run:
             self._options,
             self.oracle.tally,
             injector.counts,
-            self._felt(),
+            self._effective(),
             self._loops,
             tuple(self.oracle.wrong),
             tuple(str(done) for done in sorted(injector.log, key=lambda done: done.at)),

@@ -50,7 +50,7 @@ def test_disturbed_swarm_answers_exactly(folder: Path) -> None:
     outcome = chaos(SAMPLE, folder)
     check(outcome)
     assert outcome.faults == Counter(SAMPLE.faults)
-    assert all(outcome.felt[fault] for fault in SAMPLE.faults), outcome.summary()
+    assert all(outcome.effective[fault] for fault in SAMPLE.faults), outcome.summary()
     assert outcome.tally.resumed, f"no answer outlived its gateway: {outcome.summary()}"
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from support.chaos.link_frames import FrameCutter, message_of
-from support.chaos.proxy import Network, Weather
+from support.chaos.proxy import LinkFaults, Network
 from support.processes.link_peers import Node, nodes
 
 from modelswarm.protocol.identity import Address, Epoch
@@ -57,14 +57,14 @@ async def test_both_directions_and_both_lanes_pass() -> None:
 
 async def test_one_direction_is_blocked_and_the_other_is_not() -> None:
     async with through_a_proxy() as (network, a, b, _):
-        heal = network.disturb(Weather("a", "b", blocked=True, cause="cut"))
+        end = network.disturb(LinkFaults("a", "b", blocked=True, cause="cut"))
         say(a, b, 1)
         say(b, a, 2)
         await a.received.until(lambda: tokens(a) == [2])
         await asyncio.sleep(0.1)
         assert tokens(b) == []
-        assert network.felt["cut"] >= 1
-        heal()
+        assert network.affected["cut"] >= 1
+        end()
         await b.received.until(lambda: tokens(b) == [1])
         assert not a.received.down
         assert not b.received.down
@@ -72,18 +72,18 @@ async def test_one_direction_is_blocked_and_the_other_is_not() -> None:
 
 async def test_delayed_items_keep_their_order() -> None:
     async with through_a_proxy() as (network, a, b, _):
-        network.disturb(Weather("b", "a", delay=0.3, cause="delay"))
+        network.disturb(LinkFaults("b", "a", delay=0.3, cause="delay"))
         for position in range(20):
             say(b, a, position)
         await a.received.until(lambda: len(tokens(a)) == 20)
-        assert network.felt["delay"] >= 1
+        assert network.affected["delay"] >= 1
         assert tokens(a) == list(range(20))
 
 
 @pytest.mark.full
 async def test_delayed_item_comes_late() -> None:
     async with through_a_proxy() as (network, a, b, _):
-        network.disturb(Weather("b", "a", delay=0.3))
+        network.disturb(LinkFaults("b", "a", delay=0.3))
         began = time.monotonic()
         say(b, a, 1)
         await a.received.until(lambda: tokens(a) == [1])
@@ -92,7 +92,7 @@ async def test_delayed_item_comes_late() -> None:
 
 async def test_doubled_frame_brings_its_items_twice() -> None:
     async with through_a_proxy() as (network, a, b, _):
-        network.disturb(Weather("b", "a", doubled=1.0))
+        network.disturb(LinkFaults("b", "a", doubled=1.0))
         for position in range(5):
             say(b, a, position)
             await a.received.until(lambda p=position: tokens(a)[-2:] == [p, p])  # type: ignore[misc]
@@ -116,10 +116,12 @@ async def test_dial_through_a_cut_is_not_linked() -> None:
         async with nodes("a", "b") as (a, b):
             port = int(b.target.rpartition(":")[2])
             way = Address(b.peer, await asyncio.to_thread(network.proxy, "b", port))
-            heal = network.disturb(Weather("a", "b", blocked=True), Weather("b", "a", blocked=True))
+            end = network.disturb(
+                LinkFaults("a", "b", blocked=True), LinkFaults("b", "a", blocked=True)
+            )
             a.links.dial(way)
             await a.received.until(lambda: bool(a.received.down))
-            heal()
+            end()
             a.links.dial(way)
             await a.received.until(lambda: bool(a.received.up))
     finally:

@@ -35,8 +35,8 @@ def stand_in(folder: Path, name: str, *flags: str, later: Sequence[str] = (), ra
     """Return a job. `later`: flags of all incarnations but the first."""
     ready = folder / f"{name}.pid"
 
-    def command(incarnation: int, lifeline: int) -> Sequence[str]:
-        where = ("--parent-fd", str(lifeline), "--ready", str(ready))
+    def command(incarnation: int, parent_fd: int) -> Sequence[str]:
+        where = ("--parent-fd", str(parent_fd), "--ready", str(ready))
         return (sys.executable, str(STAND_IN), *where, *flags, *(later if incarnation > 1 else ()))
 
     def is_ready(pid: int) -> bool:

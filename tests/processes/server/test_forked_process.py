@@ -81,13 +81,13 @@ def test_every_waiting_thread_gets_the_exit_code(tmp_path: Path) -> None:
 
 
 def test_only_named_descriptors_are_inherited(tmp_path: Path) -> None:
-    lifeline, held = os.pipe()
-    with server(tmp_path, "--parent-fd", str(lifeline), fds=(lifeline,)) as process:
+    parent_fd, held = os.pipe()
+    with server(tmp_path, "--parent-fd", str(parent_fd), fds=(parent_fd,)) as process:
         links = [path.readlink() for path in Path(f"/proc/{process.pid}/fd").iterdir()]
-        pipe = Path(f"/proc/self/fd/{lifeline}").readlink()
+        pipe = Path(f"/proc/self/fd/{parent_fd}").readlink()
         assert links.count(pipe) == 1
         assert os.getpgid(process.pid) == process.pid
-        os.close(lifeline)
+        os.close(parent_fd)
         os.close(held)
         assert process.wait(SOON) == 1
 

@@ -230,11 +230,11 @@ async def test_a_signal_stops_a_server_gracefully(tmp_path: Path, number: signal
 
 @pytest.mark.full
 async def test_a_server_dies_with_its_parent(tmp_path: Path) -> None:
-    lifeline, held = os.pipe()
+    parent_fd, held = os.pipe()
     async with servers(
-        tmp_path, ["0:8"], *HASH, "--parent-fd", str(lifeline), pass_fds=[lifeline]
+        tmp_path, ["0:8"], *HASH, "--parent-fd", str(parent_fd), pass_fds=[parent_fd]
     ) as (server,):
-        os.close(lifeline)
+        os.close(parent_fd)
         os.close(held)
         assert await server.exit_code() == 1
 

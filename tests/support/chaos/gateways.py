@@ -69,7 +69,7 @@ class MoreGateways:
     def _job(self, name: str) -> Job:
         announce = self._folder / f"{name}.json"
 
-        def command(incarnation: int, lifeline: int) -> list[str]:
+        def command(incarnation: int, parent_fd: int) -> list[str]:
             known = self._announced.get(name)
             flags = {
                 "--discovery-dir": str(self._folder / "members"),
@@ -79,7 +79,7 @@ class MoreGateways:
                 "--admin": known.admin if known else ANYWHERE,
                 "--name": name,
                 "--run-file": str(announce),
-                "--parent-fd": str(lifeline),
+                "--parent-fd": str(parent_fd),
             }
             module = [sys.executable, "-P", "-m", "modelswarm_gateway"]
             return [*module, *(part for flag in flags.items() for part in flag), *self._flags]

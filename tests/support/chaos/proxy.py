@@ -31,7 +31,7 @@ UNKNOWN = "?"  # name of a dialler until its Hello arrives
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
+class LinkFaults:
     """The faults of the directed link from `source` to `to`."""
 
     source: str
@@ -49,13 +49,13 @@ class Network:
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self._loop = asyncio.new_event_loop()
-        self._weather: list[Weather] = []
+        self._link_faults: list[LinkFaults] = []
         self._changed = asyncio.Event()
         self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
         self.doubled = self.truncated = 0  # frames
-        self.felt: Counter[str] = Counter()  # affected frames, by the cause of the fault
+        self.affected: Counter[str] = Counter()  # affected frames, by the cause of the fault
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True)
         self._thread.start()
 
@@ -76,16 +76,16 @@ class Network:
 
         return asyncio.run_coroutine_threadsafe(start(), self._loop).result(CALL_SECONDS)
 
-    def disturb(self, *weather: Weather) -> Callable[[], None]:
+    def disturb(self, *faults: LinkFaults) -> Callable[[], None]:
         """Apply the faults until the returned function is called."""
 
         def begin() -> None:
-            self._weather += weather
+            self._link_faults += faults
             self._wake()
 
         def end() -> None:
-            for one in weather:
-                self._weather.remove(one)
+            for one in faults:
+                self._link_faults.remove(one)
             self._wake()
 
         self._loop.call_soon_threadsafe(begin)
@@ -141,10 +141,10 @@ class Network:
 
     # ---- called by pipes
 
-    def weather(self, source: str, to: str) -> Weather:
+    def link_faults(self, source: str, to: str) -> LinkFaults:
         """Return the sum of all faults of this link."""
-        found = [one for one in self._weather if (one.source, one.to) == (source, to)]
-        return Weather(
+        found = [one for one in self._link_faults if (one.source, one.to) == (source, to)]
+        return LinkFaults(
             source,
             to,
             blocked=any(one.blocked for one in found),
@@ -153,15 +153,17 @@ class Network:
             doubled=max((one.doubled for one in found), default=0.0),
         )
 
-    async def wait_passable(self, pipe: _Pipe) -> Weather:
+    async def wait_passable(self, pipe: _Pipe) -> LinkFaults:
         """Wait until the link is not blocked."""
-        while (weather := self.weather(pipe.source, pipe.to)).blocked:
+        while (faults := self.link_faults(pipe.source, pipe.to)).blocked:
             await self._changed.wait()
-        return weather
+        return faults
 
-    def feel(self, source: str, to: str) -> None:
+    def count_frame(self, source: str, to: str) -> None:
         """Count a frame that a fault affects."""
-        self.felt.update(one.cause for one in self._weather if (one.source, one.to) == (source, to))
+        self.affected.update(
+            one.cause for one in self._link_faults if (one.source, one.to) == (source, to)
+        )
 
     def doubles(self, share: float) -> bool:
         return share > 0 and self._rng.random() < share
@@ -239,7 +241,7 @@ class _Pipe:
                 break
             for frame in self.frames.feed(data):
                 self._look(frame)
-                self.connection.network.feel(self.source, self.to)
+                self.connection.network.count_frame(self.source, self.to)
                 await self.queue.put((clock(), frame))
         await self.queue.put((-1.0 if reset else clock(), b""))
 
@@ -252,17 +254,17 @@ class _Pipe:
         clock = asyncio.get_running_loop().time
         while True:
             came, frame = await self.queue.get()
-            weather = await network.wait_passable(self)
-            if weather.delay and came > 0:
-                await asyncio.sleep(max(0.0, came + weather.delay - clock()))
-            if weather.rate:
-                await asyncio.sleep(len(frame) / weather.rate)
+            faults = await network.wait_passable(self)
+            if faults.delay and came > 0:
+                await asyncio.sleep(max(0.0, came + faults.delay - clock()))
+            if faults.rate:
+                await asyncio.sleep(len(frame) / faults.rate)
             if not frame:
                 break
             if self.truncate:
                 await self._end_within(frame)
             writer.write(frame)
-            if self._may_double(frame) and network.doubles(weather.doubled):
+            if self._may_double(frame) and network.doubles(faults.doubled):
                 network.doubled += 1
                 writer.write(frame)
             await writer.drain()

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from support.chaos.proxy import Weather
+from support.chaos.proxy import LinkFaults
 from support.chaos.swarm import Plan, World, world
 from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
@@ -56,7 +56,7 @@ def one_direction_dies(scene: World, link: str) -> int:
     """Cut one direction of the link; return the number of other servers that were found to be silent."""
     swarm = scene.running
     before, silent = swarm.faults(), swarm.ejections("silent")
-    felt = scene.network.felt[CAUSE]
+    affected = scene.network.affected[CAUSE]
     stream = swarm.start(Request(prompt_of(200, 7, VOCAB), NEW, SAMPLED))
     stream.wait_tokens(30)
     route = _route(swarm)
@@ -64,16 +64,16 @@ def one_direction_dies(scene: World, link: str) -> int:
     source, to = link.split(" to ")
     ends = {places[end] for end in (source, to) if end in places}
     with _Watch(swarm, [tuple(route)]) as watch:
-        heal = scene.network.disturb(
-            Weather(_name(places, source), _name(places, to), blocked=True, cause=CAUSE)
+        end_faults = scene.network.disturb(
+            LinkFaults(_name(places, source), _name(places, to), blocked=True, cause=CAUSE)
         )
         began, had = time.monotonic(), stream.count
         try:
             answer = stream.answer()
             took = time.monotonic() - began
         finally:
-            heal()
-    assert scene.network.felt[CAUSE] > felt, "the link was not used"
+            end_faults()
+    assert scene.network.affected[CAUSE] > affected, "the link was not used"
     assert had < NEW - 100, "it was over before the link was dead"
     check_contiguous(answer)
     check_hash(answer, n_blocks=TOY_BLOCKS, vocabulary=VOCAB, length=TOY_LENGTH)

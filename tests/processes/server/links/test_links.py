@@ -418,13 +418,13 @@ async def test_link_that_takes_nothing_for_long_is_closed() -> None:
 
 
 @pytest.fixture
-def without_beats(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_keepalives(monkeypatch: pytest.MonkeyPatch) -> None:
     """Turn keepalives off, so that no missing one reveals a lost peer."""
     monkeypatch.setattr(stream, "KEEPALIVE_SECONDS", NEVER)
 
 
-@pytest.mark.usefixtures("without_beats")
-async def test_dialler_notices_a_killed_peer_without_a_beat() -> None:
+@pytest.mark.usefixtures("without_keepalives")
+async def test_dialler_notices_a_killed_peer_without_keepalives() -> None:
     async with nodes("a") as (a,), echo_process() as (echo, pid):
         a.links.dial(echo)
         await a.received.until(lambda: bool(a.received.up))
@@ -434,8 +434,8 @@ async def test_dialler_notices_a_killed_peer_without_a_beat() -> None:
         await a.received.until(lambda: bool(a.received.down))
 
 
-@pytest.mark.usefixtures("without_beats")
-async def test_acceptor_notices_a_killed_peer_without_a_beat() -> None:
+@pytest.mark.usefixtures("without_keepalives")
+async def test_acceptor_notices_a_killed_peer_without_keepalives() -> None:
     async with nodes("a") as (a,), echo_process(dials=a) as (echo, pid):
         await a.received.until(lambda: bool(a.received.up))
         a.send(echo, [Input(1, EPOCH, 0, (1, 2, 3))])
