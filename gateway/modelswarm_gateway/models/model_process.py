@@ -98,11 +98,13 @@ def child_environment() -> dict[str, str]:
 
 
 class ModelProcess:
-    def __init__(self, tokenizer: bytes, eos: str | None) -> None:
+    def __init__(self, tokenizer: bytes, eos: str | None, name: str) -> None:
         """Load `tokenizer`, a tokenizer.json. Call it in a thread. Raise ModelProcessError, BudgetError or ValueError.
 
-        `eos`: text of the end token. `answer` and `table` are what the process told of the tokenizer.
+        `eos`: text of the end token. `name`: the model's, for the log. `answer` and `table` are what the process
+        reported of the tokenizer.
         """
+        self._name = name
         self._lock = threading.Lock()  # of the control connection
         self._small: socket.socket | None = None
         own, other = socket.socketpair()
@@ -163,7 +165,7 @@ class ModelProcess:
             return answer
         seconds = request.encode_seconds if is_rendered else request.render_seconds
         reason = _end_reason(code, seconds, lane.mebibytes)
-        log.warning("a process of a model ended: it %s", reason)
+        log.warning("a process of the model %s ended: it %s", self._name, reason)
         raise BudgetError(reason, is_rendered)
 
     def _start_worker(self, lane: Lane) -> socket.socket:

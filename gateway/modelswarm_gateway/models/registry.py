@@ -321,7 +321,7 @@ class ModelRegistry:
 
         try:
             tokenizer = await asyncio.to_thread(
-                ModelTokenizer, fetch.files, self._places, enter_phase
+                ModelTokenizer, fetch.files, self._places, enter_phase, name=entry.name
             )
         except (ModelFilesError, ModelProcessError) as error:
             if entry.fetch is fetch:

@@ -83,18 +83,20 @@ class ModelTokenizer:
         places: asyncio.Semaphore | None = None,
         enter_phase: Callable[[StartPhase], None] = lambda phase: None,
         cpu_seconds: float = CPU_SECONDS,
+        *,
+        name: str,
     ) -> None:
         """Start the model's processes with the files. Call it in a thread. Raise ModelFilesError, ModelProcessError.
 
         `places`: for the large requests of all models. `enter_phase` is called when the chat template is compiled,
-        which may take long. `cpu_seconds`: processor time of a small request.
+        which may take long. `cpu_seconds`: processor time of a small request. `name`: the model's, for the log.
         """
         # Token ids of two tokenizers with one digest stand for the same texts.
         self.digest = hashlib.sha256(files.get("tokenizer.json", b"")).hexdigest()[:16]
         settings, config = _json(files, "tokenizer_config.json"), _json(files, "config.json")
         generation = _json(files, "generation_config.json")
         special = _special_tokens(settings, _json(files, "special_tokens_map.json"))
-        self._process = _start_process(files, special.get("eos_token"))
+        self._process = _start_process(files, special.get("eos_token"), name)
         self._requests = ModelRequests(self._process, places)
         self._cpu_seconds = cpu_seconds
         self._breakers = {is_large: CircuitBreaker() for is_large in (False, True)}
@@ -241,13 +243,13 @@ def _too_long(detail: str) -> TextTooLong:
     return TextTooLong(f"the prompt is too long for this model's context: {detail}")
 
 
-def _start_process(files: Mapping[str, bytes], eos: str | None) -> ModelProcess:
+def _start_process(files: Mapping[str, bytes], eos: str | None, name: str) -> ModelProcess:
     if "tokenizer.json" not in files:
         raise ModelFilesError("tokenizer.json: the model has no such file")
     if fault := entries_fault(files["tokenizer.json"]):
         raise ModelFilesError(f"tokenizer.json: {fault}")
     try:
-        return ModelProcess(files["tokenizer.json"], eos)
+        return ModelProcess(files["tokenizer.json"], eos, name)
     except ValueError as error:
         raise ModelFilesError(f"tokenizer.json: {error}") from error
     except BudgetError as error:

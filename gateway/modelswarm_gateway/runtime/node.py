@@ -364,12 +364,13 @@ class Node:
                 self.recovery_events.record_ejection(effect)
             case GrammarVersionChanged(session=session, peer=peer, before=before, now=now):
                 log.warning(
-                    "session %s goes on at %s with %s, after %s", session, peer, now, before
+                    "session %s goes on at %s with the grammar library %s instead of %s",
+                    *(session, peer, now, before),
                 )
                 self.recovery_events.record_grammar_version(session)
             case NumericsChanged(session=session, peer=peer, before=before, now=now):
                 log.warning(
-                    "session %s goes on at %s in numerics class %s, after %s",
+                    "session %s goes on at %s in numerics class %s instead of %s",
                     *(session, peer, now or "unknown", before),
                 )
                 self.recovery_events.record_numerics(session)

@@ -52,6 +52,7 @@ from modelswarm_serving.model.base import ModelShape, Result, Task
 class GrammarRequest:
     """A hop waits for this grammar to be compiled."""
 
+    session: str
     handle: Handle
     epoch: Epoch
     grammar: Grammar
@@ -209,7 +210,9 @@ class ServerCore:
         hop.for_recovery = True
         grammar = hop.turn.sampling.grammar
         if hop.awaits_grammar and grammar is not None:
-            self._grammar_requests.append(GrammarRequest(hop.handle, hop.epoch, grammar))
+            self._grammar_requests.append(
+                GrammarRequest(hop.session, hop.handle, hop.epoch, grammar)
+            )
         if message.standby:
             self._transfers.grant_window(hop)
         elif message.predecessor is not None:

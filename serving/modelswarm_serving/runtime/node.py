@@ -268,7 +268,7 @@ class Node:
 
     def _on_grammar_ready(self, request: GrammarRequest, fault: str | None) -> None:
         if fault is not None:
-            log.warning("a session ends: %s", fault)
+            log.warning("session %s ends: %s", request.session, fault)
         self._core.on_grammar_ready(request, fault, self._clock())
         self._flush()
 

@@ -84,4 +84,4 @@ def make_tokenizer(files: dict[str, bytes] | None = None, **changes: Any) -> Mod
 
     Its processes end when it is no longer used.
     """
-    return ModelTokenizer(model_files(**changes) if files is None else files)
+    return ModelTokenizer(model_files(**changes) if files is None else files, name="toy")

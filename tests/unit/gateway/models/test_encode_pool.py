@@ -142,7 +142,7 @@ async def test_prompt_beyond_the_waiting_texts_gets_429() -> None:
     places = asyncio.Semaphore(MAX_LARGE_REQUESTS)
     for _ in range(MAX_LARGE_REQUESTS):
         await places.acquire()
-    tokenizer = ModelTokenizer(model_files(), places)
+    tokenizer = ModelTokenizer(model_files(), places, name="toy")
     prompt = TextPrompt("a" * (SMALL_REQUEST_BYTES + 1))
     request = GenerationRequest("m", prompt, "prompt", SamplingOptions())
     # One has the model's own place and waits for one of all models.

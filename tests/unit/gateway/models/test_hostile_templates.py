@@ -52,7 +52,7 @@ CHILD_SECONDS = 300.0  # seconds; generous, as the processor time has a lower li
 
 def impatient(template: str) -> ModelTokenizer:
     """Return a tokenizer whose requests may take half a second of processor time."""
-    return ModelTokenizer(model_files(template=template), cpu_seconds=0.5)
+    return ModelTokenizer(model_files(template=template), cpu_seconds=0.5, name="toy")
 
 
 def test_check_of_bombs_computes_nothing() -> None:

@@ -72,9 +72,15 @@ def hostile_files(**changes: Any) -> dict[str, bytes]:
     return model_files() | {"tokenizer.json": json.dumps(tokenizer).encode()}
 
 
+def make_hostile(**changes: Any) -> ModelTokenizer:
+    return ModelTokenizer(hostile_files(**changes), cpu_seconds=0.5, name="evil")
+
+
 @pytest.mark.parametrize("changes", HOSTILE.values(), ids=HOSTILE)
-async def test_hostile_tokenizer_ends_its_own_requests_only(changes: dict[str, Any]) -> None:
-    hostile, other = ModelTokenizer(hostile_files(**changes), cpu_seconds=0.5), make_tokenizer()
+async def test_hostile_tokenizer_ends_its_own_requests_only(
+    changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    hostile, other = make_hostile(**changes), make_tokenizer()
     request = asyncio.create_task(hostile.encode(EVIL_TEXT, special=False))
     turns = 0
     while not request.done():
@@ -83,6 +89,7 @@ async def test_hostile_tokenizer_ends_its_own_requests_only(changes: dict[str, A
         turns += 1
     with pytest.raises(EncodeError, match=r"took more than 0\.5 s|needed more than 64 MiB"):
         await request
+    assert "a process of the model evil ended: it " in caplog.text
     assert turns > 2, "the other model's requests wait for no process of this one"
     assert await hostile.encode("hi", special=False) == encode_bytes("hi"), "a new worker"
     assert hostile.chat_fault == ""
@@ -126,7 +133,7 @@ def test_circuit_breaker_needs_failures_in_a_row_and_recloses() -> None:
 
 async def test_large_prompt_does_not_delay_small_ones() -> None:
     """The large one runs until its time is over; small ones of the same model have a worker of their own."""
-    text = ModelTokenizer(hostile_files(**HOSTILE["regex in the pre-tokenizer"]), cpu_seconds=0.5)
+    text = make_hostile(**HOSTILE["regex in the pre-tokenizer"])
     large = asyncio.create_task(text.encode(EVIL_TEXT * 2, special=False))
     assert len(EVIL_TEXT * 2) > SMALL_REQUEST_BYTES
     for _ in range(5):
@@ -265,7 +272,7 @@ def test_processes_end_with_their_gateway(end: str) -> None:
         "from modelswarm_gateway.models.tokenizer import ModelTokenizer\n"
         "ranges = '{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}'\n"
         "async def main():\n"
-        "    text = ModelTokenizer(model_files(template=ranges), cpu_seconds=600)\n"
+        "    text = ModelTokenizer(model_files(template=ranges), cpu_seconds=600, name='toy')\n"
         "    task = asyncio.create_task(text.encode_chat([]))\n"
         "    await asyncio.sleep(0.1)\n"
         "    print('ready', flush=True)\n"
