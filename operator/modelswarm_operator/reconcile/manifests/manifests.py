@@ -242,7 +242,7 @@ def _container(builder: ManifestBuilder, model: Model) -> Json:
         for claim in claims_of(model)
     ]
     if model.chat_template is not None:
-        mounts.append({"name": "words", "mountPath": TEMPLATE_DIR, "readOnly": True})
+        mounts.append({"name": "chat-template", "mountPath": TEMPLATE_DIR, "readOnly": True})
     return {
         "image": builder.policy.server_image,
         "imagePullPolicy": builder.policy.image_pull_policy,
@@ -269,7 +269,7 @@ def _pod_spec(model: Model, container: Json, cache_limit: int) -> Json:
     if model.chat_template is not None:
         field = {"fieldPath": f"metadata.annotations['{names.CHAT_TEMPLATE}']"}
         items = [{"path": TEMPLATE_FILE, "fieldRef": field}]
-        volumes.append({"name": "words", "downwardAPI": {"items": items}})
+        volumes.append({"name": "chat-template", "downwardAPI": {"items": items}})
     return {
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,

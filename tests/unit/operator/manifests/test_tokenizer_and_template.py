@@ -30,7 +30,8 @@ def test_chat_template_is_mounted_from_an_annotation() -> None:
     assert pod["metadata"]["annotations"][CHAT_TEMPLATE] == TEMPLATE
     folder, _, name = parse_flags(pod)["--chat-template"].rpartition("/")
     mounts = {m["mountPath"]: m for m in pod["spec"]["containers"][0]["volumeMounts"]}
-    volume = next(v for v in pod["spec"]["volumes"] if v["name"] == mounts[folder]["name"])
+    assert mounts[folder]["name"] == "chat-template"
+    volume = next(v for v in pod["spec"]["volumes"] if v["name"] == "chat-template")
     assert volume["downwardAPI"]["items"] == [
         {"path": name, "fieldRef": {"fieldPath": f"metadata.annotations['{CHAT_TEMPLATE}']"}}
     ]
