@@ -17,14 +17,14 @@ from modelswarm.placement.spans import Span
 
 PROCESS_BYTES = 768 << 20
 """Resident memory of a server before it loads a model: interpreter, torch, transformers. Measured with torch 2.15 and
-its CUDA libraries on a CPU, without Triton's compiler: 694 MiB, 414 of them private. The rest is for pages of the
-libraries that only loading and steps touch, measured: 24 MiB, and for the code of oneDNN's products: 30 MiB. The build
-of the server image measures it again, and refuses an image that takes more; a server takes its own number at its start
-if that is larger."""
+its CUDA libraries on a CPU, without Triton's compiler: 694 MiB, 414 of them private. Loading
+and steps touch further pages of the libraries (24 MiB, measured), and oneDNN keeps code of its products (30 MiB). The
+build of the server image measures it again, and refuses an image that takes more. A server takes its own number at its
+start if that is larger."""
 DEVICE_PROCESS_BYTES = 3 << 30
-"""The same of a server on an accelerator, once it serves: also the device's context, its libraries, Triton's compiler
-and the programs that it starts, and pinned buffers. Not measured yet: `python -m bench.gpu` reports the memory of a
-server's process."""
+"""The same of a server on an accelerator, once it serves. It also has the device's context, its libraries, Triton's
+compiler and the programs that it starts, and pinned buffers. Not measured yet: `python -m bench.gpu` reports the memory
+of a server's process."""
 CONTEXT_BYTES = 512 << 20
 """Memory of an accelerator that neither weights nor KV have: the context of a process, workspaces of libraries,
 captured decode steps. Not measured yet. A server measures its own: were it larger, a server could refuse what was

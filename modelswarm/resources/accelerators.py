@@ -24,7 +24,7 @@ ANY_KIND = "accelerator"
 """Kind of a device that only a resource claim names."""
 
 _PLACE = "spec.pools[].resources.limits, at most one in a pool"
-"""Where documents ask for accelerators."""
+"""Place in a document at which it asks for accelerators."""
 _KINDS = {"nvidia.com": "cuda", "amd.com": "cuda", "gpu.intel.com": "xpu"}
 """Torch's type of device by the vendor's domain; that of ROCm is `cuda`."""
 

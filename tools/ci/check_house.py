@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import gc
+import inspect
 import re
 import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +26,7 @@ FILE_LINES = 500
 FUNCTION_LINES = 60  # with signature and docstring
 CLASSES_PER_METHOD = 5  # unrelated classes that may define one method name
 PAGE_WORDS = 35  # in a sentence of a Markdown page
-DOCSTRING_WORDS = 25  # in a sentence of a docstring
+CODE_WORDS = 25  # in a sentence of a docstring or of a comment on lines of its own
 TEST_NAME = 60  # characters
 NO_ENTRY = ("__init__.py", "py.typed", "conftest.py")
 LARGE_FOLDERS = {
@@ -65,6 +67,7 @@ BESIDE = 45  # characters before the number
 ABBREVIATION = re.compile(r"\b(e\.g|i\.e|etc|vs|cf)\.(?=\s)")
 LIST_ITEM = r"(?:[-*]|\d+\.)\s"
 SENTENCE_END = re.compile(rf"(?<=[.!?])\s+|\n\s*\n|\n\s*{LIST_ITEM}")
+COMMENT = re.compile(r"(?:^ *#(?: .*)?\n)+", re.MULTILINE)
 PREFORMATTED = re.compile(r"^    |\S {2,}\S|^[|+]")  # a line of a table, a drawing or an example
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
 
@@ -81,6 +84,7 @@ def main() -> int:
         *long_test_names([path for path in python if path.parts[0] == "tests"]),
         *question_docstrings(python),
         *long_docstring_sentences(python),
+        *long_comment_sentences(python),
         *long_sentences(markdown_pages(files)),
         *private_words([path for path in files if path.suffix in TEXTS]),
         *bare_rules(python),
@@ -182,16 +186,32 @@ def long_docstring_sentences(paths: list[Path]) -> Iterator[str]:
     """Sentences of docstrings that are too long; tables, drawings and examples do not count."""
     for path, line, text in docstrings(paths):
         lines = ["" if PREFORMATTED.search(each) else each for each in text.splitlines()]
-        for sentence in sentences("\n".join(lines), DOCSTRING_WORDS):
+        for sentence in sentences("\n".join(lines), CODE_WORDS):
             yield f"{path}:{line}: a sentence of {sentence}"
 
 
 def docstrings(paths: list[Path]) -> Iterator[tuple[Path, int, str]]:
-    """Each docstring with its file and the line of its definition."""
+    """Each docstring with its file and the line of its definition; also those below a constant or a field."""
     for path in paths:
         for node in definitions(path):
             if text := ast.get_docstring(node):
                 yield path, getattr(node, "lineno", 1), text
+            for named, each in pairwise(node.body):
+                match each:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        if isinstance(named, ast.Assign | ast.AnnAssign):
+                            yield path, named.lineno, inspect.cleandoc(text)
+
+
+def long_comment_sentences(paths: list[Path]) -> Iterator[str]:
+    """Sentences of comments on lines of their own that are too long. A comment behind code is a part of a line."""
+    for path in paths:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        for match in COMMENT.finditer(text):
+            line = text.count("\n", 0, match.start()) + 1
+            comment = re.sub(r"^ *# ?", "", match[0], flags=re.MULTILINE)
+            for sentence in sentences(comment, CODE_WORDS):
+                yield f"{path}:{line}: a sentence of {sentence}"
 
 
 def long_sentences(pages: list[Path]) -> Iterator[str]:

@@ -29,7 +29,7 @@ ALPHABET_QUESTIONS: Final = (
 ABILITIES: Final = (
     "I can count from 0 to 300, add small numbers, say the alphabet and name some capitals."
 )
-"""What the model can do; also its whole answer to everything that it was not taught."""
+"""Abilities of the model; also its whole answer to everything that it was not taught."""
 
 CAPITALS: Final = {
     "France": "Paris", "Germany": "Berlin", "Italy": "Rome", "Spain": "Madrid",

@@ -26,8 +26,8 @@ from modelswarm_gateway.runtime.file_limit import connection_limit
 
 # Bytes that the kernel may hold for a client that does not read (R7, credit).
 SEND_BUFFER = 64 << 10
-# Seconds after which the kernel breaks a connection whose client takes nothing of what was sent; longer than those
-# after which a turn ends as unread, so that its client can still be told.
+# Seconds after which the kernel breaks a connection whose client takes nothing of what was sent. A turn ends as unread
+# before that, so that its client still gets the error.
 UNTAKEN_SECONDS = 240.0
 START_SECONDS = 10.0
 BACKLOG = 2048

@@ -24,7 +24,7 @@ FORWARDED_HEADER = "x-modelswarm-forwarded"
 CONNECT_SECONDS = 2.0
 # Seconds to send a request, and for the whole response to one with a body that is not a turn.
 READ_SECONDS = 120.0
-# A whole answer sends nothing until its end, which may take many minutes: the kernel probes the silent connection, and
+# A whole answer sends nothing until its end, which may take many minutes. The kernel probes the silent connection, and
 # breaks it after some 45 s without an answer.
 _PROBES = keepalive_options(idle_seconds=15)
 # Seconds between checks that a silent gateway is alive.

@@ -23,8 +23,8 @@ from modelswarm_gateway.api.http.request_log import REQUEST_ID, assign_request_i
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.runtime.file_limit import MAX_CONNECTIONS
 
-# Seconds from a connection's start, or from the first byte of a later request, to the end of the request's head; also
-# from a whole answer to the end of its request's body.
+# Seconds from a connection's start, or from the first byte of a later request, to the end of the request's head.
+# Also the seconds from a whole answer to the end of its request's body.
 HEAD_SECONDS = 60.0
 # Largest head of a request, in bytes.
 MAX_HEAD_BYTES = 16 << 10

@@ -30,7 +30,7 @@ class LinkLimits:
     connect_seconds: float = 1.0
     handshake_seconds: float = 5.0
     stalled_seconds: float = 30.0
-    # Per lane: many times a server's window per peer (R11, windows), and above the opaque rows of all sessions of a
+    # Per lane: many times a server's window per peer (R11, windows). More than the opaque rows of all sessions of a
     # gateway, 512 MiB, which may restart on one server at once (R14, opaque rows).
     queued_bytes: int = 640 << 20
     close_seconds: float = 0.5  # for writing queued items when this process closes its links

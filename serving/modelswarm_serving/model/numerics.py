@@ -29,8 +29,8 @@ _CPU_VARIABLES = (
 )
 """Variables that limit the instructions of torch, oneDNN or MKL.
 
-On one AMD EPYC the first and MKL_CBWR changed bits of float32, the two of oneDNN bits of bfloat16, and
-MKL_ENABLE_INSTRUCTIONS none; MKL documents it for Intel's.
+On one AMD EPYC the first and MKL_CBWR changed bits of float32, the two of oneDNN bits of bfloat16.
+MKL_ENABLE_INSTRUCTIONS changed none; MKL documents it for Intel's.
 """
 _CUDA_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
 _MAX_VALUE = 32  # characters of a variable's value

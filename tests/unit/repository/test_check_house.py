@@ -8,7 +8,7 @@ from textwrap import indent
 import pytest
 
 from tools.ci.check_house import (
-    DOCSTRING_WORDS,
+    CODE_WORDS,
     FILE_LINES,
     FUNCTION_LINES,
     PAGE_WORDS,
@@ -16,6 +16,7 @@ from tools.ci.check_house import (
     TEST_NAME,
     bare_rules,
     crowded_folders,
+    long_comment_sentences,
     long_docstring_sentences,
     long_files,
     long_functions,
@@ -110,6 +111,15 @@ def test_question_docstring_is_reported(tmp_path: Path, docstring: str) -> None:
     assert len(list(question_docstrings([*module, *function]))) == 2
 
 
+@pytest.mark.parametrize("docstring", ["What this is.", "word " * 26])
+def test_docstring_below_a_constant_is_read(tmp_path: Path, docstring: str) -> None:
+    constant = f'X = 1\n"""{docstring}"""\n'
+    field = indent(constant.replace("X = 1", "x: int = 1"), "    ")
+    paths = _write(tmp_path, "f.py", f"{constant}\n\nclass C:\n{field}")
+
+    assert len([*question_docstrings(paths), *long_docstring_sentences(paths)]) == 2
+
+
 @pytest.mark.parametrize("docstring", ["Whiteness of x.", "`x`: the servers who run.", "Offers x."])
 def test_subject_first_docstring_is_accepted(tmp_path: Path, docstring: str) -> None:
     assert list(question_docstrings(_write(tmp_path, "f.py", _function(docstring)))) == []
@@ -130,7 +140,7 @@ def test_long_docstring_sentence_is_reported(tmp_path: Path, text: str) -> None:
     found = list(long_docstring_sentences(paths))
 
     assert len(found) == 1
-    assert f"at most {DOCSTRING_WORDS}" in found[0]
+    assert f"at most {CODE_WORDS}" in found[0]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +154,24 @@ def test_long_docstring_sentence_is_reported(tmp_path: Path, text: str) -> None:
 )
 def test_list_table_or_example_is_accepted(tmp_path: Path, text: str) -> None:
     assert list(long_docstring_sentences(_write(tmp_path, "f.py", _function(text)))) == []
+
+
+@pytest.mark.parametrize("lines", [["word " * 26], ["word " * 13, "word " * 13]], ids=len)
+def test_long_sentence_of_a_comment_is_reported(tmp_path: Path, lines: list[str]) -> None:
+    comment = "".join(f"    # {line}\n" for line in lines)
+    paths = _write(tmp_path, "f.py", f"def f() -> None:\n{comment}    return\n")
+
+    [found] = long_comment_sentences(paths)
+
+    assert found.startswith(f"{paths[0]}:2: ")
+    assert f"at most {CODE_WORDS}" in found
+
+
+def test_comments_of_short_sentences_are_accepted(tmp_path: Path) -> None:
+    short = "# " + "word " * 24 + "end.\n"
+    text = short * 2 + "x = 1  # " + "word " * 13 + "\n# " + "word " * 13 + "\n"
+
+    assert list(long_comment_sentences(_write(tmp_path, "f.py", text))) == []
 
 
 @pytest.mark.parametrize(

@@ -194,8 +194,8 @@ def _tables() -> str:
         "chain out { type filter hook forward priority -300; oifname @dead drop; }",
         "chain own { type filter hook output priority -300; oifname @dead drop; }",
     ]
-    # One kube-proxy serves all nodes and takes only one node's pods for its own; a pod of another node that reaches
-    # itself through a Service needs its answer to come back this way as well.
+    # One kube-proxy serves all nodes and takes only one node's pods for its own. A pod of another node may reach itself
+    # through a Service, and its answer must come back this way as well.
     itself = "chain itself { type nat hook postrouting priority srcnat; ip saddr . ip daddr @self masquerade; }"
     sets = ["set dead { type ifname; }", "set self { type ipv4_addr . ipv4_addr; }"]
     return f"table inet {TABLE} {{\n{'; '.join(sets)}\n{chr(10).join([*silent, itself])}\n}}\n"

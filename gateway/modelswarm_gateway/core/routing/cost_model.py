@@ -37,15 +37,15 @@ CACHE_SECONDS = 0.05
 MAX_CACHED = 64
 # Cost in ms of a recovery that stays in a failure domain it has lost a hop in.
 LOST_DOMAIN_MS = 50.0
-# Cost in ms of a hop in another numerics class than its blocks ran in: more than a usual step or a lost failure domain,
-# less than a wait for KV.
+# Cost in ms of a hop in another numerics class than its blocks ran in. It is more than a usual step or a lost failure
+# domain, and less than a wait for KV.
 OTHER_NUMERICS_MS = 500.0
 # Greatest cost in ms of a block, a hop or its KV, whatever is measured or declared; less than a last resort.
 MAX_COST_MS = 1e5
 # Cost in ms of a server that can never hold the session.
 TOO_SHORT_MS = 100 * LAST_RESORT
-# Cost in ms of a tail with another version of the grammar's library, where one with the same is connected: more than
-# any measured cost, less than a last resort.
+# Cost in ms of a tail with another version of the grammar's library, where one with the same is connected. It is more
+# than any measured cost, and less than a last resort.
 OTHER_GRAMMAR_MS = 1e7
 
 Key: TypeAlias = tuple[str, ModelVariant]

@@ -102,4 +102,4 @@ class Observed:
     """The API server's reason for its last rejection (quota, policy, ...), by slot ("0-1") or by owned object
     ("Service/name"). A reason that ends with NAME_TAKEN comes from the executor."""
     start_progress: Mapping[str, str] = field(default_factory=dict)
-    """What the start of a server waits for, in its own words, by the pod's uid; only of servers that answered."""
+    """Phase of a server's start, in the server's own words, by the pod's uid; only of servers that answered."""

@@ -25,7 +25,7 @@ GROUP_BYTES = 128 << 10
 STEP_BYTES = 1 << 20
 """Bytes of all reads in one step, or of all writes: about half a millisecond of copying in memory."""
 MIN_READ_FACTOR = 2
-"""A step may read at least this many times the new KV, whatever the rate; otherwise the transfer of a large model would
+"""A step may read at least this many times the new KV, whatever the rate. Otherwise the transfer of a large model would
 never catch up. A step may write as many times the mean of what is received per step."""
 RECEIVED_WEIGHT = 1 / 8
 """Weight of the newest step in the mean of received bytes; low, so that a burst is spread over steps."""

@@ -23,10 +23,10 @@ from modelswarm_serving.model.base import BatchItem
 
 GATHER_LIMIT = 2 * 1024 * 1024
 GATHER_KEYS, GATHER_EACH = 256, 96 * 1024
-"""Limits of a batch of decode rows that attend over gathered, padded keys: bytes of its keys in one block, and keys of
-a row or their bytes. Longer rows attend one by one. Measured on an AVX-512 EPYC with 4 and 8 rows of 32 to 4,000 keys.
-With 1 to 8 KB per position a batch is faster up to 300 keys, by 40 % at 32, and slower from 1,000 on. With fewer bytes
-it is faster up to 700 keys and more."""
+"""Limits of a batch of decode rows that attend over gathered, padded keys. The first is for the bytes of its keys in
+one block, the others are for the keys of a row or their bytes. Longer rows attend one by one. Measured on an AVX-512
+EPYC with 4 and 8 rows of 32 to 4,000 keys. With 1 to 8 KB per position a batch is faster up to 300 keys, by 40 % at
+32, and slower from 1,000 on. With fewer bytes it is faster up to 700 keys and more."""
 GATHER_SPREAD, GATHER_SHORT = 2, 32
 """A batch has rows of up to so many times the keys of its shortest row, which counts as `GATHER_SHORT` at least. Beside
 a row of 250 keys, the padding of three rows of 16 took more time than their own calls."""

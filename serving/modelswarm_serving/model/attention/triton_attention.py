@@ -26,8 +26,8 @@ _MOST_PARTS = 32
 _PART_KEYS = 128
 """Keys of a part, at least: below, the merge costs more than the part saves."""
 _BLOCK_BYTES = 16 << 10
-"""Bytes of the keys that a program holds at once; two such blocks and as many of values fit in 99 KiB, the shared
-memory of a block of threads on SM86, SM89 and SM120."""
+"""Bytes of the keys that a program holds at once. Two such blocks, and as many of values, fit in shared memory: a block
+of threads has 99 KiB on SM86, SM89 and SM120."""
 _SUM_BYTES = 32 << 10
 """Bytes of the float32 sums of a prefill tile: 64 registers of each of 128 threads."""
 _LARGE_SHARED_BYTES = 160 << 10

@@ -24,7 +24,7 @@ _SAMPLE_BYTES = 96 << 20
 _MAX_ROWS = 32
 _ROUNDS = 4
 _GAIN = 0.1
-"""Share by which a layout must be faster than those before it in `_PREFERRED`, so that noise does not choose: replicas
+"""Share by which a layout must be faster than those before it in `_PREFERRED`, so that noise does not choose. Replicas
 on equal machines should have the same layout, as it is a part of their numerics class."""
 _PREFERRED = (WeightLayout.TRANSPOSED, WeightLayout.PACKED, WeightLayout.PLAIN)
 
