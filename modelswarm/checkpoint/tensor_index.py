@@ -124,7 +124,7 @@ def read_header(folder: Path, file: str) -> dict[str, TensorEntry]:
     if rest < 0:
         raise ModelSourceError("model", f"{path} is truncated: {-rest} bytes are missing")
     if rest > 0:
-        raise ModelSourceError("model", f"{path} has {rest} bytes behind its last tensor")
+        raise ModelSourceError("model", f"{path} has {rest} bytes after its last tensor")
     return entries
 
 

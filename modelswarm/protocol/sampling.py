@@ -145,7 +145,7 @@ def _find_long_field(sampling: Sampling) -> str | None:
         return f"grammar has more than {MAX_GRAMMAR_BYTES} bytes"
     returned = sampling.returned
     if returned is not None and not (returned.logits or returned.hidden_states):
-        return "returned wants neither logits nor hidden_states"
+        return "returned asks for neither logits nor hidden_states"
     if returned is not None and grammar is not None and grammar.max_forced:
         return f"max_forced is {grammar.max_forced}; allowed with returned rows: 0"
     if grammar is not None and not 0 <= grammar.max_forced <= MAX_FORCED_TOKENS:

@@ -59,7 +59,7 @@ LATENCY = Row("Latency", [
           quantiles(gateway("inter_token_seconds"))),
     Panel("Request duration", "Time from a request to its answer's end, of completed answers.", "s",
           quantiles(gateway("request_seconds"))),
-    Panel("Parts of the time to first token", "Mean seconds. wait: tokenising and queueing in the gateway; "
+    Panel("Parts of the time to first token", "Mean seconds. wait: tokenizing and queueing in the gateway; "
           "prefill: from there to the first token.", "s",
           [Query(mean(gateway("queue_seconds")), "wait"), Query(mean(gateway("prefill_seconds")), "prefill")],
           stacked=True),

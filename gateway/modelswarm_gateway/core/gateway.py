@@ -442,7 +442,7 @@ class GatewayCore:
                 self._recovery.send_fences(session, now)
         self._session_search.on_session_info(peer, found, now)
 
-    # ---- helpers and views
+    # ---- look-up, removal and views
 
     def _session(self, session: str) -> Session:
         found = self._sessions.get(session)

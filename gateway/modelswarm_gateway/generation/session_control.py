@@ -101,7 +101,7 @@ async def fork_session(
     log = () if kept is None or kept.is_empty else kept.tokens
     length = len(log) if position is None else position
     if kept is None or not 0 < length <= len(log):
-        detail = f"position: the session has {len(log)} entries; fork it behind 1 to all of them"
+        detail = f"position: {length}; allowed: 1 to the number of entries, {len(log)}"
         raise ApiError(Code.SESSION_LOST, detail, param="position")
     request = GenerationRequest(
         key[0], TokenPrompt(log[:length]), "position", SamplingOptions(max_tokens=0),

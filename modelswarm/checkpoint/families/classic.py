@@ -144,7 +144,7 @@ OPT = Family(
     equal={"word_embed_proj_dim": "hidden_size"},
     activation="activation_function",
     is_rotary=False,
-    refused=("norms behind the sublayers, and embeddings of another width, as in OPT-350m",),
+    refused=("norms after the sublayers, and embeddings of another width, as in OPT-350m",),
 )
 BLOOM = Family(
     "bloom",

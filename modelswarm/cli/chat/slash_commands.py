@@ -55,7 +55,7 @@ def _show_help(conversation: Conversation, rest: str) -> None:
     for title, command in shown.items():
         click.echo(f"{title:<{width}}  {command.meaning}")
     click.echo("A line that begins with a space is sent as it is.")
-    click.echo('A message of several lines: \\ at the end of a line, or """ before and behind it.')
+    click.echo('A message of several lines: \\ at the end of a line, or """ before and after it.')
 
 
 def _undo(conversation: Conversation, rest: str) -> None:

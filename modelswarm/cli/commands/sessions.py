@@ -116,7 +116,7 @@ def close(
     "--position",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Fork behind the first N entries of its log. Default: all of them.",
+    help="Fork after the first N entries of its log. Default: all of them.",
 )
 @_session_options
 def fork(

@@ -95,7 +95,7 @@ FIELD_OPTIONS = (
     FieldOption(
         "--stop-token-id", "stop_token_ids", int, "End the answer at this token.", "ID", True
     ),
-    FieldOption("--ignore-eos", "ignore_eos", bool, "Go on behind the model's end token."),
+    FieldOption("--ignore-eos", "ignore_eos", bool, "Continue after the model's end token."),
     FieldOption("--temperature", "temperature", number, "0 is greedy.", "T"),
     FieldOption("--top-k", "top_k", int, "Sample from the K likeliest tokens.", "K"),
     FieldOption(

@@ -75,7 +75,7 @@ class AsyncClient:
 
     `base_url`: URL of a gateway, or a list of URLs of gateways of one swarm. An answer goes on at another one when its
     gateway is lost. Default: MODELSWARM_URL (with commas between), else http://127.0.0.1:8000.
-    `api_key` is sent as a bearer token, for a proxy that wants one.
+    `api_key` is sent as a bearer token, for a proxy that needs one.
     `timeout`: seconds without a byte until an answer counts as broken.
     `max_retries`: further tries of a request that was refused or had no connection, where a repeat does no harm.
     `max_connections`: requests at a time; further ones wait.

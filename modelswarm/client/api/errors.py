@@ -83,7 +83,7 @@ class ContextLengthError(BadRequestError):
 
 
 class AuthenticationError(ApiError):
-    """A proxy in front of the gateway wants another `api_key`."""
+    """A proxy in front of the gateway needs another `api_key`."""
 
 
 class PermissionDeniedError(ApiError):

@@ -40,7 +40,7 @@ _REFUSED = {  # arguments of LMDeploy's pipeline
     "enable_prefix_caching": "only a session keeps its context; use pipe.session()",
     "quant_policy": "KV has the dtype of the weights",
     "model_format": "weights are float32, bfloat16 or float16; use dtype",
-    "revision": "write it behind the name: owner/name@revision",
+    "revision": "write it after the name: owner/name@revision",
 }
 
 

@@ -43,7 +43,7 @@ class LanePair:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-# Accepted lanes without a complete handshake at a time: strangers may hold each for the handshake's time.
+# Accepted lanes without a complete handshake at a time: an unknown process may hold each for the handshake's time.
 MAX_HANDSHAKES = 256
 
 

@@ -2,7 +2,7 @@
 
 The first message on a connection names a lane of a link, or a method. `open_stream` is the dialling side, `Listener`
 the accepting one. Called by `links.py` and by the callers of methods. Does not know the content of messages. TLS
-belongs into `open_stream` and `Listener.start`, and nowhere else.
+belongs in `open_stream` and `Listener.start`, and nowhere else.
 """
 
 from __future__ import annotations

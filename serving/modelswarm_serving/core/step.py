@@ -171,7 +171,7 @@ class Steps:
         return ScoreRequest(targets, hop.turn.sampling.prompt_logprobs) if targets else None
 
     def _return_request(self, hop: Hop, first: int, end: int) -> ReturnRequest | None:
-        """Request what the turn wants to have of rows [first, end)."""
+        """Request what the turn asks for of rows [first, end)."""
         wanted = hop.returned_rows
         if wanted is None or end <= wanted.start or hop.has_range:
             return None

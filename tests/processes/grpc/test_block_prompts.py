@@ -114,7 +114,7 @@ PLAIN = {"hidden_states": tensor(1, 2), "max_tokens": 0}
 @pytest.mark.parametrize(
     ("before", "then", "sentence"),
     [
-        ({"tokens": {"ids": [1]}, "max_tokens": 0}, rows(0, 1), "is behind 1 entries"),
+        ({"tokens": {"ids": [1]}, "max_tokens": 0}, rows(0, 1), "is after 1 entries"),
         (rows(0, 2), PLAIN, "the session begins with rows of blocks"),
     ],
 )

@@ -2,7 +2,7 @@
 
 Lasting faults are checked against `ring_coverage.py`, so that a ring over all blocks always remains. A new kind of
 fault is a method that returns True if it did something, and an entry in `_kinds`. If nothing reports the fault, its
-name belongs into `SILENT_FAULTS` of `scenario.py`.
+name belongs in `SILENT_FAULTS` of `scenario.py`.
 """
 
 from __future__ import annotations

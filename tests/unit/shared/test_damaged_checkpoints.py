@@ -313,7 +313,7 @@ CASES: list[tuple[str, Damage, str]] = [
         lambda folder: (path := folder / "model.safetensors").write_bytes(
             path.read_bytes() + b"x" * 10
         ),
-        FILE + " has 10 bytes behind its last tensor",
+        FILE + " has 10 bytes after its last tensor",
     ),
     ("empty", content("model.safetensors", b""), FILE + " is truncated or not a safetensors file"),
     (

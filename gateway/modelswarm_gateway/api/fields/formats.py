@@ -17,7 +17,7 @@ from modelswarm_gateway.errors import invalid_field
 _TAG = "structural_tag"
 _OF_SCHEMA = refused("it needs the type json_schema")
 _OF_TAG = refused("it needs the type structural_tag")
-_SCHEMA_BESIDE_TYPE = refused("a schema belongs into json_schema, with the type json_schema")
+_SCHEMA_BESIDE_TYPE = refused("a schema belongs in json_schema, with the type json_schema")
 _ONLY_TYPE: Section = {"type": OBEYED, "json_schema": _OF_SCHEMA, "schema": _SCHEMA_BESIDE_TYPE}
 
 TEXT_FORMAT = FieldTable(

@@ -55,7 +55,7 @@ def rows_end(part: api_pb2.GenerateResponse) -> int:
 async def add_prompt(
     part: api_pb2.GenerateResponse, generation: Generation, request: api_pb2.GenerateRequest
 ) -> None:
-    """Add to the first part of a stream what the request wants to know of the prompt. Other tasks run meanwhile."""
+    """Add to the first part of a stream what the request asks for about the prompt. Other tasks run meanwhile."""
     prompt = generation.prompt
     if request.return_prompt_token_ids:
         part.prompt_token_ids.extend(prompt)

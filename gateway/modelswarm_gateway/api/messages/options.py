@@ -121,7 +121,7 @@ def check_continuation(answer: AnswerOptions, *, is_thinking: bool) -> None:
     detail = "the answer continues the assistant's message"
     if is_thinking:
         raise invalid_field(
-            "thinking", f"{detail}, behind its reasoning; end with a message of the user"
+            "thinking", f"{detail}, after its reasoning; end with a message of the user"
         )
     if answer.must_call:
         raise invalid_field("tool_choice", f"{detail}, and a forced call begins one; leave it out")

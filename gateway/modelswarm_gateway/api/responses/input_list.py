@@ -42,7 +42,7 @@ def list_items(response: StoredResponse, wanted: Page) -> dict[str, Any]:
     """Return one page. Raise ApiError if the items are not known, or `after` names none of them."""
     if response.inputs is None:
         detail = (
-            "the gateway that had the begin of this conversation was lost, and its items with it; "
+            "the gateway that had the beginning of this conversation was lost, and its items with it; "
             "the conversation itself can go on"
         )
         raise ApiError(Code.NOT_FOUND, f"response_id: {detail}", param="response_id")

@@ -68,7 +68,7 @@ def check_conversation(messages: Sequence[Mapping[str, Any]], *, is_appended: bo
     if open_calls:
         path = f"messages[{caller}].tool_calls"
         detail = f"no message with role tool answers the call {shorten(open_calls[0])!r}"
-        raise invalid_request(path, f"{path}: {detail}; add one right behind it")
+        raise invalid_request(path, f"{path}: {detail}; add one right after it")
 
 
 def _misplaced(path: str, role: str) -> ApiError:

@@ -435,7 +435,7 @@ class Migrations:
                 self._recovery.hops.detach(hop)
         self._emit_outcome(migration, outcome, now)
 
-    # ---- helpers
+    # ---- look-up and outcome
 
     def _migration_of(self, handle: int) -> Migration | None:
         """Return the migration with a new hop of this gateway handle."""

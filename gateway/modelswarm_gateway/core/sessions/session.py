@@ -352,7 +352,7 @@ class Session:
 
     @property
     def returns_rows(self) -> bool:
-        """True if the turn wants rows of logits or hidden states."""
+        """True if the turn returns rows of logits or hidden states."""
         return self.turn.sampling.returned is not None
 
     @property

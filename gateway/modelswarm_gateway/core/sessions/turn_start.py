@@ -1,4 +1,4 @@
-"""The state of a session at the begin of a turn: its log, its limits and what it counts.
+"""The state of a session at the beginning of a turn: its log, its limits and what it counts.
 
 Used by `gateway.py`. Knows neither servers nor routes.
 """

@@ -2,7 +2,7 @@
 
 Made of a chat's answer options, the model's format and the end of its prompt. Whatever it accepts, the family's parser
 reads as calls of the allowed tools, with arguments that follow their schemas. An answer with a format is calls, or
-content that follows the format; the parser tells them by their begin.
+content that follows the format; the parser tells them apart by how they begin.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _calls_or_content(
 
 
 def _begins_of_calls(syntax: CallSyntax, content: GrammarSource) -> list[str]:
-    """Return regexes of what the parser takes for a call at the begin. Raise ApiError if JSON content looks alike."""
+    """Return regexes of what the parser takes for a call's beginning. Raise ApiError if JSON content looks alike."""
     if syntax.is_json and may_be_call(content):
         detail = (
             "a call of this model is a JSON object with name and parameters, which this format allows too; "

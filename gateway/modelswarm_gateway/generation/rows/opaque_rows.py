@@ -105,10 +105,10 @@ def add_opaque(
         return turn
     rows = dict(enumerate(prompt.entry_rows(), start))
     if prompt.has_block_rows and before < start:
-        detail = f"rows of blocks begin a session, and this input is behind {start} entries"
+        detail = f"rows of blocks begin a session, and this input is after {start} entries"
         raise invalid_field(request.prompt_field, detail)
     if before and not prompt.has_block_rows:
-        detail = "the session begins with rows of blocks; send tokens behind them"
+        detail = "the session begins with rows of blocks; send tokens after them"
         raise invalid_field(request.prompt_field, detail)
     more = (before + len(rows)) * (len(rows[start]) - row_bytes)
     _check_log(turn.tokens, request, row_bytes, more)
@@ -118,7 +118,7 @@ def add_opaque(
 def _check_log(
     entries: Sequence[int], request: GenerationRequest, row_bytes: int, more_bytes: int
 ) -> None:
-    """Raise ApiError if the log of a turn has too many rows, or the request wants to have its text.
+    """Raise ApiError if the log of a turn has too many rows, or the request asks for its text.
 
     `more_bytes`: of the rows that are for single blocks.
     """

@@ -113,7 +113,7 @@ def send_prompt_logprobs(
 
 
 def _lane_of_tokens(hop: Hop) -> Lane:
-    """Return the lane of a tail's tokens: that of the rows which the gateway wants to have before them, if any."""
+    """Return the lane of a tail's tokens: that of the rows that the gateway asked for before them, if any."""
     return Lane.LIVE if hop.returned_rows is None else Lane.BULK
 
 
@@ -135,7 +135,7 @@ def send_token(out: Outbox, hop: Hop, sampled: SampledToken) -> None:
     """Append the sampled token and those forced after it to the log, and send them as one group.
 
     To the gateway always, to the ring up to the credit (R7, credit). It must not overtake the rows that the gateway
-    wants to have of earlier entries, so it goes on their lane.
+    asked for of earlier entries, so it goes on their lane.
     """
     started = hop.started
     assert started is not None

@@ -97,7 +97,7 @@ def log_totals(logits: Tensor, scores: Tensor, best: Tensor, tokens: Tensor) -> 
 
 
 def top_count(picks: Sequence[SampleRequest]) -> int:
-    """Return the number of top alternatives that any of the requests wants."""
+    """Return the number of top alternatives that any of the requests asks for."""
     return max((pick.sampling.logprobs for pick in picks), default=0)
 
 
@@ -109,7 +109,7 @@ def make_result(
     ids: Sequence[int],
     values: Sequence[float],
 ) -> Sampled:
-    """Return the result of a row. `ids`, `values`: at least as many top alternatives as the request wants."""
+    """Return the result of a row. `ids`, `values`: at least as many top alternatives as the request asks for."""
     if not math.isfinite(logprob):
         return Unsampled.NOT_FINITE
     if is_masked:

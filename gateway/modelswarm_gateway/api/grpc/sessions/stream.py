@@ -173,16 +173,16 @@ class SessionStream:
 
     async def _rewind(self, position: int) -> api_pb2.SessionResponse:
         if position > self._position:
-            detail = f"the session has {self._position} entries, so {position} is behind its end"
+            detail = f"{position}; allowed: 0 to the number of entries, {self._position}"
             raise invalid_field("rewind.position", detail)
         self._position = position
         return await self._state()
 
     async def _fork(self, wanted: api_pb2.Fork) -> api_pb2.SessionResponse:
-        """Fork behind what a rewind has left, of which the servers may hold more."""
+        """Fork after the entries that a rewind has left. The servers may hold more."""
         position = wanted.position if wanted.HasField("position") else self._position
         if not 0 < position <= self._position:
-            detail = f"the session has {self._position} entries; fork it behind 1 to all of them"
+            detail = f"{position}; allowed: 1 to the number of entries, {self._position}"
             raise invalid_field("fork.position", detail)
         fork = api_pb2.Fork(session_id=wanted.session_id, position=position)
         forked = await self._control.fork(self._opened, fork)
