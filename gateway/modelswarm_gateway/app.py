@@ -122,7 +122,7 @@ class GatewayApp:
     def _make_source(
         self, clock: Callable[[], float]
     ) -> tuple[EndpointSource, KubernetesSource | None]:
-        """Return the endpoint source, and once more if it is a cluster's."""
+        """Return the endpoint source, and the same object as a KubernetesSource; None for a discovery folder."""
         settings = self._settings
         if settings.discovery_dir is not None:
             return FileSource(settings.discovery_dir), None

@@ -1,4 +1,4 @@
-"""Families of the first years: learned positions or ALiBi, layer norms with a bias, joined projections."""
+"""Families GPT-2, GPT-NeoX, OPT, BLOOM, Falcon: learned positions or ALiBi, norms with a bias, joined projections."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class OutputFile:
         self.n_failed += not is_ok
 
     def _cut_torn_line(self, number: int, line: bytes, whole: int) -> None:
-        """Cut the file behind its whole lines, in bytes. A line that no run began is left alone."""
+        """Truncate the file after its last whole line, at byte `whole`. Refuse a torn line that is not of a batch."""
         if not line.startswith(_BEGINNING[: len(line)]):
             self._refuse(number, "is not an answer of a batch")
         self.file.truncate(whole)

@@ -286,7 +286,7 @@ class AsyncClient:
     async def _create(
         self, path: str, body: Mapping[str, Any], name: str, model: str, params: Mapping[str, str]
     ) -> SessionState:
-        """Create a session. After a break the name may exist already: by this call, if it was chosen here."""
+        """Create a session. A name that exists after a lost connection counts as created by this call's earlier try."""
         retries = Retries(self._max_retries)
         broke = False
         while True:
