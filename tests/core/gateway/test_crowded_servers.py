@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from support.core.gateway import Gateway, add_gateway
-from support.core.named_sessions import Desk
+from support.core.named_sessions import GatewaySessions
 from support.core.network import Network
 from support.core.server import MODEL, Options, Server
 
@@ -45,9 +45,9 @@ class Crowd:
         return self.gateway.view("new").crowded_servers
 
     def evict_one(self) -> bool:
-        desk = Desk(self.gateway)
-        desk.book.add_idle((MODEL, "name"), "idle")
-        return Evictions(desk, desk.book, MODEL).evict_for("new", None)  # type: ignore[arg-type]
+        sessions = GatewaySessions(self.gateway)
+        sessions.named_sessions.add_idle((MODEL, "name"), "idle")
+        return Evictions(sessions, sessions.named_sessions, MODEL).evict_for("new", None)  # type: ignore[arg-type]
 
 
 def test_idle_session_on_a_crowded_server_is_evicted() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from core.takeover.test_takeover import NEW, PROMPT, SESSION, WHOLE, start_partial_turn
 from support.core.gateway import LEASE, add_gateway, takeover_network
-from support.core.named_sessions import NAME, Desk
+from support.core.named_sessions import NAME, GatewaySessions
 
 from modelswarm.protocol.messages import Lane
 from modelswarm_gateway.core.interface.settings import GatewaySettings
@@ -70,7 +70,7 @@ def test_name_of_a_starting_session_is_not_opened_again(is_started: bool) -> Non
     servers = [made.serve(0, 4), made.serve(0, 4)]
     settings = GatewaySettings(lease_seconds=LEASE, max_live_input_tokens=0)
     first, second = add_gateway(made, 1, settings), add_gateway(made, 2)
-    desk = Desk(second)
+    sessions = GatewaySessions(second)
     made.run()
     if is_started:
         made.held = {(first.peer, each.peer, Lane.BULK) for each in servers}
@@ -87,7 +87,7 @@ def test_name_of_a_starting_session_is_not_opened_again(is_started: bool) -> Non
         made.link(first.peer, old)
 
     with pytest.raises(OwnedElsewhere):
-        desk.bring(PROMPT, after=1.0, event=reconnect)
+        sessions.acquire_session(PROMPT, after=1.0, event=reconnect)
     assert first.view(NAME).state == "running"
 
 
@@ -100,8 +100,8 @@ def test_session_without_hops_asks_when_it_returns() -> None:
     first.begin(NAME, PROMPT, NEW, ahead=2, above=0)
     for server in servers:
         made.cut_link(first.peer, server.peer)
-    desk = Desk(second)
-    second.start(NAME, PROMPT, NEW, ahead=2, above=desk.bring(PROMPT))
+    sessions = GatewaySessions(second)
+    second.start(NAME, PROMPT, NEW, ahead=2, above=sessions.acquire_session(PROMPT))
     [taken] = second.route(NAME)
     for server in sorted(servers, key=lambda each: each.peer == taken):
         made.link(first.peer, server.peer)

@@ -12,7 +12,7 @@ import pytest
 from core.takeover.test_returning_gateway import OTHER, cut_off, reconnect, swarm_of_pairs
 from core.takeover.test_takeover import NEW, PROMPT, SESSION, adopt, owners
 from support.core.gateway import LEASE, TWICE, add_gateway
-from support.core.named_sessions import KEY, NAME, Desk, VirtualLoop
+from support.core.named_sessions import KEY, NAME, GatewaySessions, VirtualLoop
 from support.core.network import Network
 from support.core.server import MODEL, Options
 from typing_extensions import override
@@ -83,8 +83,8 @@ def test_second_cut_off_ends_no_wait_for_servers_without_links(hold: float) -> N
     assert (len(first.all(OwnershipLost)), second.view(SESSION).state) == (1, "running")
 
 
-def acquire(desk: Desk, request: GenerationRequest) -> object:
-    return call(desk, desk.finder.acquire(request, KEY, lambda _: None))
+def acquire(sessions: GatewaySessions, request: GenerationRequest) -> object:
+    return call(sessions, sessions.locator.acquire(request, KEY, lambda _: None))
 
 
 def ask(append: bool) -> GenerationRequest:
@@ -98,8 +98,8 @@ class Moved:
     """The gateways X and Y, the servers of the old and of the new route, and the log that ran last."""
 
     made: Network
-    x: Desk
-    y: Desk
+    x: GatewaySessions
+    y: GatewaySessions
     old: list[str]
     new: list[str]
     newest: tuple[int, ...]
@@ -108,10 +108,10 @@ class Moved:
 def moved_session() -> Moved:
     """X kept a parked session and was cut off; Y took it over, ran a turn, and moved it to the other servers."""
     made = swarm_of_pairs()
-    x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
+    x, y = GatewaySessions(add_gateway(made, 1)), GatewaySessions(add_gateway(made, 2))
     x.turn(PROMPT, NEW)
     made.run()
-    x.book.release(KEY)
+    x.named_sessions.release(KEY)
     old = x.gateway.route(NAME)
     new = [server for server in made.servers if server not in old]
     cut_off(made, x.gateway)
@@ -122,11 +122,11 @@ def moved_session() -> Moved:
     y.turn([*log, 1, 2, 3], NEW)
     made.run()
     made.wait(6.0)
-    y.book.release(KEY)
+    y.named_sessions.release(KEY)
     y.turn([*log, 1, 2, 3, 4], NEW)
     made.run()
     made.wait(6.0)
-    y.book.release(KEY)
+    y.named_sessions.release(KEY)
     assert set(y.gateway.route(NAME)) <= set(new), "it has moved"
     kept = y.gateway.core.parked_turn(NAME)
     assert kept is not None
@@ -137,30 +137,32 @@ def test_append_to_kept_session_is_refused_with_silent_servers() -> None:
     """X is linked to the old servers only. A new log is elsewhere: new input must not go behind the old one."""
     moved = moved_session()
     reconnect(moved.made, moved.x.gateway, moved.old)
-    moved.x.questions._unreachable_servers = lambda _: moved.new
+    moved.x.queries._unreachable_servers = lambda _: moved.new
     with pytest.raises(ApiError) as refused:
         acquire(moved.x, ask(append=True))
     assert refused.value.code is Code.SESSION_ELSEWHERE
 
 
-def service_of(desk: Desk) -> GenerationService:
-    """The parts of the service that states and closes use, over the real core of a desk."""
+def service_of(sessions: GatewaySessions) -> GenerationService:
+    """The parts of the service that states and closes use, over the real core of a sessions."""
 
     async def nothing(_key: object) -> None:
         return None
 
     backend = SimpleNamespace(
         model_card=lambda _: object(),
-        find_session=desk.find_session,
-        session=desk.session,
-        parked_turn=desk.parked_turn,
+        find_session=sessions.find_session,
+        session=sessions.session,
+        parked_turn=sessions.parked_turn,
     )
-    service = SimpleNamespace(named_sessions=desk.book, backend=backend, await_turn_end=nothing)
+    service = SimpleNamespace(
+        named_sessions=sessions.named_sessions, backend=backend, await_turn_end=nothing
+    )
     return cast("GenerationService", service)
 
 
-def call(desk: Desk, what: Coroutine[None, None, object]) -> object:
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(desk)) as runner:
+def call(sessions: GatewaySessions, what: Coroutine[None, None, object]) -> object:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(sessions)) as runner:
         return runner.run(what)
 
 
@@ -171,7 +173,7 @@ def test_close_of_stale_kept_session_goes_to_its_owner() -> None:
     with pytest.raises(OwnedElsewhere):
         call(moved.x, close_session(service_of(moved.x), KEY))
     assert owners(moved.made) == {moved.y.gateway.peer}
-    assert not moved.x.book.has_session(KEY)
+    assert not moved.x.named_sessions.has_session(KEY)
 
 
 def test_state_of_stale_kept_session_comes_from_its_owner() -> None:
@@ -183,10 +185,10 @@ def test_state_of_stale_kept_session_comes_from_its_owner() -> None:
 
 def test_state_of_kept_session_that_ran_nowhere_else_is_its_own() -> None:
     made = swarm_of_pairs()
-    x = Desk(add_gateway(made, 1))
+    x = GatewaySessions(add_gateway(made, 1))
     x.turn(PROMPT, NEW)
     made.run()
-    x.book.release(KEY)
+    x.named_sessions.release(KEY)
     cut_off(made, x.gateway)
     made.wait(LEASE + 0.5)
     reconnect(made, x.gateway, list(made.servers))
@@ -199,10 +201,10 @@ def test_state_of_kept_session_that_ran_nowhere_else_is_its_own() -> None:
 def test_session_is_cut_off_with_a_link_to_a_server_without_hop() -> None:
     """The first server was away for two leases and freed the hop. Then the other one is away, and Y takes over."""
     made = swarm_of_pairs()
-    x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
+    x, y = GatewaySessions(add_gateway(made, 1)), GatewaySessions(add_gateway(made, 2))
     x.turn(PROMPT, NEW)
     made.run()
-    x.book.release(KEY)
+    x.named_sessions.release(KEY)
     a, b = x.gateway.route(NAME)
     new = [server for server in made.servers if server not in (a, b)]
     made.cut_link(x.gateway.peer, a)
@@ -217,13 +219,13 @@ def test_session_is_cut_off_with_a_link_to_a_server_without_hop() -> None:
         y.gateway.core.migrations.drain(server, "test", made.now)
     y.turn([*log, 1, 2, 3], NEW)
     made.run()
-    y.book.release(KEY)
+    y.named_sessions.release(KEY)
     assert y.gateway.core.parked_turn(NAME) is not None
     view = x.gateway.core.find_view(NAME)
     assert view is None or not view.is_reachable
 
 
-class WallDesk(Desk):
+class WallClockSessions(GatewaySessions):
     """Opens sessions as the node does."""
 
     @override
@@ -246,18 +248,18 @@ def replace_servers(made: Network) -> None:
 def test_kept_session_that_goes_on_outranks_what_ran_before() -> None:
     """No partition: servers are restarted twice, turns change gateways, and the gateway that ran last is killed."""
     made = swarm_of_pairs()
-    x, y = WallDesk(add_gateway(made, 1)), WallDesk(add_gateway(made, 2))
+    x, y = WallClockSessions(add_gateway(made, 1)), WallClockSessions(add_gateway(made, 2))
     x.turn(PROMPT, 5)
     made.run()
-    x.book.release(KEY)
+    x.named_sessions.release(KEY)
     replace_servers(made)
     y.turn(PROMPT, 5)  # opened anew
     made.run()
-    y.book.release(KEY)
+    y.named_sessions.release(KEY)
     replace_servers(made)
     x.turn(OTHER, 7)  # goes on with the session that it kept
     made.run()
-    x.book.release(KEY)
+    x.named_sessions.release(KEY)
     newest = x.gateway.core.parked_turn(NAME)
     made.kill(x.gateway.peer)
     made.wait(LEASE + 0.5)

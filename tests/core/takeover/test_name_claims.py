@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners, start_partial_turn, swarm
 from support.core.gateway import LEASE, Gateway, add_gateway
-from support.core.named_sessions import KEY, NAME, Desk
+from support.core.named_sessions import KEY, NAME, GatewaySessions
 from support.core.network import Network
 from support.core.server import MODEL
 
@@ -119,12 +119,12 @@ def test_late_answer_is_not_used_for_next_search() -> None:
     assert where.is_owner_alive or where.claimant, where
 
 
-def run_after_early_cancel(made: Network) -> tuple[Desk, Desk]:
+def run_after_early_cancel(made: Network) -> tuple[GatewaySessions, GatewaySessions]:
     """A gateway keeps a session whose client left before the FenceAck came. The other one has run it since."""
-    x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
+    x, y = GatewaySessions(add_gateway(made, 1)), GatewaySessions(add_gateway(made, 2))
     x.turn(PROMPT, NEW)
     x.gateway.core.cancel_turn(NAME, made.now)
-    x.book.release(KEY)
+    x.named_sessions.release(KEY)
     made.run()
     made.wait(5.0)
     y.turn(PROMPT, NEW)
@@ -150,7 +150,7 @@ def test_kept_session_that_ran_elsewhere_is_taken_over() -> None:
     log = (*PROMPT, *y.gateway.tokens(NAME))
     y.gateway.core.relinquish_sessions(made.now)
     made.run()
-    x.bring(PROMPT)
+    x.acquire_session(PROMPT)
     kept = x.gateway.core.parked_turn(NAME)
     assert kept is not None
     assert kept.tokens == log
@@ -159,10 +159,10 @@ def test_kept_session_that_ran_elsewhere_is_taken_over() -> None:
 def test_disconnected_gateway_asks_for_owner_of_its_session() -> None:
     """The gateway did not stall: its links broke for more than a lease, and came back."""
     made = wide()
-    x, y = Desk(add_gateway(made, 1)), Desk(add_gateway(made, 2))
+    x, y = GatewaySessions(add_gateway(made, 1)), GatewaySessions(add_gateway(made, 2))
     x.turn(PROMPT, NEW)
     made.run()
-    x.book.release(KEY)
+    x.named_sessions.release(KEY)
     for server in made.servers:
         made.drop(x.gateway.peer, server)
         made.cut_link(x.gateway.peer, server)
@@ -170,7 +170,7 @@ def test_disconnected_gateway_asks_for_owner_of_its_session() -> None:
     log = [*PROMPT, *x.gateway.tokens(NAME)]
     y.turn([*log, 1, 2, 3], NEW)  # taken over
     made.run()
-    y.book.release(KEY)
+    y.named_sessions.release(KEY)
     assert owners(made) == {y.gateway.peer}
     before = {s for s, server in made.servers.items() if list(server.core._fencing.hops)}
     for peer in before:  # the session migrates to the other two servers
@@ -213,14 +213,14 @@ def test_server_stall_does_not_expire_a_claim() -> None:
 
 async def test_searches_for_names_at_a_time_are_bounded() -> None:
     """No server answers while the network's clock stands still."""
-    desk = Desk(add_gateway(wide(), 1))
+    sessions = GatewaySessions(add_gateway(wide(), 1))
 
     def search(number: int) -> asyncio.Task[int]:
         request = GenerationRequest(
             MODEL, TokenPrompt((1,)), "prompt", SamplingOptions(), session_id=f"s{number}"
         )
         key = (MODEL, f"s{number}")
-        return asyncio.create_task(desk.finder.acquire(request, key, lambda _: None))
+        return asyncio.create_task(sessions.locator.acquire(request, key, lambda _: None))
 
     running = [search(number) for number in range(MAX_SEARCHES)]
     with pytest.raises(ApiError) as refused:

@@ -46,9 +46,9 @@ class _VirtualSelector(selectors.SelectSelector):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop on the clock of the network: the order of events depends on no real time."""
 
-    def __init__(self, desk: Desk) -> None:
-        super().__init__(_VirtualSelector(desk.advance))
-        self._network = desk.gateway.network
+    def __init__(self, sessions: GatewaySessions) -> None:
+        super().__init__(_VirtualSelector(sessions.advance))
+        self._network = sessions.gateway.network
 
     @override
     def time(self) -> float:
@@ -56,26 +56,26 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 @dataclass
-class Desk:
-    """The named sessions of one gateway. It implements the part of Engine that its locator calls."""
+class GatewaySessions:
+    """The named sessions of one gateway. It implements the part of SessionBackend that its locator calls."""
 
     gateway: Gateway
     seen: int = 0
-    questions: SessionQueries = field(init=False)
-    book: NamedSessions = field(init=False)
-    finder: SessionLocator = field(init=False)
+    queries: SessionQueries = field(init=False)
+    named_sessions: NamedSessions = field(init=False)
+    locator: SessionLocator = field(init=False)
 
     def __post_init__(self) -> None:
         core = self.gateway.core
-        self.questions = SessionQueries(CoreDriver(core, self._now, self._flush), lambda _: ())
-        self.book = NamedSessions(
+        self.queries = SessionQueries(CoreDriver(core, self._now, self._flush), lambda _: ())
+        self.named_sessions = NamedSessions(
             self._open,
             lambda name: core.close_session(name, self.gateway.network.now),
             self._now,
             limit=10,
             idle_seconds=600.0,
         )
-        self.finder = SessionLocator(self, self.book, self._now)  # type: ignore[arg-type]
+        self.locator = SessionLocator(self, self.named_sessions, self._now)  # type: ignore[arg-type]
 
     def _now(self) -> float:
         return self.gateway.network.now
@@ -90,19 +90,19 @@ class Desk:
         self.seen = len(self.gateway.effects)
         for effect in new:
             if isinstance(effect, SessionLocation | FetchedLog):
-                self.questions.on_answer(effect)
+                self.queries.on_answer(effect)
 
     def raise_epoch(self, session: str, epoch_floor: int) -> None:
         above = lowest_epoch(epoch_floor, self._now())
         self.gateway.core.raise_epoch(session, above)
 
     async def find_session(self, session: str, model: str, opens: bool = False) -> SessionLocation:
-        return await self.questions.find_session(session, model, opens)
+        return await self.queries.find_session(session, model, opens)
 
     async def take_over(
         self, where: SessionLocation, model: str, check: Callable[[ParkedTurn], object]
     ) -> bool:
-        return await self.questions.take_over(where, model, check)
+        return await self.queries.take_over(where, model, check)
 
     def parked_turn(self, session: str) -> ParkedTurn | None:
         return self.gateway.core.parked_turn(session)
@@ -114,7 +114,7 @@ class Desk:
         self.gateway.network.wait(0.1)
         self._flush()
 
-    def bring(
+    def acquire_session(
         self, prompt: Sequence[int], after: float = 0.0, event: Callable[[], None] = lambda: None
     ) -> int:
         """Acquire the session. Raises OwnedElsewhere if another gateway owns it.
@@ -127,12 +127,12 @@ class Desk:
 
         async def run() -> int:
             asyncio.get_running_loop().call_later(after, event)
-            return await self.finder.acquire(request, KEY, lambda _: None)
+            return await self.locator.acquire(request, KEY, lambda _: None)
 
         with asyncio.Runner(loop_factory=lambda: VirtualLoop(self)) as runner:
             return runner.run(run())
 
     def turn(self, prompt: Sequence[int], new: int, ahead: int = FOREVER) -> None:
         """Begin a turn of a request that names the session."""
-        name = self.book.acquire(KEY, self.bring(prompt))
+        name = self.named_sessions.acquire(KEY, self.acquire_session(prompt))
         self.gateway.begin(name, prompt, new, ahead)
