@@ -1,1 +1,1 @@
-"""Benchmarks: Gaps after faults, and output equality."""
+"""Benchmarks: gaps after faults, and output equality."""

@@ -85,7 +85,10 @@ def _spec_of(raw: Any) -> tuple[Spec | None, str]:
 def pod_view(raw: Json) -> PodView:
     meta, status = raw["metadata"], raw.get("status") or {}
     conditions = _by_type(status.get("conditions"))
-    scheduled, doomed = conditions.get("PodScheduled", {}), conditions.get("DisruptionTarget", {})
+    scheduled, disruption = (
+        conditions.get("PodScheduled", {}),
+        conditions.get("DisruptionTarget", {}),
+    )
     return PodView(
         name=meta["name"],
         uid=meta["uid"],
@@ -101,7 +104,7 @@ def pod_view(raw: Json) -> PodView:
         deleting_since=_deleting_since(meta),
         ready=conditions.get("Ready", {}).get("status") == "True",
         unschedulable=_scheduler_message(scheduled) if scheduled.get("status") == "False" else "",
-        disruption=doomed.get("reason", "") if doomed.get("status") == "True" else "",
+        disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
         container=_container_view(status.get("containerStatuses")),
         namespace=meta.get("namespace") or "",
     )

@@ -52,13 +52,13 @@ def test_counters_of_names_beyond_the_limit_count_for_all() -> None:
 
 @pytest.mark.parametrize("counter", [MAX_STATED_COUNTER + 1, MAX_NUMBER - 1000])
 def test_session_left_with_an_absurd_epoch_is_opened_anew(counter: int) -> None:
-    """A stranger fences hops under a name and says farewell."""
+    """Another gateway fences hops under a name, releases its lease and ends."""
     made = swarm()
-    stranger, gateway = add_gateway(made, 1), add_gateway(made, 2)
-    stranger.start(NAME, PROMPT, NEW, ahead=2, above=counter)
-    stranger.core.relinquish_sessions(made.now)
+    other, gateway = add_gateway(made, 1), add_gateway(made, 2)
+    other.start(NAME, PROMPT, NEW, ahead=2, above=counter)
+    other.core.relinquish_sessions(made.now)
     made.run()
-    made.kill(stranger.peer)
+    made.kill(other.peer)
 
     where = gateway.find(NAME)
     assert (where.epoch, where.hops, where.log_holders) == (NO_EPOCH, (), ())

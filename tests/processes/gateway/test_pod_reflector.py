@@ -93,7 +93,7 @@ def ok_with(body: bytes) -> Answer:
 
 @dataclass
 class Watching:
-    book: PodStore
+    store: PodStore
     watch: PodReflector
     script: Script
     changes: list[set[str]]
@@ -108,14 +108,14 @@ class Watching:
 
     async def until_present(self, *names: str) -> None:
         wanted = {f"{name}/1" for name in names}
-        await self.until(lambda: set(self.book.endpoints()) == wanted)
+        await self.until(lambda: set(self.store.endpoints()) == wanted)
 
 
 @contextlib.asynccontextmanager
 async def watching(
     folder: Path, lists: list[Answer], watches: list[Answer], scope: str = "ns"
 ) -> AsyncIterator[Watching]:
-    script, book, changes = Script(lists, watches), PodStore(), list[set[str]]()
+    script, store, changes = Script(lists, watches), PodStore(), list[set[str]]()
     app = web.Application()
     app.router.add_get("/api/v1/namespaces/ns/pods" if scope else "/api/v1/pods", script.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -125,11 +125,11 @@ async def watching(
     api = KubeClient(kubeconfig(folder, runner.addresses[0][1]), user_agent="test")
     clock = asyncio.get_running_loop().time
     watch = PodReflector(
-        api, scope, book, lambda: changes.append(set(book.endpoints())), clock, lambda: 0.5
+        api, scope, store, lambda: changes.append(set(store.endpoints())), clock, lambda: 0.5
     )
     task = asyncio.create_task(watch.run())
     try:
-        yield Watching(book, watch, script, changes)
+        yield Watching(store, watch, script, changes)
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -242,7 +242,7 @@ async def test_failed_watch_is_retried_and_known_pods_stay(tmp_path: Path, bad: 
     watches = [bad, bad, watched(event("ADDED", "8", make_pod("b")))]
     async with watching(tmp_path, [listed("7", make_pod("a"))], watches) as it:
         await it.until(lambda: it.watch.failures == 2)
-        assert set(it.book.endpoints()) == {"a/1"}
+        assert set(it.store.endpoints()) == {"a/1"}
         assert it.troubled()
         await it.until_present("a", "b")
         assert not it.troubled()
