@@ -171,12 +171,15 @@ class Device:
         if not self.is_cpu:
             self.drivers.free_caches()
 
+    def wait(self) -> None:
+        """Wait for all work of the device; RuntimeError if a part of it failed."""
+        if not self.is_cpu:
+            self.drivers.wait(self.torch)
+
     def check_alive(self) -> None:
         """Raise DeviceError if the device can do no more, as after most of its faults until the process ends."""
-        if self.is_cpu:
-            return
         try:
-            self.drivers.wait(self.torch)
+            self.wait()
         except RuntimeError as error:
             reason = first_sentence(str(error).partition("\n")[0])
             raise DeviceError(
@@ -243,12 +246,15 @@ def memory_fault(error: RuntimeError) -> str | None:
 
 
 def run_on(device: Device, work: Callable[[], _T]) -> _T:
-    """Return the result of the work; OutOfDeviceMemory if the device has too little memory for it.
+    """Return the result of the work once it is done; OutOfDeviceMemory if the device has too little memory for it.
 
-    DeviceError if the device can do no more.
+    DeviceError if the device can do no more. Some work reads nothing back, such as a chunk of a prompt at the tail. It
+    would run, and fail, in the time of the next step, which then looked slow.
     """
     try:
-        return work()
+        result = work()
+        device.wait()
+        return result
     except RuntimeError as error:
         fault = memory_fault(error)
         if fault is None:

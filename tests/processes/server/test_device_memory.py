@@ -388,6 +388,20 @@ def test_device_that_can_do_no_more_is_told_from_a_failed_step(
     )
 
 
+def test_step_that_reads_nothing_back_waits_for_the_device(
+    span_and_library: tuple[TransformerSpan, DeviceLibrary],
+) -> None:
+    """Kernels run, and fail, after their launch: else in the time of the next step, of other sessions."""
+    span, library = span_and_library
+    library.broken = FAULT
+    task = PassTask((0, BLOCKS), (5,), 0, is_backward=False)
+    running = span.start_pass(task, bytes(task.input_bytes(span.shape)))
+    with pytest.raises(DeviceError, match="can do no more"):
+        span.step([item(5)])
+    with pytest.raises(DeviceError, match="can do no more"):
+        running.advance()
+
+
 @contextlib.asynccontextmanager
 async def node_of(
     model: SpanOnDevice, folder: Path
