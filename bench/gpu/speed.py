@@ -17,7 +17,7 @@ from bench.gpu.report import Table
 from bench.models import SHAPES, Shape, model_folder
 
 if TYPE_CHECKING:
-    from modelswarm_serving.model.base import BatchItem
+    from modelswarm_serving.model.base import BatchItem, Model
     from modelswarm_serving.model.transformer.span import TransformerSpan
     from modelswarm_serving.model.transformer.startup import SpanOptions
 
@@ -31,6 +31,7 @@ SIDE, PRODUCTS = 8192, 20
 """Side of the square product in bfloat16."""
 ELEMENT = 2
 """Bytes of a bfloat16."""
+NOT_CAPTURED = "decode steps are not captured; the warning at the start has the reason"
 
 
 def measure_decode(table: Table) -> None:
@@ -86,7 +87,16 @@ def span_options() -> SpanOptions:
 def open_span(options: SpanOptions) -> TransformerSpan:
     from modelswarm_serving.model.transformer.startup import load_span
 
-    return load_span(model_folder(SHAPE.name), 0, SHAPE.blocks, options)
+    span = load_span(model_folder(SHAPE.name), 0, SHAPE.blocks, options)
+    if lacks_graphs(span, options):
+        raise RuntimeError(NOT_CAPTURED)
+    return span
+
+
+def lacks_graphs(span: Model, options: SpanOptions) -> bool:
+    """Return True if decode steps of a fused span run eagerly that should be captured: a start only logs the fault."""
+    is_wanted = options.attention_backend == "triton" and not options.enforce_eager
+    return is_wanted and not span.compute.decode_graphs
 
 
 def add_decode(
