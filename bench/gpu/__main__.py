@@ -1,4 +1,4 @@
-"""`python -m bench.gpu [PART ...]`: benchmark of the CUDA path; without a GPU one sentence and exit code 0."""
+"""`python -m bench.gpu [--minutes N] [PART ...]`: benchmark of the CUDA path; without a GPU it says so and exits 0."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.gpu.report import PARTS, run
+from bench.gpu.report import MINUTES, PARTS, run
 from bench.harness import report
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m bench.gpu")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all")
-    names = parser.parse_args(arguments).parts
+    parser.add_argument(
+        "--minutes", type=float, default=MINUTES, help="limit; default: %(default)g"
+    )
+    given = parser.parse_args(arguments)
+    names = given.parts
     if unknown := [name for name in names if name not in PARTS]:
         parser.error(f"unknown part {unknown[0]!r}; allowed: {', '.join(PARTS)}")
-    result = run(names)
+    if not given.minutes > 0:
+        parser.error(f"--minutes: {given.minutes:g} is no time; allowed: more than 0")
+    result = run(names, given.minutes)
     return 0 if result is None or report(result) else 1
 
 

@@ -7,6 +7,7 @@ while the next stream without a kill runs. MODELSWARM_BENCH_KILLS sets the numbe
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -31,8 +32,10 @@ def run() -> Result:
     return measure_gaps(KILLS).result("gap_after_kill", "kills", shape, bars)
 
 
-def measure_gaps(kills: int, server_flags: tuple[str, ...] = ()) -> GapStatistics:
-    """Kill so many servers of a swarm, each under a stream of its own."""
+def measure_gaps(
+    kills: int, server_flags: tuple[str, ...] = (), seconds: float = math.inf
+) -> GapStatistics:
+    """Kill so many servers of a swarm, each under a stream of its own; only the first one begins after `seconds`."""
     gaps = GapStatistics()
     rng = random.Random(7)
     folder = model_folder("27m")
@@ -41,7 +44,10 @@ def measure_gaps(kills: int, server_flags: tuple[str, ...] = ()) -> GapStatistic
     ) as swarm:
         client, view = StreamClient(swarm.grpc), SwarmClient(swarm.admin)
         victim = None
+        began = time.monotonic()
         for number in range(kills):
+            if number and time.monotonic() - began > seconds:
+                break
             prompt = [rng.randrange(1, SHAPES["27m"].vocab) for _ in range(PROMPT)]
             undisturbed = client.run_stream(prompt, NEW)
             if victim is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from support.models.chain import OPTIONS
 from support.models.tiny_models import load_whole, make_model
+from support.processes.programs.gpu_jobs import die, hang
+from typing_extensions import override
 
 from bench.__main__ import NAMES
 from bench.gpu import correctness, report
@@ -44,6 +47,13 @@ def test_unknown_part_is_refused_with_the_list(capsys: pytest.CaptureFixture[str
     )
 
 
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan"])
+def test_limit_without_time_is_refused(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["--minutes", minutes, "decode"])
+    assert f"--minutes: {minutes} is no time" in capsys.readouterr().err
+
+
 def test_stopped_run_has_told_the_rows_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,11 +72,41 @@ def test_stopped_run_has_told_the_rows_before(
 
 def test_part_that_fails_leaves_the_others() -> None:
     table = Table()
-    missing = report._part("nothing", "measure")
+    missing = report._part("one", "nothing", "measure")
     run_parts({"one": missing, "two": lambda table: table.add("two", "", "", "", "")}, table)
     assert table.rows[0][2].startswith("failed: ModuleNotFoundError: No module named")
     assert ("two", "", "", "", "") in table.rows
     assert table.figures == {"failed": 1.0}
+
+
+def test_process_that_dies_leaves_the_others() -> None:
+    """As after a fault of a kernel that the driver answers with an abort."""
+    table = Table()
+    report.run_apart("one", "all", die, table)
+    assert table.rows[0] == ("one", "begun", "", "", "")
+    assert table.rows[1][2] == "failed: its process ended with exit code -9"
+    assert table.figures == {"failed": 1.0}
+
+
+class ShortTable(Table):
+    """A table whose time is over once a row came."""
+
+    @override
+    def add(self, *row: str) -> None:
+        super().add(*row)
+        self.deadline = time.monotonic()
+
+
+def test_part_that_hangs_is_stopped_at_the_deadline() -> None:
+    table = ShortTable(deadline=time.monotonic() + 3600)
+    report.run_apart("one", "all", hang, table)
+    report.run_apart("two", "all", hang, table)
+    assert table.rows == [
+        ("one", "begun", "", "", ""),
+        ("one", "all", "failed: stopped, because no time is left", "", ""),
+        ("two", "all", "not run: no time is left", "", ""),
+    ]
+    assert table.figures == {"failed": 1.0, "begun": 1.0}
 
 
 def test_family_that_fails_leaves_the_others() -> None:
