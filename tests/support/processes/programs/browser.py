@@ -54,6 +54,19 @@ class Browser:
     def type(self, selector: str, text: str) -> None:
         self.call("POST", f"/element/{self._find(selector)}/value", {"text": text})
 
+    def label(self, selector: str) -> str:
+        """Return the accessible name, as a screen reader says it."""
+        return str(self.call("GET", f"/element/{self._find(selector)}/computedlabel"))
+
+    def press(self, keys: str) -> None:
+        """Type into the element that has the focus."""
+        found = self.call("GET", "/element/active")[ELEMENT]
+        self.call("POST", f"/element/{found}/value", {"text": keys})
+
+    def command(self, name: str, **parameters: Any) -> None:
+        """Call a command of the Chrome DevTools Protocol."""
+        self.call("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("GET", "/screenshot")))
 
