@@ -57,7 +57,10 @@ def check_call(headers: Message, token: str) -> None:
     """Raise Refused unless the page itself sent this request, with the token in a header."""
     _check_site(headers, is_page=False)
     if not _is_equal(headers.get(TOKEN_HEADER, ""), token):
-        raise Refused(HTTPStatus.FORBIDDEN, f"{TOKEN_HEADER} has no valid token; reload the page")
+        raise Refused(
+            HTTPStatus.FORBIDDEN,
+            f"{TOKEN_HEADER} has no valid token; open the address that was printed last",
+        )
 
 
 def _check_site(headers: Message, *, is_page: bool) -> None:

@@ -5,23 +5,23 @@ The gateway is a foreign one, and snapshots are given to the page itself: no swa
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from support.eventually import eventually
-from support.ports import free_port
-from support.processes.programs.browser import Browser, chromium
-from support.processes.programs.held_gateway import HeldGateway, held_gateway
-
-from modelswarm.client.browser.server import PageServer
-from modelswarm.client.browser.source import Source
+from support.processes.programs.browser import Browser
+from support.processes.programs.held_gateway import HeldGateway
+from support.processes.programs.shown_page import (
+    ENTER,
+    TAB,
+    answer_shows,
+    await_end,
+    focused,
+    send,
+    show,
+    snapshot,
+    spoken,
+)
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
-SECONDS = 20.0
-ENTER, TAB = "\ue007", "\ue004"
 LEAST_CONTRAST = 4.5  # of text, WCAG 1.4.3
 CONTRASTS = """
 document.documentElement.style.backgroundColor = "Canvas";
@@ -45,76 +45,6 @@ return [...document.querySelectorAll("body *")].filter((each) => each.checkVisib
   return [each.textContent.slice(0, 40), opacity < 1 ? 1 : ratio];
 });
 """
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("browser"), free_port()) as made:
-        yield made
-
-
-@pytest.fixture
-def gateway() -> Iterator[HeldGateway]:
-    with held_gateway() as made:
-        yield made
-
-
-@pytest.fixture
-def browser(window: Browser, gateway: HeldGateway) -> Iterator[Browser]:
-    """Yield a window with the page, which shows two servers and a session."""
-    server = PageServer("127.0.0.1", 0, Source(f"127.0.0.1:{free_port()}", gateway.url))
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    window.open(server.url)
-    show(window)
-    yield window
-    window.open("about:blank")
-    server.shutdown()
-    thread.join()
-    server.stop()
-
-
-def show(browser: Browser, **changes: Any) -> None:
-    browser.run("show(arguments[0])", snapshot() | changes)
-
-
-def snapshot(length: int = 12, spans: int = 2, models: tuple[str, ...] = ("m",)) -> dict[str, Any]:
-    servers = [
-        {
-            **{"server": f"counting-s{number}-r0", "model": "m", "health": "linked"},
-            **{"first": 2 * number, "last": 2 * number + 2, "n_blocks": 2 * spans},
-            **{"sessions": 10, "step_ms": 12.5, "free_pages": 2020, "total_pages": 2276},
-        }
-        for number in range(spans)
-    ]
-    route = [{"peer": f"{each['server']}/1", **each} for each in servers]
-    session = {"id": "m:12345678abcdef", "session": "12345678abcdef", "model": "m", "epoch": 1}
-    session |= {"state": "running", "hold_reason": "", "length": length, "route": route}
-    states = [{"model": name, "ready": True, "reason": "", "chat_problem": ""} for name in models]
-    shown = {"can_kill": True, "can_chat": True, "error": None, "swarm": "counting"}
-    return shown | {"models": states, "servers": servers, "sessions": [session]}
-
-
-def send(browser: Browser, text: str) -> None:
-    browser.type("#text", text)
-    browser.press(ENTER)
-
-
-def focused(browser: Browser) -> str:
-    return str(browser.run("return document.activeElement.id"))
-
-
-def spoken(browser: Browser) -> str:
-    return str(browser.run("return document.getElementById('spoken').textContent"))
-
-
-def await_end(browser: Browser) -> None:
-    script = "return document.getElementById('stop').hidden"
-    eventually("the answer ends", lambda: browser.run(script), SECONDS)
-
-
-def answer_shows(browser: Browser, text: str) -> None:
-    eventually("it is shown", lambda: text in browser.text("#talk"), SECONDS)
 
 
 def test_every_control_of_the_page_has_a_name_of_its_own(browser: Browser) -> None:
@@ -208,3 +138,29 @@ def test_reduced_motion_moves_no_route(browser: Browser) -> None:
         assert browser.run(script) == "0s"
     finally:
         browser.command("Emulation.setEmulatedMedia", features=[])
+
+
+@pytest.mark.parametrize("width", [1320, 660, 320])
+def test_zoomed_page_cuts_nothing_off(browser: Browser, width: int) -> None:
+    """At 200 % a window has half its width in CSS pixels, at 400 % a quarter (WCAG 1.4.4, 1.4.10)."""
+    size = {"width": width, "height": 860, "deviceScaleFactor": 1, "mobile": False}
+    browser.command("Emulation.setDeviceMetricsOverride", **size)
+    try:
+        shown = snapshot(spans=4)
+        show(browser, **shown)
+        browser.run("at('stop').hidden = false")
+        assert browser.run("return document.documentElement.scrollWidth") <= width
+        cut = """return [...document.querySelectorAll('.card')].filter((each) =>
+            each.scrollWidth > each.clientWidth || each.scrollHeight > each.clientHeight).length"""
+        assert browser.run(cut) == 0
+    finally:
+        browser.command("Emulation.clearDeviceMetricsOverride")
+
+
+def test_snapshot_rewrites_only_what_has_changed(browser: Browser) -> None:
+    """A reader in the table stays there, and a selected name stays selected."""
+    browser.run("window.seen = [at('state').firstChild, ...at('sessions').rows[0].cells]")
+    browser.run("window.seen.push(at('sessions').rows[0].cells[0].firstChild)")
+    show(browser, **snapshot(length=13))
+    assert browser.run("return window.seen.every((each) => each.isConnected)")
+    assert browser.run("return at('sessions').rows[0].cells[2].textContent") == "13"

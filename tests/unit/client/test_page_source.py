@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from email.message import Message
 
+import pytest
 from unit.client.api.test_retries import Answer, server
 
+from modelswarm.client.browser.access import Refused, check_call
 from modelswarm.client.browser.source import Source
 
 TYPE = {"content-type": "text/event-stream"}
@@ -36,3 +39,11 @@ def test_reasoning_reaches_the_page_as_it_comes() -> None:
         ("", "4", None),
         ("", "", "stop"),
     ]
+
+
+def test_page_of_an_earlier_start_is_told_what_to_open() -> None:
+    """Its address has the earlier token, so to reload it helps nobody."""
+    headers = Message()
+    headers["Host"], headers["X-ModelSwarm-Token"] = "127.0.0.1:9000", "earlier"
+    with pytest.raises(Refused, match="open the address that was printed last"):
+        check_call(headers, "present")
