@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import selectors
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -120,12 +122,23 @@ class PageHandler(BaseHTTPRequestHandler):
         check_call(self.headers, self.server.token)
         path, source = urlsplit(self.path).path, self.server.source
         if path == "/api/chat":
-            session, events = source.chat(self._read_body())
+            session, events = source.chat(self._read_body(), self._has_left)
             return self._send_events(events, {"X-ModelSwarm-Session": session})
         if path.startswith(_KILL) and path.endswith("/kill") and source.can_kill:
             name = unquote(path.removeprefix(_KILL).removesuffix("/kill"))
             return self._send_json(HTTPStatus.OK, {"server": name, "pid": source.kill(name)})
         raise Refused(HTTPStatus.NOT_FOUND, "nothing is at this path")
+
+    def _has_left(self) -> bool:
+        """Return whether the browser has closed the connection of a request whose body was read."""
+        with selectors.DefaultSelector() as look:
+            look.register(self.connection, selectors.EVENT_READ)
+            if not look.select(0):
+                return False
+        try:
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
+        except OSError:
+            return True
 
     def _read_body(self) -> Mapping[str, Any]:
         length = self.headers.get("Content-Length", "")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +26,8 @@ SNAPSHOT_SECONDS = 0.5
 """Time between two looks at the swarm; the gateway makes no newer snapshots for its own watchers either."""
 KEEPALIVE_SECONDS = 5.0
 """Longest time without an event: a page that has gone is noticed by then."""
+LEAVE_SECONDS = 0.2
+"""Time between two looks whether the browser has left a turn."""
 MAX_MESSAGES = 1000
 Events: TypeAlias = Generator[dict[str, Any], None, None]
 CHAT_FIELDS = ("model", "messages", "session_id")
@@ -60,15 +63,24 @@ class Source:
             return {**can, "error": str(error)}
         return {**can, "error": None, "swarm": self.run.name if self.run else None, **shown}
 
-    def chat(self, body: Mapping[str, Any]) -> tuple[str, Events]:
-        """Return the session as snapshots name it, and the events of one turn. Raise UserError for a wrong body."""
+    def chat(self, body: Mapping[str, Any], has_left: Callable[[], bool]) -> tuple[str, Events]:
+        """Return the session as snapshots name it, and the events of one turn. Raise UserError for a wrong body.
+
+        `has_left` is called by another thread, until it returns True: then the turn ends, also one without a token.
+        """
         if self.http is None:
             raise UserError("--url", "needed for a chat; allowed: the gateway's HTTP address")
         model, messages, session = _check_chat(body)
-        return session_wire_name(model, session), self._answer(self.http, model, messages, session)
+        events = self._answer(self.http, model, messages, session, has_left)
+        return session_wire_name(model, session), events
 
     def _answer(
-        self, base: str, model: str, messages: list[dict[str, str]], session: str
+        self,
+        base: str,
+        model: str,
+        messages: list[dict[str, str]],
+        session: str,
+        has_left: Callable[[], bool],
     ) -> Events:
         """Yield pieces of reasoning and text, breaks of the connection and the end.
 
@@ -82,6 +94,7 @@ class Source:
         try:
             with (
                 Client(base, max_retries=0, on_break=note) as client,
+                _closed_when(has_left, client),
                 closing(client.stream_chat(messages, model=model, session_id=session)) as chunks,
             ):
                 for chunk in chunks:
@@ -113,6 +126,25 @@ class Source:
         except ProcessLookupError:
             raise UserError("server", f"{server!r} has ended already") from None
         return process.pid
+
+
+@contextmanager
+def _closed_when(has_left: Callable[[], bool], client: Client) -> Iterator[None]:
+    """Close the client, and so end its stream, when the browser has left: a held session sends nothing meanwhile."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(LEAVE_SECONDS):
+            if has_left():
+                return client.close()
+
+    watching = threading.Thread(target=watch, name="page-turn", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watching.join()
 
 
 def _is_child(process: LocalProcess, parent: int) -> bool:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
 from support.ports import free_port
 from support.processes.programs.browser import Browser, chromium
-from support.processes.programs.held_gateway import HeldGateway, held_gateway
+from support.processes.programs.held_gateway import HeldGateway, held_gateway, page_of
 from support.processes.programs.shown_page import show
-
-from modelswarm.client.browser.server import PageServer
-from modelswarm.client.browser.source import Source
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +26,8 @@ def gateway() -> Iterator[HeldGateway]:
 @pytest.fixture
 def browser(window: Browser, gateway: HeldGateway) -> Iterator[Browser]:
     """Yield a window with the page, which shows two servers and a session."""
-    server = PageServer("127.0.0.1", 0, Source(f"127.0.0.1:{free_port()}", gateway.url))
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    window.open(server.url)
-    show(window)
-    yield window
-    window.open("about:blank")
-    server.shutdown()
-    thread.join()
-    server.stop()
+    with page_of(gateway) as server:
+        window.open(server.url)
+        show(window)
+        yield window
+        window.open("about:blank")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from email.message import Message
 
+import httpx
 import pytest
+from support.eventually import eventually
+from support.processes.programs.held_gateway import held_gateway, page_of
 from unit.client.api.test_retries import Answer, server
 
 from modelswarm.client.browser.access import Refused, check_call
@@ -31,7 +34,7 @@ def test_reasoning_reaches_the_page_as_it_comes() -> None:
     with server(Answer(200, content.encode(), TYPE)) as gateway:
         question = [{"role": "user", "content": "2 + 2?"}]
         body = {"model": "m", "messages": question, "session_id": "one"}
-        _, events = Source("127.0.0.1:1", gateway.url).chat(body)
+        _, events = Source("127.0.0.1:1", gateway.url).chat(body, lambda: False)
         found = [(each.get("reasoning"), each["text"], each["finish_reason"]) for each in events]
     assert found == [
         ("Let me ", "", None),
@@ -47,3 +50,15 @@ def test_page_of_an_earlier_start_is_told_what_to_open() -> None:
     headers["Host"], headers["X-ModelSwarm-Token"] = "127.0.0.1:9000", "earlier"
     with pytest.raises(Refused, match="open the address that was printed last"):
         check_call(headers, "present")
+
+
+def test_stop_before_the_first_token_ends_the_turn() -> None:
+    """A held session sends nothing. Its next turn was refused: it was still answering its last request."""
+    with held_gateway() as gateway, page_of(gateway) as page:
+        body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "session_id": "one"}
+        headers = {"X-ModelSwarm-Token": page.token}
+        base = page.url.partition("?")[0]
+        with httpx.stream("POST", f"{base}api/chat", json=body, headers=headers):
+            eventually("the turn runs", lambda: gateway.asked)
+            assert not gateway.client_left.is_set()
+        eventually("the gateway is left", gateway.client_left.is_set)

@@ -1,4 +1,4 @@
-"""A foreign gateway whose answer has the pieces that a test gives it, one by one."""
+"""A foreign gateway whose answer has the pieces that a test gives it, one by one, and its page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from support.ports import free_port
 from typing_extensions import override
+
+from modelswarm.client.browser.server import PageServer
+from modelswarm.client.browser.source import Source
 
 END = "data: [DONE]\n\n"
 LOOK_SECONDS = 0.05
@@ -93,3 +97,17 @@ def held_gateway() -> Iterator[HeldGateway]:
         made.shutdown()
         thread.join()
         made.server_close()
+
+
+@contextmanager
+def page_of(gateway: HeldGateway) -> Iterator[PageServer]:
+    """Serve the page of the gateway, in this process. Nothing answers at its admin port."""
+    server = PageServer("127.0.0.1", 0, Source(f"127.0.0.1:{free_port()}", gateway.url))
+    serving = threading.Thread(target=server.serve_forever, args=(0.05,))
+    serving.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        serving.join()
+        server.stop()
