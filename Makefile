@@ -90,7 +90,7 @@ cluster-ready: $(STAMP) ## build for the cluster tests: packages, programs, imag
 full-ready: $(STAMP) ## as cluster-ready, and Chromium for the tests that open a page
 	@$(BIN)/python -m tools.devcluster prepare --browser
 
-recording: $(STAMP) ## record docs/pictures/session.cast and draw docs/pictures/session.svg (two minutes; needs ports 8000 to 8003, or root)
+recording: $(STAMP) ## record docs/pictures/session.cast and draw docs/pictures/session.svg (a minute; needs ports 8000 to 8003, or root)
 	@$(BIN)/python -m tools.recording.record_session
 
 proto: $(STAMP) ## regenerate the protobuf modules

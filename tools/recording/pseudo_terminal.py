@@ -9,6 +9,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import termios
@@ -21,7 +22,7 @@ from typing import Self
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[()][A-Z0-9]|[=>78])")
 SECONDS_BETWEEN_LOOKS = 0.02
-SECONDS_TO_END = 30.0  # after SIGTERM
+SECONDS_TO_END = 30.0  # after SIGHUP
 CTRL_C, CTRL_D = "\x03", "\x04"
 
 
@@ -72,7 +73,7 @@ class PseudoTerminal:
         trace: TracebackType | None,
     ) -> None:
         if self._process.poll() is None:
-            self._process.terminate()
+            self._process.send_signal(signal.SIGHUP)  # an interactive shell ignores SIGTERM
             try:
                 self._process.wait(SECONDS_TO_END)
             except subprocess.TimeoutExpired:
@@ -131,3 +132,4 @@ class PseudoTerminal:
 
 def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has it ignored

@@ -30,7 +30,7 @@ from typing import Any
 from tools.ci.newcomer.checks import counts
 from tools.recording.cast import Cast, read_cast
 from tools.recording.panes import Pane, Recorder
-from tools.recording.pseudo_terminal import CTRL_C, PseudoTerminal
+from tools.recording.pseudo_terminal import CTRL_C, PseudoTerminal, TerminalError
 from tools.recording.svg import READY, STILL, draw
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,8 +76,11 @@ class Session:
         self._end()
 
     def _start(self) -> None:
-        self._type(self._swarm, f"modelswarm up {DOCUMENT}\r")
-        self._swarm.wait_for("ready: counting at", SECONDS)
+        command, start = f"modelswarm up {DOCUMENT}", len(self._swarm.text)
+        self._type(self._swarm, f"{command}\r")
+        found = self._swarm.wait_for(rf"ready: counting at|{PROMPT}", SECONDS, start + len(command))
+        if "ready" not in found[0]:
+            raise SessionError(f"{command} has ended: {self._swarm.text[start:].strip()}")
         self._recorder.mark(READY)
         self._type(self._chat, "modelswarm chat\r")
         self._chat.wait_for(CHAT_PROMPT, SECONDS)
@@ -169,9 +172,17 @@ def main(words: Sequence[str]) -> int:
     if not chosen.draw:
         if chosen.own_network:
             start_loopback()
-        elif not are_ports_free():
+        elif taken := taken_ports():
+            if not can_have_network():
+                return fail(
+                    f"ports {taken} are taken; allowed: end what listens there, or run as root on Linux, "
+                    "which gives the session a network of its own"
+                )
             return subprocess.call(("unshare", "--net", sys.executable, "-m", *MODULE))
-        record().write(CAST)
+        try:
+            record().write(CAST)
+        except (SessionError, TerminalError) as error:
+            return fail(f"no file was written: {error}")
     PICTURE.write_text(draw(read_cast(CAST)), encoding="utf-8")
     for file in (CAST, PICTURE):
         print(f"{file.relative_to(ROOT)}: {file.stat().st_size / 1000:.0f} kB")
@@ -245,13 +256,26 @@ def frames(recorder: Recorder) -> Iterator[None]:
         looking.join()
 
 
-def are_ports_free() -> bool:
-    for port in PORTS:
-        with socket.socket() as channel:
-            channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if channel.connect_ex(("127.0.0.1", port)) == 0:
-                return False
-    return True
+def fail(message: str) -> int:
+    print(f"record_session: {message}", file=sys.stderr)
+    return 1
+
+
+def taken_ports() -> list[int]:
+    return [port for port in PORTS if is_taken(port)]
+
+
+def is_taken(port: int) -> bool:
+    with socket.socket() as channel:
+        return channel.connect_ex(("127.0.0.1", port)) == 0
+
+
+def can_have_network() -> bool:
+    """Return whether a network namespace can be made here."""
+    try:
+        return subprocess.run(("unshare", "--net", "true"), capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
 
 
 def start_loopback() -> None:
