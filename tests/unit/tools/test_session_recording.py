@@ -13,7 +13,14 @@ from tools.recording.cast import MARK, Cast, Event, read_cast
 from tools.recording.panes import Pane, Recorder
 from tools.recording.record_session import CAST, KILL_RANGE, PICTURE
 from tools.recording.screen import Run, Screen, Style, escape_codes, text_of
-from tools.recording.svg import END_SECONDS, FRAME_SECONDS, PAUSE_SECONDS, draw, make_film
+from tools.recording.svg import (
+    BACKGROUND,
+    END_SECONDS,
+    FRAME_SECONDS,
+    PAUSE_SECONDS,
+    draw,
+    make_film,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 SMALL = [
@@ -147,6 +154,31 @@ def test_drawn_row_is_visible_at_its_times_only() -> None:
     assert animation is not None
     assert (animation.get("values") or "").split(";") == ["hidden", "visible"]
     assert groups["<two>"].find(f"{SVG}text") is not None
+
+
+def test_picture_stands_still_where_motion_is_reduced() -> None:
+    style = ElementTree.parse(PICTURE).getroot().findtext(f"{SVG}style") or ""
+    assert style.startswith("@media (prefers-reduced-motion:reduce){")
+    for value in ("visible", "hidden"):
+        assert f"g[visibility={value}]{{visibility:{value}!important}}" in style
+
+
+def test_every_text_of_the_picture_has_enough_contrast() -> None:
+    """4.5 is the least for text in WCAG 2.2 AA."""
+    fills = {text.get("fill") or "" for text in ElementTree.parse(PICTURE).iter(f"{SVG}text")}
+    faint = {
+        fill for fill in fills if (luminance(fill) + 0.05) / (luminance(BACKGROUND) + 0.05) < 4.5
+    }
+    assert faint == set()
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of `#rrggbb`, 0 to 1."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [
+        each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts
+    ]
+    return float(sum(w * each for w, each in zip((0.2126, 0.7152, 0.0722), linear, strict=True)))
 
 
 def test_style_survives_escape_codes() -> None:
