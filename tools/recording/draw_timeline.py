@@ -93,7 +93,8 @@ def draw(calm: Recording, killed: Recording, killed_at: float) -> str:
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 210" role="img" '
-        f'aria-label="Tokens of a stream before and after a kill">\n<style>{style}</style>\n{body}\n</svg>\n'
+        f'aria-label="Tokens of a stream before and after a kill">\n<style>{style}</style>\n'
+        f'<rect width="100%" height="100%" rx="8" fill="#fff"/>\n{body}\n</svg>\n'
     )
 
 
