@@ -48,6 +48,22 @@ def test_reader_who_scrolled_up_stays_there(browser: Browser, gateway: HeldGatew
     assert browser.run("return at('talk').scrollTop") == 0
 
 
+def test_tokens_of_one_moment_cost_one_layout(browser: Browser) -> None:
+    """With one each, 8000 pieces of 100 characters took longer than 90 s."""
+    browser.command("Performance.enable")
+    before = layouts(browser)
+    browser.run(
+        "const line = say('', 'assistant'); for (let n = 0; n < 1000; n++) add(line, 'word ')"
+    )
+    assert browser.text("#talk").count("word") == 1000
+    assert layouts(browser) - before < 100
+
+
+def layouts(browser: Browser) -> int:
+    metrics = browser.command("Performance.getMetrics")["metrics"]
+    return int(next(each["value"] for each in metrics if each["name"] == "LayoutCount"))
+
+
 def test_lost_connection_names_what_to_do(browser: Browser) -> None:
     """The request fails in the browser, as after the end of the page's process."""
     browser.command("Network.enable")

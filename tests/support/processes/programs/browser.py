@@ -63,9 +63,9 @@ class Browser:
         found = self.call("GET", "/element/active")[ELEMENT]
         self.call("POST", f"/element/{found}/value", {"text": keys})
 
-    def command(self, name: str, **parameters: Any) -> None:
-        """Call a command of the Chrome DevTools Protocol."""
-        self.call("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
+    def command(self, name: str, **parameters: Any) -> Any:
+        """Call a command of the Chrome DevTools Protocol; return its result."""
+        return self.call("POST", "/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self.call("GET", "/screenshot")))
