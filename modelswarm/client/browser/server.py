@@ -136,7 +136,7 @@ class PageHandler(BaseHTTPRequestHandler):
             if not look.select(0):
                 return False
         try:
-            return self.connection.recv(1, socket.MSG_PEEK) == b""
+            return not self.connection.recv(1, socket.MSG_PEEK)
         except OSError:
             return True
 

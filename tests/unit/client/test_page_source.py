@@ -44,8 +44,8 @@ def test_reasoning_reaches_the_page_as_it_comes() -> None:
     ]
 
 
-def test_page_of_an_earlier_start_is_told_what_to_open() -> None:
-    """Its address has the earlier token, so to reload it helps nobody."""
+def test_earlier_page_is_told_which_address_to_open() -> None:
+    """A reload sends the earlier token again."""
     headers = Message()
     headers["Host"], headers["X-ModelSwarm-Token"] = "127.0.0.1:9000", "earlier"
     with pytest.raises(Refused, match="open the address that was printed last"):

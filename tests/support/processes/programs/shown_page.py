@@ -1,4 +1,4 @@
-"""What tests do on the page in a browser, and a snapshot that the page is given: no swarm runs."""
+"""Steps of tests on the page in a browser, and a snapshot that the page is given: no swarm runs."""
 
 from __future__ import annotations
 
