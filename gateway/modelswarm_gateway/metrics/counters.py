@@ -52,9 +52,9 @@ QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 32, *_HELD)
 HOP_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 OTHER_MODEL = "other"
-# Share of the forgotten models whose series are removed at a time, and their least number. Among the series of
-# 200 models those of one take 7 ms, in which no stream gets a token.
-REMOVED_SHARE, MIN_REMOVED = 1 / 8, 4
+# Forgotten models whose series are removed at a time. Among the series of 200 models those of one take 7 ms, in which
+# no stream gets a token.
+REMOVED_AT_A_TIME = 4
 REROUTE_CAUSES = (
     *(kind.value for kind in FaultKind if kind is not FaultKind.NO_TOKEN),
     "silent",
@@ -314,7 +314,7 @@ class Metrics:
     def _remove_others(self, models: Collection[str]) -> None:
         """Remove the series of some models that are not among `models`: each takes 90 KB."""
         others = sorted(self._series_of.keys() - {*models, OTHER_MODEL})
-        for gone in others[: max(MIN_REMOVED, int(REMOVED_SHARE * len(others)))]:
+        for gone in others[:REMOVED_AT_A_TIME]:
             del self._series_of[gone]
             for metric in self._metrics:
                 metric.remove_by_labels({"model": gone})
