@@ -142,6 +142,7 @@ class ModelRegistry:
         self._active_revision = active_revision
         self._send, self._clock, self._wall, self._on_change = send, clock, wall, on_change
         self._entries: dict[str, ModelEntry] = {}
+        self._without_place: dict[PeerId, Hello] = {}  # servers of models that found no place
         self._expected: frozenset[str] | None = None
         self._building: set[asyncio.Task[None]] = set()
         self._places = asyncio.Semaphore(MAX_LARGE_REQUESTS)  # shared by all models
@@ -168,20 +169,25 @@ class ModelRegistry:
     def _add_entry(self, name: str, who: str) -> ModelEntry | None:
         entry = self._entries.get(name)
         if entry is None:
-            unused = [each for each in self._entries.values() if self._is_unused(each)]
-            if len(self._entries) >= MAX_MODELS and unused:
-                self._forget(unused[0], "another one needs its place")
-            if len(self._entries) >= MAX_MODELS:
+            if not self._has_place():
                 log.warning(
                     "ignored model %s of %s: %d models are known already", name, who, MAX_MODELS
                 )
                 return None
+            if len(self._entries) >= MAX_MODELS:
+                unused = next(filter(self._is_unused, self._entries.values()))
+                self._forget(unused, "another one needs its place")
             entry = self._entries[name] = ModelEntry(name, 0, int(self._wall()))
         return entry
+
+    def _has_place(self) -> bool:
+        """Return whether a new model can be known, perhaps in the place of an unused one."""
+        return len(self._entries) < MAX_MODELS or any(map(self._is_unused, self._entries.values()))
 
     def on_peer_connected(self, hello: Hello) -> None:
         entry = self._add_entry(hello.model, hello.peer)
         if entry is None:
+            self._without_place[hello.peer] = hello
             return
         entry.n_blocks = hello.n_blocks
         entry.servers[hello.peer] = hello
@@ -191,6 +197,7 @@ class ModelRegistry:
         self._on_change()
 
     def on_peer_lost(self, peer: PeerId) -> None:
+        self._without_place.pop(peer, None)
         for entry in self._entries.values():
             if entry.servers.pop(peer, None) is not None:
                 entry.note_adapters()
@@ -216,9 +223,13 @@ class ModelRegistry:
             self._on_change()
 
     def tick(self) -> None:
-        """End transfers that take too long, request files where they are due, and forget unused models."""
+        """End late transfers, request files where they are due, and give places of unused models to new ones."""
         now = self._clock()
         self._forget_unused(now)
+        for hello in list(self._without_place.values()):
+            if hello.model in self._entries or self._has_place():
+                del self._without_place[hello.peer]
+                self.on_peer_connected(hello)
         for entry in self._entries.values():
             self._settle(entry)
             fetch = entry.fetch

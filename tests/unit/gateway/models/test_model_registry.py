@@ -391,6 +391,32 @@ def test_new_model_takes_the_place_of_one_without_pods() -> None:
     assert {each.name for each in harness.registry.entries()} == {*names[1:], "new"}
 
 
+@pytest.mark.parametrize("are_pods_known", [False, True])
+async def test_model_without_a_place_gets_the_next_one(are_pods_known: bool) -> None:
+    """The servers stay connected, so no link names them to the registry again."""
+    harness = RegistryHarness()
+    names = [f"m{number}" for number in range(MAX_MODELS)]
+    if are_pods_known:
+        harness.registry.set_expected(frozenset(names))
+    for name in names:
+        harness.registry.on_peer_connected(replace(HELLO, peer=f"{name}/1/a", model=name))
+    new = replace(HELLO, peer="new/1/b", model="new")
+    for hello in (new, replace(new, peer="new/1/c")):
+        harness.registry.on_peer_connected(hello)
+    harness.registry.on_peer_lost("new/1/c")
+    harness.registry.tick()
+    assert {each.name for each in harness.registry.entries()} == set(names)
+
+    harness.registry.on_peer_lost("m7/1/a")
+    if are_pods_known:
+        harness.registry.set_expected(frozenset((*names, "new")) - {"m7"})
+    harness.registry.tick()
+    assert {each.name for each in harness.registry.entries()} == {*names, "new"} - {"m7"}
+    assert [set(each.servers) for each in harness.registry.entries() if each.name == "new"] == [
+        {"new/1/b"}
+    ]
+
+
 @pytest.mark.parametrize("is_deleted", [False, True])
 async def test_tokenizer_makes_room_once_its_model_is_deleted(is_deleted: bool) -> None:
     harness = RegistryHarness()
