@@ -35,13 +35,14 @@ WRITES = {"POST", "PUT", "PATCH", "DELETE"}
 
 @dataclass(slots=True)
 class Call:
-    """One request; `code` is the server's (0: the request did not reach it)."""
+    """One request; `code` is the server's (0: the request did not reach it, or has no answer yet)."""
 
     number: int
     verb: str
     path: str
     query: dict[str, str]
     code: int = 0
+    is_at_server: bool = False  # passed on, and not answered yet
 
     @property
     def watch(self) -> bool:
@@ -198,12 +199,15 @@ class FaultProxy:
         return answer
 
     async def _pass_on(self, request: web.Request, call: Call, fault: Fault) -> web.StreamResponse:
+        call.is_at_server = True
         try:
             answer = await self._ask(request, call)
             body = await answer.read()
+            call.code = answer.status
         except aiohttp.ClientError:
             return _break(request)
-        call.code = answer.status
+        finally:
+            call.is_at_server = False
         if fault.after is not None:
             fault.after()
             return _break(request)

@@ -145,10 +145,15 @@ class Scene:
 
     def created_pods(self) -> list[str]:
         """O2: return one path per pod that the operator has created through the proxy."""
+        # The API server shows a pod before the proxy has the answer to its creation.
+        self.wait(
+            "answers to creations", lambda: not any(c.is_at_server for c in self._creations())
+        )
+        return [call.path for call in self._creations() if call.code == 201]
+
+    def _creations(self) -> list[Call]:
         return [
-            call.path
-            for call in self.proxy.calls
-            if call.verb == "POST" and call.path.endswith("/pods") and call.code == 201
+            call for call in self.proxy.calls if call.verb == "POST" and call.path.endswith("/pods")
         ]
 
     def writes(self) -> list[Call]:
