@@ -131,7 +131,7 @@ def test_rewind_discards_what_is_behind_it(call: SessionCall) -> None:
     call.send(rewind={"position": 16})
     error = call.failure()
     assert refusal(error) == ("INVALID_ARGUMENT", "rewind.position")
-    assert "the session has 15 entries" in error.details()
+    assert "16; allowed: 0 to the number of entries, 15" in error.details()
 
 
 def test_rows_join_the_log_and_later_steps_append_to_it(call: SessionCall) -> None:
