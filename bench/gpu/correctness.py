@@ -114,7 +114,7 @@ def check_family(family: str, options: SpanOptions, tolerance: float) -> Tally:
         model = load_whole(folder)
         has_experts = bool(FAMILIES[model.config.model_type].experts)
         tally.may_flip = has_experts and options.dtype != "float32"
-        rounded = load_whole(folder).to(getattr(torch, options.dtype))
+        rounded = load_whole(folder).to(getattr(torch, options.dtype)) if tally.may_flip else None
         eager = replace(options, enforce_eager=not options.device.is_cpu)
         for chunk, chosen in ((16, options), (64, eager)):
             chain = load_chain(folder, (0, 2, 4), options=chosen, seed=3)
@@ -123,10 +123,7 @@ def check_family(family: str, options: SpanOptions, tolerance: float) -> Tally:
             streams = [Stream(prompt) for prompt in prompts]
             chain.generate(streams, NEW, chunk=chunk)
             for stream in streams:
-                judge(model, stream.log, len(stream.picked), tolerance, tally)
-                if tally.may_flip:
-                    new = len(stream.picked)
-                    tally.usual += count_wrong(model, rounded, stream.log, new, tolerance)
+                judge(model, stream.log, len(stream.picked), tolerance, tally, rounded)
     return tally
 
 
@@ -141,30 +138,21 @@ def round_weights(folder: Path, dtype: str) -> None:
         save_file(rounded, file, metadata={"format": "pt"})
 
 
-def judge(model: Any, log: list[int], new: int, tolerance: float, tally: Tally) -> None:
-    """Compare the last `new` tokens of the log with the best tokens of the model."""
+def judge(
+    model: Any, log: list[int], new: int, tolerance: float, tally: Tally, rounded: Any = None
+) -> None:
+    """Compare the last `new` tokens of the log with the best tokens of the model, and those of `rounded`, if given."""
     import torch
 
+    entries, judged = torch.tensor([log]), slice(len(log) - new - 1, len(log) - 1)
     with torch.inference_mode():
-        logits = model(torch.tensor([log])).logits[0]
-    best = torch.topk(logits, 2, dim=-1)
-    for position in range(len(log) - new, len(log)):
-        first, second = best.values[position - 1].tolist()
-        is_other = log[position] != int(best.indices[position - 1, 0])
-        is_near = first - second <= tolerance
-        tally.tokens += 1
-        tally.near_ties += is_near
-        tally.differing += is_near and is_other
-        tally.wrong += is_other and not is_near
-
-
-def count_wrong(model: Any, rounded: Any, log: list[int], new: int, tolerance: float) -> int:
-    """Return the wrong ones among the best tokens of a rounded model, at the last `new` positions of the log."""
-    import torch
-
-    with torch.inference_mode():
-        logits, others = (each(torch.tensor([log])).logits[0] for each in (model, rounded))
-    best = torch.topk(logits, 2, dim=-1)
-    is_other = others.argmax(-1) != best.indices[:, 0]
-    is_far = best.values[:, 0] - best.values[:, 1] > tolerance
-    return int((is_other & is_far)[-new - 1 : -1].sum())
+        best = torch.topk(model(entries).logits[0, judged], 2, dim=-1)
+        usual = None if rounded is None else rounded(entries).logits[0, judged].argmax(-1)
+    is_other = torch.tensor(log[len(log) - new :]) != best.indices[:, 0]
+    is_near = best.values[:, 0] - best.values[:, 1] <= tolerance
+    tally.tokens += new
+    tally.near_ties += int(is_near.sum())
+    tally.differing += int((is_near & is_other).sum())
+    tally.wrong += int((is_other & ~is_near).sum())
+    if usual is not None:
+        tally.usual += int(((usual != best.indices[:, 0]) & ~is_near).sum())

@@ -92,8 +92,7 @@ class _Call:
 
 def run_apart(part: str, case: str, work: Part, table: Table) -> None:
     """Run a part, or a case of it, in a process of its own until the deadline; add its rows and figures."""
-    left = table.deadline - time.monotonic()
-    if left <= 0:
+    if _seconds_left(table) == 0:
         table.add(part, case, "not run: no time is left", "", "")
         return
     context = multiprocessing.get_context("spawn")  # a fork has no usable driver
