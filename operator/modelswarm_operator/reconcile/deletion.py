@@ -36,15 +36,15 @@ def delete_pods(swarm: SwarmView, inventory: PodInventory, turn: Turn) -> bool:
     on_deleted_nodes = {
         one.pod.name for one in inventory.servers if one.node_state is NodeState.DELETED
     }
-    # An inspection drains nothing and ignores SIGTERM: with a server's grace period it would go on that long.
-    for pod in inventory.inspections:
-        turn.delete_pod(pod, "the swarm is being deleted")
+    inspections = {pod.name for pod in inventory.inspections}
     pods = list(inventory.all_pods())
     for pod in pods:
         if pod.name in on_deleted_nodes:
             turn.delete_pod(pod, "its node does not exist any more", 0)
         else:
-            turn.delete_pod(pod, "the swarm is being deleted", grace)
+            # An inspection drains nothing and ignores SIGTERM: with a server's grace period it would go on that long.
+            own = None if pod.name in inspections else grace
+            turn.delete_pod(pod, "the swarm is being deleted", own)
     # A node that is down confirms no end; the garbage collector deletes its pods, by owner reference, when it can.
     return all(pod.deleting_since is not None and pod.name in inventory.unreachable for pod in pods)
 
