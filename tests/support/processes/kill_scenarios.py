@@ -20,6 +20,7 @@ from support.processes.swarm import ENDLESS, Faults, Running
 
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.messages import Sampling
+from modelswarm_gateway.core.servers.health import MAX_EJECTION_TIME
 from modelswarm_serving.model.hash_model import reference_tokens
 
 HEAD, MIDDLE, TAIL = 0, 1, 3  # places in a route over four spans
@@ -42,12 +43,28 @@ FOUR_SAMPLED = Sampling(
 )  # fmt: skip
 KEPT_SECONDS = 6.0  # seconds that an idle named session is kept in these swarms
 _SWEPT_SECONDS = 30.0  # seconds until its pages are free, on a busy machine
+# Seconds. A busy machine lets heartbeats be late, and each further ejection lasts twice as long.
+_RETURN_SECONDS = 3 * MAX_EJECTION_TIME
 READ_ON = 50  # tokens after a recovery, before an endless answer is cancelled
 
 
 def prompt_of(length: int, seed: int, vocab: int) -> tuple[int, ...]:
     rng = random.Random(seed)
     return tuple(rng.randrange(1, vocab) for _ in range(length))
+
+
+def ask_until(running: Running, what: str, condition: Callable[[], bool]) -> None:
+    """Ask until the condition holds, which needs work on a server that was ejected.
+
+    Of four requests at a time none goes to a server whose round trips are some ms longer, as on a busy machine.
+    """
+    requests = [Request(prompt_of(5, seed, VOCAB), 5) for seed in range(32)]
+
+    def holds() -> bool:
+        running.ask_all(requests)
+        return condition()
+
+    eventually(what, holds, _RETURN_SECONDS, lambda: running.view.explain_routes().servers)
 
 
 def check_four_answers(running: Running, disturb: Callable[[], object]) -> None:

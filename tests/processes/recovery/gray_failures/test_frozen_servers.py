@@ -9,21 +9,16 @@ from pathlib import Path
 import pytest
 from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, VOCAB
-from support.processes.kill_scenarios import SAMPLED, check_four_answers, prompt_of
+from support.processes.kill_scenarios import SAMPLED, ask_until, check_four_answers, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
 from support.processes.streams import Answer, Request
 from support.processes.swarm import ENDLESS, Running, local_settings, running_swarm
 
 from modelswarm.protocol.identity import name_of
-from modelswarm_gateway.core.servers.health import MAX_EJECTION_TIME
 
 LONG = 50_000  # tokens of a cancelled answer
 READ_ON = 50  # tokens after a recovery
 HEAD, TAIL = 0, 1
-# Requests at a time: of four, none goes to a server whose round trips are some ms longer, as on a busy machine.
-AT_ONCE = 32
-# Seconds. A busy machine lets heartbeats be late, and each further ejection lasts twice as long.
-RETURN_SECONDS = 3 * MAX_EJECTION_TIME
 
 
 @pytest.fixture(scope="module")
@@ -89,11 +84,4 @@ def takes_part_again(swarm: Running, peer: str) -> None:
     """Check that the stopped process itself carries sessions again."""
     eventually("it is linked again", lambda: health(swarm, peer) == "linked")
     rows = swarm.rows(name_of(peer))
-
-    def worked() -> bool:
-        swarm.ask_all([Request(prompt_of(5, seed, VOCAB), 5) for seed in range(AT_ONCE)])
-        return swarm.rows(name_of(peer)) != rows
-
-    eventually(
-        "it gets a session", worked, RETURN_SECONDS, lambda: swarm.view.explain_routes().servers
-    )
+    ask_until(swarm, "it gets a session", lambda: swarm.rows(name_of(peer)) != rows)

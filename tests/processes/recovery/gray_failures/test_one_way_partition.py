@@ -16,16 +16,14 @@ from pathlib import Path
 import pytest
 from support.chaos.proxy import LinkFaults
 from support.chaos.swarm import Plan, World, world
-from support.eventually import eventually
 from support.models.tiny_models import TOY_BLOCKS, TOY_LENGTH, VOCAB
-from support.processes.kill_scenarios import SAMPLED, prompt_of
+from support.processes.kill_scenarios import SAMPLED, ask_until, prompt_of
 from support.processes.oracles import check_contiguous, check_hash
 from support.processes.streams import Request
 from support.processes.swarm import Running
 
 from modelswarm.local.run_folder import GATEWAY_JOB
 from modelswarm.protocol.identity import name_of
-from modelswarm_gateway.core.servers.health import MAX_EJECTION_TIME
 
 pytestmark = pytest.mark.full  # depends on timing
 
@@ -93,17 +91,10 @@ def make_well(swarm: Running) -> None:
     """Wait until all servers are used again: an ejected server needs a token of its canary session."""
     swarm.wait_whole()
 
-    def well() -> bool:
-        # Of four requests none goes to a server whose round trips are some ms longer, as on a busy machine.
-        swarm.ask_all([Request(prompt_of(5, seed, VOCAB), 5) for seed in range(32)])
-        return not any(server.state for server in swarm.view.explain_routes().servers)
-
-    # A busy machine lets heartbeats be late, and each further ejection lasts twice as long.
-    eventually(
+    ask_until(
+        swarm,
         "all are used again",
-        well,
-        3 * MAX_EJECTION_TIME,
-        lambda: swarm.view.explain_routes().servers,
+        lambda: not any(server.state for server in swarm.view.explain_routes().servers),
     )
     swarm.wait_empty()
 
