@@ -17,10 +17,10 @@ from modelswarm.placement.spans import Span
 
 PROCESS_BYTES = 768 << 20
 """Resident memory of a server before it loads a model: interpreter, torch, transformers. Measured with torch 2.15 and
-its CUDA libraries on a CPU, without Triton's compiler: 694 MiB, 414 of them private. Loading
-and steps touch further pages of the libraries (24 MiB, measured), and oneDNN keeps code of its products (30 MiB). The
-build of the server image measures it again, and refuses an image that takes more. A server takes its own number at its
-start if that is larger."""
+its CUDA libraries on a CPU, without Triton's compiler: 694 MiB, 414 of them private. Loading and
+steps touch further pages of the libraries (24 MiB, measured), and oneDNN keeps code of its products (30 MiB). The build
+of the server image measures it again, and refuses an image that takes more. A server takes its own number at its start
+if that is larger."""
 DEVICE_PROCESS_BYTES = 3 << 30
 """The same of a server on an accelerator, once it serves. It also has the device's context, its libraries, Triton's
 compiler and the programs that it starts, and pinned buffers. Not measured yet: `python -m bench.gpu` reports the memory
