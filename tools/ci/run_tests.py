@@ -1,9 +1,9 @@
 """Run one tier of the tests: `fast` (make test), `full` (make test-all) or `soak`.
 
-A tier is a list of parts, each one command with a log and a JUnit file under build/tests. In the full tier, tests of
-processes have the machine to themselves, in two halves: one at a time leaves half of two cores idle. What needs no
-processes has low priority, and runs beside tests that often wait. In the full tier a failed test of processes or of the
-cluster is run once more, alone. If it passes then, the summary names it as FLAKY.
+A tier is a list of parts, each one command with a log and a JUnit file under build/tests. Tests of processes and of
+the cluster often wait, so they run beside each other, and beside what needs no processes, at low priority. In the full
+tier a failed test of processes or of the cluster is run once more, alone. If it passes then, the summary names it as
+FLAKY.
 The last line is `N passed, N failed, N skipped`. Used by the Makefile. Knows paths and markers, no test.
 """
 
@@ -81,18 +81,13 @@ SERVERS = Part(
     timing=True,
 )
 CLUSTER = Part("cluster", ("tests/cluster",), timing=True, beside=True, needs_cluster=True)
-# The two halves of the cluster's tests take ten minutes each; both mostly wait.
-API = Part("operator", ("tests/cluster/operator",), timing=True, beside=True, needs_cluster=True)
-NODES = Part(
-    "cluster", ("tests/cluster/api", "tests/cluster/real"), timing=True, needs_cluster=True
-)
 Lane: TypeAlias = tuple[Part, ...]  # parts that run one after the other
-STEPS: dict[str, tuple[tuple[Lane, ...], ...]] = {
-    "fast": (((TYPES, UNIT), (SIMULATOR,), (CLUSTER,), (PROCESSES,)),),
-    "full": (((CLIENTS,), (SERVERS,)), ((TYPES, UNIT), (SIMULATOR,), (API,), (NODES,))),
-    "soak": (((Part("soak", ("tests",)),),),),
+LANES: dict[str, tuple[Lane, ...]] = {
+    "fast": ((TYPES, UNIT), (SIMULATOR,), (CLUSTER,), (PROCESSES,)),
+    "full": ((TYPES, UNIT), (SIMULATOR,), (CLUSTER,), (CLIENTS,), (SERVERS,)),
+    "soak": ((Part("soak", ("tests",)),),),
 }
-"""The steps of a tier, one after the other. Lanes of a step run at the same time, the last one in the foreground."""
+"""The lanes of a tier run at the same time, the last one in the foreground."""
 
 
 def main(tier: str, extra: Sequence[str], runner: Sequence[str] = RUNNER) -> int:
@@ -103,14 +98,14 @@ def main(tier: str, extra: Sequence[str], runner: Sequence[str] = RUNNER) -> int
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
     began = time.monotonic()
-    results = [result for step in STEPS[tier] for result in run_step(step, tier, extra, runner)]
+    results = run_lanes(LANES[tier], tier, extra, runner)
     if tier == "full":
         for result in results:
             run_again(result, tier, runner)
     return report(results, time.monotonic() - began)
 
 
-def run_step(
+def run_lanes(
     lanes: Sequence[Lane], tier: str, extra: Sequence[str], runner: Sequence[str]
 ) -> list[Result]:
     parts = [part for lane in lanes for part in lane]
@@ -269,6 +264,6 @@ def cache(part: Part) -> Path:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in STEPS:
-        sys.exit(f"usage: run_tests.py {'|'.join(STEPS)} [--plan] [pytest options]")
+    if len(sys.argv) < 2 or sys.argv[1] not in LANES:
+        sys.exit(f"usage: run_tests.py {'|'.join(LANES)} [--plan] [pytest options]")
     sys.exit(main(sys.argv[1], sys.argv[2:]))

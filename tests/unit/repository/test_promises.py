@@ -220,13 +220,7 @@ UNTESTED = {"time from kill to next token"}
 def test_promised_tests_are_in_the_fast_tier() -> None:
     wanted = {test for table in TABLES for tests in table.values() for test in tests}
     assert missing_tests(ROOT, wanted) == []
-    paths = [
-        Path(path)
-        for step in run_tests.STEPS["fast"]
-        for lane in step
-        for part in lane
-        for path in part.paths
-    ]
+    paths = [Path(path) for lane in run_tests.LANES["fast"] for part in lane for path in part.paths]
     assert [
         test for test in wanted if not any(map(Path(file_of(test)).is_relative_to, paths))
     ] == []

@@ -50,8 +50,8 @@ def run(
     file = tmp_path / "test_these.py"
     file.write_text(source)
     part = Part("p", (str(file),), timing=True, needs_cluster=needs_cluster)
-    steps: dict[str, Sequence[Sequence[Sequence[Part]]]] = {tier: [[[part]]]}
-    monkeypatch.setattr(run_tests, "STEPS", steps)
+    lanes: dict[str, Sequence[Sequence[Part]]] = {tier: [[part]]}
+    monkeypatch.setattr(run_tests, "LANES", lanes)
     return run_tests.main(tier, extra)
 
 
@@ -100,7 +100,7 @@ def test_lanes_run_at_once_and_their_parts_in_order(
         file.write_text(MEETS.format(own=name, other=other, before=before))
         parts.append(Part(name, (str(file),), beside=name != "other"))
     first, second, beside = parts
-    monkeypatch.setattr(run_tests, "STEPS", {"fast": [[[first, second], [beside]]]})
+    monkeypatch.setattr(run_tests, "LANES", {"fast": [[first, second], [beside]]})
     assert run_tests.main("fast", ("-q",)) == 0
     assert (results / "summary.txt").read_text().endswith("\n3 passed, 0 failed, 0 skipped\n")
 
