@@ -36,7 +36,7 @@ def tidy(release: Release) -> Iterator[None]:
 @pytest.mark.usefixtures("tidy")
 @pytest.mark.parametrize(
     ("memory", "spans", "fits"),
-    [("700Mi", 2, False), ("900Mi", 2, True), ("1Gi", 2, True), ("4Gi", 1, True)],
+    [("700Mi", 2, False), ("900Mi", 2, True), ("1Gi", 2, True), ("2Gi", 1, True)],
 )
 def test_limited_swarm_is_ready_or_refused_never_killed(
     release: Release, memory: str, spans: int, fits: bool

@@ -73,7 +73,7 @@ def test_repair_prefers_its_class_and_reports_a_change(tmp_path: Path) -> None:
             wait_linked(gateway, 2)
             assert whole(gateway, STREAM) == first
             assert changes(gateway) == 1
-            told = f"numerics class {found['limited']}, after {found['same']}"
+            told = f"numerics class {found['limited']} instead of {found['same']}"
             assert told in swarm.log("gateway")
         finally:
             limited.kill()
