@@ -5,9 +5,19 @@ from __future__ import annotations
 from support.core.scripted_server import PROMPT, Script, outcomes
 from support.core.server import MODEL
 
-from modelswarm.protocol.messages import Close, FaultKind, Finish, Refusal, StartEpoch, Token
+from modelswarm.protocol.messages import (
+    Close,
+    FaultKind,
+    FaultReport,
+    Fence,
+    Finish,
+    Refusal,
+    StartEpoch,
+    Token,
+)
 from modelswarm_gateway.core.interface.effects import Refused, Rerouted, SessionLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.core.migration.migration import RECOVERY_SECONDS
 
 
 def test_irreplaceable_hop_does_not_block_other_migration() -> None:
@@ -134,3 +144,21 @@ def test_failed_copy_to_server_on_route_causes_no_rerouting() -> None:
     assert not script.gateway.all(Rerouted)
     assert outcomes(script) == ["aborted"]
     assert script.names("s") == ["a", "b", "c", "d"]
+
+
+def test_long_recovery_of_one_session_delays_no_drain() -> None:
+    """A replay of a long log takes minutes, and the drained server stops meanwhile."""
+    script = Script()
+    head = script.add_server("a", 0, 2)
+    old = script.add_server("b", 2, 4)
+    for name in ("s", "long"):
+        script.start_turn(name, PROMPT)
+        script.token(name)
+    new = script.add_server("c", 2, 4)
+    hop, epoch = script.hop(head, "long"), script.gateway.view("long").epoch
+    script.send(head, FaultReport(hop.reply, epoch, FaultKind.GAP))
+    script.core.migrations.drain(old, "drain", script.now)
+    script.wait(RECOVERY_SECONDS - 0.5)
+    assert not script.sent_to(new, Fence)
+    script.wait(1.0)
+    assert [fence.create.session for fence in script.sent_to(new, Fence) if fence.create] == ["s"]

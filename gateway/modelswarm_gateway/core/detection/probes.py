@@ -33,7 +33,7 @@ class Probes:
     def start_probe(self, peer: PeerId, sessions: Collection[Session], now: float) -> PeerId | None:
         """Migrate a session of `peer` to an idler replica. Returns the replica; None: not now, or there is none."""
         last = self._probed_at.get(peer, -PROBE_INTERVAL)
-        if now - last < PROBE_INTERVAL or not self._migrations.is_idle:
+        if now - last < PROBE_INTERVAL or not self._migrations.is_idle(now):
             return None
         server = self._registry.find_server(peer)
         if server is None:

@@ -14,6 +14,8 @@ from modelswarm_gateway.core.sessions.session import Hop, Session, SessionState
 
 # Cause of a migration away from a server that is not drained: a replica has less load.
 REBALANCE_CAUSE = "rebalance"
+# Time in seconds for which a recovery delays migrations. A long replay takes minutes, and a reader may pause for ever.
+RECOVERY_SECONDS = 10.0
 
 
 class MigrationOutcome(enum.Enum):
@@ -97,10 +99,12 @@ def lag(migration: Migration) -> int:
     return migration.session.quiescent_kv - min(migration.kv_positions.values())
 
 
-def recovery_in_progress(sessions: Iterable[Session]) -> bool:
-    """True if a recovery is in progress: recoveries come before migrations."""
-    states = (SessionState.FENCING, SessionState.RUNNING)
-    return any(s.fault_at is not None and s.state in states for s in sessions)
+def recovery_in_progress(sessions: Iterable[Session], now: float) -> bool:
+    """True if a recovery is in progress that delays migrations."""
+    states, since = (SessionState.FENCING, SessionState.RUNNING), now - RECOVERY_SECONDS
+    return any(
+        s.fault_at is not None and s.fault_at > since and s.state in states for s in sessions
+    )
 
 
 def involved_servers(migration: Migration) -> set[PeerId]:

@@ -108,7 +108,7 @@ class Migrations:
             self._cap_credit()
             self._close_lost_hops()
         hops_left = any(self._registry.hops[peer] for peer in self._registry.drains.peers)
-        if hops_left and not recovery_in_progress(self._sessions.values()):
+        if hops_left and not recovery_in_progress(self._sessions.values(), now):
             self._start_some(now)
         self._backoffs.keep_only(self._sessions.keys())
 
@@ -250,10 +250,9 @@ class Migrations:
 
     # ---- migrations without a drain
 
-    @property
-    def is_idle(self) -> bool:
-        """True if no migration and no recovery is in progress."""
-        return not self._migrations and not recovery_in_progress(self._sessions.values())
+    def is_idle(self, now: float) -> bool:
+        """True if no migration is in progress, and no recovery that delays one."""
+        return not self._migrations and not recovery_in_progress(self._sessions.values(), now)
 
     def migrate(self, session: Session, old: Hop, to: PeerId, now: float) -> bool:
         """Migrate a hop to a replica, with a KV copy or not at all. False if the session cannot migrate now."""

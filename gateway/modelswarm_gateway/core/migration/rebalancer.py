@@ -43,7 +43,7 @@ class Rebalancer:
             return
         self._checked_at = now
         shift = self._imbalance.find_shift(self._groups(now), now)
-        if shift is not None and self._migrations.is_idle and self._shift(shift, now):
+        if shift is not None and self._migrations.is_idle(now) and self._shift(shift, now):
             self._imbalance.on_started(now)
 
     def _groups(self, now: float) -> dict[Hashable, list[Load]]:
