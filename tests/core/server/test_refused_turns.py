@@ -164,3 +164,21 @@ def test_refused_turn_leaves_log_and_turn_as_they_were() -> None:
     network.run()
     gateway.clear_and_start("a", next_prompt(), SECOND)
     assert gateway.tokens("a") == expected(next_prompt(), SECOND)
+
+
+def test_turn_whose_route_is_lost_before_its_start_is_refused() -> None:
+    """The session keeps its log, and goes on from it later."""
+    network = Network()
+    gateway = add_gateway(network, 1)
+    tail = [network.serve(0, 2), network.serve(2, 4)][-1]
+    prompt = next_prompt()
+    gateway.start("a", PROMPT, FIRST, above=0)
+    gateway.begin("a", prompt, FIRST)
+    network.kill(tail.peer)
+    network.run()
+    assert [type(each) for each in gateway.troubles("a")] == [Refused]
+    assert gateway.view("a").length == len(prompt) - 1
+    network.serve(2, 4)
+    network.run()
+    gateway.clear_and_start("a", prompt, FIRST)
+    assert gateway.tokens("a") == expected(prompt, FIRST)

@@ -352,7 +352,8 @@ class Recovery:
     def _no_route(self, session: Session, now: float) -> None:
         """Refuse a turn that has not started; hold one that has."""
         reason = session.refusal if session.excluded else RefusalReason.NO_SERVERS
-        if not session.is_recovering and session.held_at is None and not session.hold_tries:
+        is_held = session.is_held_without_route or session.held_at is not None
+        if not is_held and not session.hold_tries:
             self._refuse_turn(session, reason)
         else:
             session.refusal = reason
