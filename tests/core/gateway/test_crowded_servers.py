@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from support.core.gateway import Gateway, add_gateway
+from support.core.gateway import Gateway, Swarm, add_gateway
 from support.core.named_sessions import GatewaySessions
 from support.core.network import Network
 from support.core.server import MODEL, Options, Server
 
+from modelswarm_gateway.core.interface.effects import Refused
+from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_gateway.generation.named_sessions import Evictions
 
 PROMPT = [5, 6, 7]
@@ -70,3 +72,16 @@ def test_pause_is_named_in_the_refusal() -> None:
     assert not crowd.refuse(crowd.first, crowd.full)
     [refused] = crowd.gateway.troubles("new")
     assert "a device of the servers of m was full" in refused.detail
+
+
+def test_full_server_counts_more_than_one_that_is_too_short() -> None:
+    """The turn may be tried again, and an idle session may make room for it."""
+    swarm = Swarm()
+    long = swarm.serve(0, 4, total_pages=20, page_size=4)
+    swarm.serve(0, 4, total_pages=6, page_size=4)
+    swarm.gateway.start("fill", PROMPT, NEEDED, ahead=1)
+    assert swarm.gateway.route("fill") == [long.peer]
+    swarm.gateway.start("new", PROMPT, 40)
+    [refused] = swarm.gateway.all(Refused)
+    assert refused.reason is RefusalReason.NO_ROOM
+    assert swarm.gateway.view("new").crowded_servers == {long.peer}

@@ -258,7 +258,8 @@ class Recovery:
         if session.state is not SessionState.FENCING:
             return
         session.excluded.add(hop.peer)
-        session.refusal = REASONS[refusal]
+        if refusal is not Refusal.TOO_LONG or session.refusal is not RefusalReason.NO_ROOM:
+            session.refusal = REASONS[refusal]  # a longer server has room later
         server = self._registry.find_server(hop.peer)
         if refusal is Refusal.NO_PAGES and not answer.paused:
             session.crowded.add(hop.peer)
