@@ -278,7 +278,7 @@ class GatewayCore:
         self._recovery.hop_messages.grant_credit(s)
 
     def close_session(self, session: str, now: float) -> None:
-        """Drop the session and free its KV on all servers; held sessions try again at once."""
+        """Drop the session and free its KV on all servers; sessions held for lack of room try again at once."""
         s = self._sessions.pop(session, None)
         if s is None:
             return
@@ -286,7 +286,7 @@ class GatewayCore:
         self._recovery.close_hops(s)
         s.state = SessionState.PARKED
         for other in self._sessions.values():
-            if other.state is SessionState.HELD:
+            if other.state is SessionState.HELD and other.refusal is RefusalReason.NO_ROOM:
                 other.retry_at = min(other.retry_at, now)  # there may be room now
 
     def relinquish_sessions(self, now: float) -> None:

@@ -207,3 +207,17 @@ def test_hold_limit_counts_all_time_after_failed_attempts(limit: float) -> None:
     swarm.wait(120.0)
     (lost,) = swarm.gateway.all(SessionLost)
     assert lost.detail.startswith("no token in 8 attempts")
+
+
+def test_end_of_other_sessions_shortens_no_pause_for_servers() -> None:
+    """Each search of a route takes time, and one that fences its hops again loads their servers."""
+    held = hold_session(60.0)
+    others = [f"x{number}" for number in range(20)]
+    for name in others:
+        held.script.core.open_session(name, MODEL, held.script.now)
+    held.script.wait(10.0)
+    before = held.script.gateway.view(SESSION).epoch.counter
+    for name in others:
+        held.script.core.close_session(name, held.script.now)
+        held.script.wait(0.1)
+    assert held.script.gateway.view(SESSION).epoch.counter - before <= 2
