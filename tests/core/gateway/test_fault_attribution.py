@@ -10,7 +10,7 @@ from support.core.gateway import TWICE, Swarm, swarm_of
 from support.core.server import expected
 
 from modelswarm.protocol.identity import Address, Epoch
-from modelswarm.protocol.messages import Counters
+from modelswarm.protocol.messages import Counters, Grammar, Sampling
 from modelswarm_gateway.core.interface.effects import Ejected, Rerouted
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.recovery.fault_attribution import attribute
@@ -237,3 +237,22 @@ def test_server_that_goes_on_during_a_hold_is_not_ejected() -> None:
     swarm.wait(5.0)
     assert ejected(swarm) == set()
     assert swarm.gateway.tokens("a") == expected([5, 6, 7], 40)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 60.0])
+def test_tail_that_compiles_a_grammar_is_not_ejected(seconds: float) -> None:
+    """Until its grammar is compiled, it has rows and makes no step. One that never compiles it is ejected."""
+    swarm = swarm_of((0, 2), (2, 4), (2, 4))
+    swarm.gateway.sampling = Sampling(grammar=Grammar("words", "hash"))
+    for server in swarm.servers.values():
+        server.holds_grammars = True
+    swarm.gateway.start("a", [5, 6, 7], 20)
+    swarm.wait(seconds)
+    tails = {server.peer for server in swarm.servers.values() if server.hello.first == 2}
+    assert causes(swarm) == {"overdue"}
+    assert ejected(swarm) == (tails if seconds > 4.0 else set())
+    for server in swarm.servers.values():
+        server.holds_grammars = False
+        server.compile_grammars(swarm.now)
+    swarm.wait(10.0)
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7], 20, sampling=swarm.gateway.sampling)

@@ -18,6 +18,8 @@ from modelswarm_gateway.core.sessions.session import Hop, Session
 
 # Faults that sessions report within this time in seconds are one failure of a link.
 SAME_FAILURE_SECONDS = 0.5
+# Number of overdue tokens from which an idle tail that may compile a grammar is at fault: after some 8 s.
+GRAMMAR_OVERDUES = 3
 
 
 def attribute(
@@ -67,6 +69,15 @@ def _idle_server(
     return ()
 
 
+def _may_compile_grammar(session: Session) -> bool:
+    """True if the tail may have sampled nothing because it was compiling the grammar: no counter shows that, either.
+
+    It compiles before the first token of an epoch. A token resets the attempts, of which the present loop is one.
+    """
+    has_no_token = session.attempts > 1 and session.overdue_attempts < GRAMMAR_OVERDUES
+    return has_no_token and session.turn.sampling.grammar is not None
+
+
 def attribute_overdue(session: Session, registry: ServerRegistry, now: float) -> set[PeerId]:
     """Report the fault to the registry; return the servers that the session should avoid if it can."""
     epoch, session.overdue_epoch = session.overdue_epoch, None
@@ -79,6 +90,7 @@ def attribute_overdue(session: Session, registry: ServerRegistry, now: float) ->
         for place, hop in enumerate(session.hops)
         if not step_times(hop.peer).is_progressing(now)
         and (place == 0 or hop.kv >= session.turn.prompt_rows)
+        and not (hop is session.hops[-1] and _may_compile_grammar(session))
     }
     found = attribute(session.hops, idle, epoch, session.length)
     if len(found) == 2:
