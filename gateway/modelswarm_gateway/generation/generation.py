@@ -138,7 +138,7 @@ class Generation:
         self._parent_key: SessionKey | None = (
             (request.model, request.parent_id) if request.parent_id else None
         )
-        self._evictions = Evictions(context.backend, context.named_sessions, request.model)
+        self._evictions = Evictions(context.backend, context.named_sessions)
         self._log_mark = LogMark(turn.tokens) if self.session_key else None
         self._withheld: list[int] = []  # tokens that came and are in no chunk yet
         # Time since which the client has not taken the last chunk; None while the next one is awaited.

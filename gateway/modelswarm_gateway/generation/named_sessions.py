@@ -128,17 +128,15 @@ class NamedSessions:
         Sessions that were opened with a ttl are not dropped: their room is reserved. Nor is `spared`, from which the
         session that needs the room is forked.
         """
-        key = next(self.evictable_keys(spared=spared), None)
+        key = next(self.evictable_keys(spared), None)
         if key is not None:
             self.drop_session(key)
         return key is not None
 
-    def evictable_keys(
-        self, model: str | None = None, spared: SessionKey | None = None
-    ) -> Iterator[SessionKey]:
+    def evictable_keys(self, spared: SessionKey | None = None) -> Iterator[SessionKey]:
         """Yield the sessions that `evict_idle` may drop, the one that has been idle for longest first."""
         for key, kept in self._kept.items():
-            if key != spared and not kept.busy and not kept.ttl and model in (None, key[0]):
+            if key != spared and not kept.busy and not kept.ttl:
                 yield key
 
     def evict_expired(self) -> None:
@@ -156,18 +154,21 @@ class Evictions:
     positions were freed as the turn reserves: what is missing then belongs to others.
     """
 
-    def __init__(self, backend: TurnBackend, sessions: NamedSessions, model: str) -> None:
-        self._backend, self._sessions, self._model = backend, sessions, model
+    def __init__(self, backend: TurnBackend, sessions: NamedSessions) -> None:
+        self._backend, self._sessions = backend, sessions
         self._freed: Counter[PeerId] = Counter()  # positions
 
     def evict_for(self, session: str, spared: SessionKey | None) -> bool:
-        """Drop one idle session of the model for the turn of `session`; return False if none would help."""
+        """Drop one idle session for the turn of `session`; return False if none would help.
+
+        It may be of another model: adapters of one model have the same servers.
+        """
         turn = self._backend.session(session)
         if turn is None:
             return False
         freed, needed = self._freed, turn.wanted_positions
         short = {peer for peer in turn.crowded_servers if freed[peer] < needed}
-        for key in self._sessions.evictable_keys(self._model, spared) if short else ():
+        for key in self._sessions.evictable_keys(spared) if short else ():
             kept = self._backend.session(self._sessions.session_name(key))
             peers = {hop.peer for hop in kept.route} if kept else set()
             if kept and peers & short:

@@ -49,7 +49,7 @@ class Crowd:
     def evict_one(self) -> bool:
         sessions = GatewaySessions(self.gateway)
         sessions.named_sessions.add_idle((MODEL, "name"), "idle")
-        return Evictions(sessions, sessions.named_sessions, MODEL).evict_for("new", None)  # type: ignore[arg-type]
+        return Evictions(sessions, sessions.named_sessions).evict_for("new", None)  # type: ignore[arg-type]
 
 
 def test_idle_session_on_a_crowded_server_is_evicted() -> None:

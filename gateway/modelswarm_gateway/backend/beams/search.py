@@ -6,9 +6,11 @@ Made by the service for each prompt. So an answer is detokenized, scored and rep
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from typing_extensions import override
 
+from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import Finish
 from modelswarm_gateway.backend.beams.options import BeamOptions
 from modelswarm_gateway.backend.beams.scorer import Beam, BeamScorer, tokens_per_beam
@@ -35,6 +37,7 @@ class BeamSearch(TurnBackend):
         self._turns: dict[str, tuple[int, TokenStream]] = {}
         self._sessions: BeamSessions | None = None
         self._task: asyncio.Task[None] | None = None
+        self._failed: SessionView | None = None  # all beams of a search that has failed
         self._answers: list[Beam] = []  # best first, at the end
         self._prompt_length = 0
 
@@ -57,7 +60,11 @@ class BeamSearch(TurnBackend):
 
     @override
     def session(self, session: str) -> SessionView | None:
-        """Return the state of the first beam's session."""
+        """Return the state of the first beam's session, or of a session that is none of this search."""
+        if session not in self._turns:
+            return self._backend.session(session)
+        if self._failed is not None:
+            return self._failed
         found = self._sessions.sessions if self._sessions else ()
         return self._backend.session(found[0]) if found else None
 
@@ -78,6 +85,7 @@ class BeamSearch(TurnBackend):
     def _begin(self, request: TurnRequest) -> None:
         """Start the search. Raise CoreError if the prompt is refused at once."""
         self._end()
+        self._failed = None
         self._prompt_length = len(request.tokens)
         ends = request.sampling.eos
         count = max(tokens_per_beam(self._options, ends), request.sampling.logprobs)
@@ -98,6 +106,7 @@ class BeamSearch(TurnBackend):
                 scorer.add_step(await self._sessions.next_tokens(logs))
         except (ApiError, CoreError) as error:
             failure = error if isinstance(error, ApiError) else from_core(error, self._prompt_field)
+            self._failed = self._view_beams(self._sessions)
             self._sessions.close()
             for choice, stream in self._turns.values():
                 if choice == 0:  # whose reader may try again, for all answers, or ends them
@@ -106,6 +115,15 @@ class BeamSearch(TurnBackend):
         self._answers = scorer.finished
         for choice, stream in self._turns.values():
             self._fill(choice, stream)
+
+    def _view_beams(self, beams: BeamSessions) -> SessionView | None:
+        """Return one view of all beams: the room that they want, and every server that had none for one of them."""
+        views = [view for name in beams.sessions if (view := self._backend.session(name))]
+        if not views:
+            return None
+        wanted = self._options.num_beams * views[0].wanted_positions
+        crowded = frozenset[PeerId]().union(*(view.crowded_servers for view in views))
+        return replace(views[0], wanted_positions=wanted, crowded_servers=crowded)
 
     def _fill(self, choice: int, stream: TokenStream) -> None:
         """Put the whole answer into its stream."""
