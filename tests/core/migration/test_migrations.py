@@ -28,7 +28,7 @@ from modelswarm.protocol.messages import (
     Window,
 )
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.core.migration.migrations import NO_TARGET_SECONDS
+from modelswarm_gateway.core.migration.migrations import NO_TARGET_SECONDS, STARTS_PER_TICK
 
 
 def test_search_for_a_target_is_repeated_after_a_pause() -> None:
@@ -179,6 +179,27 @@ def test_copies_to_one_target_are_limited() -> None:
     views = [script.core.migrations.drain_progress(old) for old in olds]
     assert [view.hops >= 2 for view in views if view is not None] == [True, True]
     assert sum(view.migrating for view in views if view is not None) == 2
+
+
+def test_sessions_that_wait_for_a_target_delay_no_others() -> None:
+    """The only target of one drained server is busy. Its sessions come first, and are more than a tick searches for."""
+    script = Script(settings=GatewaySettings(copies_per_server=1))
+    script.add_server("a", 0, 2)
+    busy, other = script.add_server("b", 2, 3), script.add_server("c", 3, 4)
+    names = [f"s{number}" for number in range(STARTS_PER_TICK + 1)]
+    for name in ("first", *names):
+        script.start_turn(name, PROMPT)
+        script.token(name)
+        if name == "first":
+            waits = script.add_server("d", 2, 3)
+        script.send(busy, Heartbeat(running=90, steps=1, step_ms=9.0))
+    script.add_server("e", 2, 3)
+    script.add_server("f", 3, 4)
+    for drained in (busy, waits, other):
+        leave(script, drained)
+    script.wait(1.0)
+    views = [script.core.migrations.drain_progress(peer) for peer in (busy, waits, other)]
+    assert [view.migrating for view in views if view is not None] == [1, 0, 1]
 
 
 def test_stalled_copy_is_aborted_and_retried() -> None:

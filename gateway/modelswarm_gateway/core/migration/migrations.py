@@ -170,14 +170,17 @@ class Migrations:
             for migration in self._migrations.values()
             if migration.caught_up_at is not None
         }
+        waiting: set[Hashable] = set()  # drained servers and needs whose targets have copies enough
         for session in list(self._sessions.values()):
-            hop = next((h for h in session.hops if self._may_start(session, h, busy, now)), None)
+            hops = (h for h in session.hops if self._may_start(session, h, busy, now))
+            hop = next((each for each in hops if _needs_of(session, each) not in waiting), None)
             if hop is None or hop.peer in ready:
                 continue
             searched += 1
             if searched > STARTS_PER_TICK:
                 return
-            self._start(session, hop, busy, now)
+            if not self._start(session, hop, busy, now):
+                waiting.add(_needs_of(session, hop))
 
     def _copies_by_server(self) -> Counter[PeerId]:
         """Return the number of copies that each server takes part in."""
@@ -205,7 +208,8 @@ class Migrations:
 
     # ---- starting
 
-    def _start(self, session: Session, old: Hop, busy: Counter[PeerId], now: float) -> None:
+    def _start(self, session: Session, old: Hop, busy: Counter[PeerId], now: float) -> bool:
+        """Let a session leave a hop. Return False if it has to wait for copies of others."""
         backoff = self._backoffs.for_session(session)
         targets = find_migration_targets(self._registry, session, old, backoff.refused_by, now)
         parked = session.state is SessionState.PARKED
@@ -214,12 +218,12 @@ class Migrations:
         ):
             left = {each: end for each, end in self._no_target_until.items() if end > now}
             self._no_target_until = {**left, _needs_of(session, old): now + NO_TARGET_SECONDS}
-            return
+            return True
         if parked or targets is None:
             # No copy: its next turn uses other servers (R8, parked).
             session.hops.remove(old)
             self._recovery.hops.detach(old)
-            return
+            return True
         with_copy = backoff.failures < self._settings.copy_attempts
         migration = Migration(
             session,
@@ -230,16 +234,17 @@ class Migrations:
             now,
             progress_at=now,
         )
-        self._open_hops(migration, targets, busy)
+        return self._open_hops(migration, targets, busy)
 
     def _open_hops(
         self, migration: Migration, targets: Sequence[RouteHop], busy: Counter[PeerId]
-    ) -> None:
+    ) -> bool:
+        """Open the new hops of a migration. Return False if a server takes part in enough copies."""
         session, find = migration.session, self._recovery.hops.find_or_create
         migration.new_hops = [find(session, each.peer, each.first, each.last) for each in targets]
         involved = involved_servers(migration)
         if any(busy[peer] >= self._settings.copies_per_server for peer in involved):
-            return
+            return False
         busy.update(involved)
         self._migrations[session.name] = migration
         self._backoffs.for_session(session).copy_servers.update(
@@ -247,6 +252,7 @@ class Migrations:
         )
         for hop in migration.new_hops:
             self._recovery.open_copy_target(session, hop)
+        return True
 
     # ---- migrations without a drain
 
@@ -263,8 +269,7 @@ class Migrations:
         migration = Migration(
             session, session.epoch, REBALANCE_CAUSE, old, True, now, progress_at=now
         )
-        self._open_hops(migration, [RouteHop(to, *old.blocks)], self._copies_by_server())
-        return True
+        return self._open_hops(migration, [RouteHop(to, *old.blocks)], self._copies_by_server())
 
     # ---- messages
 
