@@ -139,6 +139,14 @@ def test_fork_has_the_rows_of_its_parent() -> None:
     assert swarm.gateway.tokens("b") == right((*LOG, 2))
 
 
+def test_fork_copies_no_kv_of_other_rows_with_the_same_hash() -> None:
+    swarm = swarm_of((0, 2), (2, 4))
+    begin(swarm.gateway)
+    other = {**OPAQUE, len(MIDDLE) + 1: ROWS[5]}
+    begin(swarm.gateway, LOG, other, session="b", parent="a")
+    assert swarm.gateway.tokens("b") == right(LOG, other)
+
+
 SPAN = (0, 2)
 
 

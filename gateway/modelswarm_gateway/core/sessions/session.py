@@ -265,11 +265,15 @@ class Session:
         for hop in self.owned_hops:
             hop.truncate(min(kept, self.length - 1), min(kept, self.length))
 
-    def replace_log(self, tokens: Sequence[int], opaque: Mapping[int, bytes]) -> None:
-        """Continue from the longest common prefix of the log and `tokens`. `opaque`: rows, at least of new entries."""
+    def common_length(self, tokens: Sequence[int], opaque: Mapping[int, bytes]) -> int:
+        """Return the entries that the log and `tokens` begin with. `opaque`: rows of `tokens`, perhaps not all."""
         common = common_prefix_length(self.log, tokens)
         changed = (at for at, row in opaque.items() if at < common and self.opaque[at] != row)
-        common = min(changed, default=common)  # rows with the same hash
+        return min(changed, default=common)  # rows with the same hash
+
+    def replace_log(self, tokens: Sequence[int], opaque: Mapping[int, bytes]) -> None:
+        """Continue from the longest common prefix of the log and `tokens`. `opaque`: rows, at least of new entries."""
+        common = self.common_length(tokens, opaque)
         self.truncate_log(common)
         self.log += tokens[common:]
         self.opaque |= {at: row for at, row in opaque.items() if at >= common}
@@ -408,7 +412,7 @@ def find_fork(session: Session, parent: Session | None) -> Fork | None:
         return None
     if (parent.model, parent.variant) != (session.model, session.variant):
         return None
-    length = min(common_prefix_length(parent.log, session.log), session.length - 1)
+    length = min(parent.common_length(session.log, session.opaque), session.length - 1)
     return Fork(parent, parent.epoch, length) if length > 0 else None
 
 
