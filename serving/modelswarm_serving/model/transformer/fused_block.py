@@ -121,7 +121,10 @@ class FusedBlock:
         attended = self.attention(self.before_attention(rows), angles)
         rows = _add(rows, attended, self.attention.out, self.after_attention)
         gate, up = self.gate_up(self.before_mlp(rows)).chunk(2, dim=-1)
-        return _add(rows, self.activation(gate).mul_(up), self.down, self.after_mlp)
+        inner = self.activation(gate)
+        # A backward pass needs the result of some activations, such as ReLU, as it was.
+        inner = inner * up if torch.is_grad_enabled() else inner.mul_(up)
+        return _add(rows, inner, self.down, self.after_mlp)
 
 
 def _add(rows: Tensor, inner: Tensor, project: Linear, norm: Norm | None) -> Tensor:

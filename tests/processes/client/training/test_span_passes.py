@@ -110,7 +110,15 @@ def whole_blocks(model: Any, first: int, last: int, rows: Tensor, prompts: Tenso
 
 @pytest.mark.parametrize("part_rows", [7, 64])
 def test_gradients_equal_those_of_transformers(folder: Path, part_rows: int) -> None:
-    """Blocks 1:3 of a span 1:4, of sequences of other lengths, with and without prompts."""
+    check_gradients(folder, part_rows)
+
+
+def test_gradients_pass_activations_that_save_their_result(tmp_path: Path) -> None:
+    check_gradients(make_model(tmp_path, hidden_act="relu"), 64)
+
+
+def check_gradients(folder: Path, part_rows: int) -> None:
+    """Compare blocks 1:3 of a span 1:4, of sequences of other lengths, with and without prompts."""
     model = load_whole(folder).requires_grad_(False)
     span = load_span(folder, 1, 4, OPTIONS)
     hidden = span.shape.row_bytes // 4
