@@ -301,10 +301,7 @@ class Fencing:
         expired = [
             hop
             for hop in self.hops
-            if not hop.in_step
-            and hop is not existing
-            and self._peers.unheard_seconds(hop.gateway, now)
-            >= self._peers.lease_seconds(hop.gateway)
+            if not hop.in_step and hop is not existing and self._is_left(hop, now)
         ]
         expired.sort(key=lambda hop: self._peers.unheard_seconds(hop.gateway, now), reverse=True)
         for hop in expired:
@@ -312,6 +309,12 @@ class Fencing:
             if self.admission.missing_pages(turn, held, for_recovery) <= 0:
                 return True
         return False
+
+    def _is_left(self, hop: Hop, now: float) -> bool:
+        """True if the lease of the hop's gateway is over, and one more since its log was requested (R20, takeover)."""
+        silent = self._peers.unheard_seconds(hop.gateway, now)
+        kept = self._peers.elapsed(now) - hop.kept_since
+        return min(silent, kept) >= self._peers.lease_seconds(hop.gateway)
 
     # --- a graceful stop ---------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from modelswarm.protocol.messages import (
     Fence,
     FenceAck,
     Heartbeat,
+    LogRequest,
     OwnedSession,
     OwnedSessions,
     Refusal,
@@ -426,6 +427,25 @@ def test_pages_of_silent_gateway_are_freed_when_short() -> None:
     network.deliver_all(to=frozen)
     report = next(item for to, item in network.answers if isinstance(item, FaultReport))
     assert report.kind is FaultKind.UNKNOWN_HANDLE, "it finds the report when it goes on"
+
+
+def test_requested_log_is_kept_for_a_lease_when_pages_are_short() -> None:
+    """The gateway that asked may be lost before its Fence comes, and this may be the only log."""
+    network = ServerNetwork()
+    server = network.serve(0, 6, total_pages=20)
+    gateway = "gateway/1/x"
+    network.add_gateway(gateway)
+    own = create(network, server, "one", 60, gateway=gateway).server_handle
+    server.core.receive(gateway, StartEpoch(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+    server.core.on_peer_lost(gateway, 0.0)
+    network.tick(31.0)
+    server.core.receive(GATEWAY, LogRequest("one"), network.now)
+    network.deliver_all(to=GATEWAY)
+    assert create(network, server, "two", 36).refusal is Refusal.NO_PAGES
+    network.tick(28.0)
+    assert create(network, server, "two", 36).refusal is Refusal.NO_PAGES
+    network.tick(2.5)
+    assert create(network, server, "two", 36).refusal is None
 
 
 def test_pages_of_leaving_gateway_wait_a_lease_for_takeover() -> None:
