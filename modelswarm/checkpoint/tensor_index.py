@@ -41,7 +41,7 @@ class TensorEntry:
 
 
 def shard_names(folder: Path) -> dict[str, str]:
-    """Read the index: stored tensor name -> file; empty if the model is one file."""
+    """Return the index: stored tensor name -> file; empty if the model is one file."""
     if not (folder / INDEX_FILE).exists():
         return {}
     weight_map = read_json(folder / INDEX_FILE).get("weight_map")
@@ -54,6 +54,9 @@ def shard_names(folder: Path) -> dict[str, str]:
                 f"{folder / INDEX_FILE} has {_shorten(file)} as the file of {_shorten(name)}; "
                 "allowed are names such as model-00001-of-00002.safetensors",
             )
+    files = set(weight_map.values())
+    if (folder / SINGLE_FILE).exists() and not any((folder / file).exists() for file in files):
+        return {}  # saved again as one file: transformers removes the shards, and not their index
     return weight_map
 
 
@@ -85,7 +88,12 @@ def read_tensors(folder: Path, wanted: Callable[[str], bool]) -> dict[str, Tenso
     files = sorted({file for name, file in weight_map.items() if _is_wanted(name, wanted)})
     found: dict[str, TensorEntry] = {}
     for file in files:
-        found.update(_read_file(folder, file, wanted))
+        entries = _read_file(folder, file, wanted)
+        found |= {  # others may hold an old copy of a tensor
+            name: entry
+            for name, entry in entries.items()
+            if weight_map.get(entry.stored_name, file) == file
+        }
     return found
 
 

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from support.models.tiny_models import TINY, VOCAB, load_whole, make_model, write_tokenizer
 from transformers import AutoConfig
 
 from modelswarm.checkpoint.facts import read_config, read_config_and_plan, read_facts
 from modelswarm.checkpoint.families.table import FAMILIES
-from modelswarm.checkpoint.tensor_index import read_header
+from modelswarm.checkpoint.tensor_index import read_header, read_tensors
 from modelswarm.checkpoint.tensor_names import block_of, canonical_name
 from modelswarm.checkpoint.tokenizer import (
     MAX_SETTINGS_BYTES,
@@ -137,6 +139,25 @@ def test_shard_other_than_safetensors_is_refused(copy: Path) -> None:
     shard.write_bytes((8).to_bytes(8, "little") + b"not json" + b"x" * 100)
     with pytest.raises(ModelSourceError, match=r"is not a safetensors file"):
         read_facts(copy)
+
+
+def test_index_of_shards_that_one_file_replaced_is_ignored(copy: Path) -> None:
+    """As save_pretrained leaves it in the folder of a sharded model."""
+    facts = read_facts(copy)
+    load_whole(copy).save_pretrained(copy, max_shard_size="1GB")
+    files = {each.name for each in copy.glob("model*")}
+    assert files == {"model.safetensors", "model.safetensors.index.json"}
+    assert read_facts(copy) == facts
+
+
+def test_old_copy_of_a_tensor_in_another_shard_is_not_read(copy: Path) -> None:
+    index = json.loads((copy / "model.safetensors.index.json").read_text())["weight_map"]
+    first, *others = sorted(set(index.values()))
+    name = next(name for name, file in index.items() if file == first)
+    for shard in others:
+        tensors = load_file(copy / shard) | {name: torch.zeros(1)}
+        save_file(tensors, copy / shard, {"format": "pt"})
+    assert read_tensors(copy, lambda _: True)[name].file == first
 
 
 def test_tensor_missing_from_the_index_is_named(copy: Path) -> None:

@@ -103,6 +103,16 @@ def index(weight_map: Any) -> Damage:
     return content("model.safetensors.index.json", json.dumps({"weight_map": weight_map}).encode())
 
 
+def index_alone(weight_map: Any) -> Damage:
+    """Write an index, and remove the only file."""
+
+    def rewrite(folder: Path) -> None:
+        index(weight_map)(folder)
+        removed("model.safetensors")(folder)
+
+    return rewrite
+
+
 FIELD = "{folder}/config.json: "
 FILE = "{folder}/model.safetensors"
 CASES: list[tuple[str, Damage, str]] = [
@@ -352,7 +362,7 @@ CASES: list[tuple[str, Damage, str]] = [
     ),
     (
         "index of a missing file",
-        index({f"model.layers.{b}.x": f"{b}.safetensors" for b in range(BLOCKS)}),
+        index_alone({f"model.layers.{b}.x": f"{b}.safetensors" for b in range(BLOCKS)}),
         "{folder} has no 0.safetensors (safetensors weights are needed)",
     ),
     # the tokenizer's files
