@@ -7,6 +7,8 @@ ready. Knows neither messages nor pages, and never looks at hops that wait.
 
 from __future__ import annotations
 
+import math
+
 from modelswarm_serving.core.hops.hop import Hop
 
 MIN_PREFILL_ROWS = 32
@@ -118,11 +120,14 @@ class Scheduler:
         return self._pipeline_rows if is_new and started.hops > 1 else self._budget
 
     def _group_size(self) -> int:
-        """Return the decode rows of a step. Sessions are split into as many groups as the longest route has hops: while
-        one group is here, the others keep the other servers busy."""
+        """Return the decode rows of a step.
+
+        A session is here for one of as many turns as its route has hops: while it is here, others keep the other
+        servers busy. Sessions of one hop are in every step, and read the weights together.
+        """
         if not self._decoding:
             return self._budget
-        return -(-sum(self._decoding.values()) // max(self._decoding))
+        return math.ceil(sum(count / hops for hops, count in self._decoding.items()))
 
     def _set_decode_hops(self, hop: Hop, hops: int) -> None:
         if hops == hop.decode_hops:

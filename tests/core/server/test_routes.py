@@ -245,3 +245,21 @@ def test_decode_rows_are_split_into_one_group_per_hop() -> None:
     assert sizes and max(sizes) == 4  # 8 sessions in two groups
     for client in clients:
         assert len(client.finish()) == 60
+
+
+def test_longer_route_does_not_split_sessions_of_one_hop() -> None:
+    """Six sessions run on one server alone, and one more has its last blocks on another server."""
+    network = ServerNetwork()
+    whole, rest = (network.serve(first, 6, total_pages=400) for first in (0, 3))
+    clients = make_clients(network, [(whole, 0, 6)], [3] * 6)
+    hops = [(whole, 0, 3), (rest, 3, 6)]
+    clients.append(Client(network, hops, prompt(3), session="long", base=9000))
+    start_all(clients, 60)
+    sizes: list[int] = []
+    for _ in range(1000):
+        network.run(1)
+        if whole.works and all(work.first >= 3 for work in whole.works):
+            sizes.append(len(whole.works))
+    assert sorted(sizes)[len(sizes) // 2] >= 6, "most steps, without those at the end"
+    for client in clients:
+        assert len(client.finish()) == 60
