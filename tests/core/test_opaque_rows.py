@@ -162,6 +162,20 @@ def test_many_rows_come_in_small_messages() -> None:
     assert swarm.gateway.tokens("a") == right(log, {at: row[:8] for at, row in enumerate(rows)})
 
 
+def test_rows_take_the_memory_of_retained_rows() -> None:
+    """The plan of a server has memory for one row of each position, and not for two."""
+    words = 100
+    swarm = swarm_of((0, 2), (2, 4), row_bytes=8 * words, replay_bytes=6000)
+    head = next(each for each in swarm.servers.values() if each.hello.first == 0)
+    begin(swarm.gateway, (1, 2, 3), {}, session="b", ahead=2)
+    swarm.wait(0.1)
+    assert head.core.stats.replay_bytes > 2000
+    rows = [struct.pack("<Q", mix(n)) * words for n in range(6)]
+    begin(swarm.gateway, (*entries(rows), 5), dict(enumerate(rows)), ahead=2)
+    swarm.wait(0.1)
+    assert head.core.stats.replay_bytes <= 6000 - 6 * 8 * words
+
+
 def test_rows_that_give_no_finite_logits_eject_no_server() -> None:
     swarm = swarm_of((0, 4))
     begin(swarm.gateway, ahead=3)

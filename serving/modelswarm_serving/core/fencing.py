@@ -386,6 +386,8 @@ class Fencing:
         self._start_deadlines.pop(hop, None)
 
     def tick(self, now: float) -> None:
+        # A log has no more rows than its pages have positions, and the replay log has the memory of a row for each.
+        self._replay_log.reserve(sum(hop.opaque_bytes for hop in self.hops))
         self.forks.end_overdue(now)
         for hop in [hop for hop, until in self._start_deadlines.items() if now >= until]:
             self._report_and_free(hop, "no StartEpoch came in time")

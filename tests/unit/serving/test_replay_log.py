@@ -146,3 +146,18 @@ def test_random_operations_keep_bytes_and_rows_consistent(seed: int) -> None:
     for hop in ends:
         log.drop(hop)
     assert log.bytes == 0
+
+
+def test_budget_shrinks_by_what_others_need() -> None:
+    log = ReplayLog(SIZE, count_bytes(1, 1, 1))
+    for hop in (1, 2, 3):
+        log.append(hop, 0, make_rows(0, 1))
+    log.reserve(count_bytes(1))
+    assert [log.retained_range(hop) for hop in (1, 2, 3)] == [(0, 0), (0, 1), (0, 1)]
+    log.append(4, 0, make_rows(0, 1))
+    assert (log.retained_range(2), log.retained_range(4)) == ((0, 0), (0, 1))
+    log.reserve(2 * log.limit)
+    assert (log.bytes, log.evictions) == (0, 4)
+    log.reserve(0)
+    log.append(4, 0, make_rows(0, 4))
+    assert log.retained_range(4) == (0, 4)

@@ -187,6 +187,11 @@ class Hop:
         cut = self.ran_log if self.pending_fence is None else self.pending_fence.log_cut
         return max(0, min(len(self.log), self.ran_log, cut))
 
+    @property
+    def opaque_bytes(self) -> int:
+        """Bytes of the rows of its opaque entries."""
+        return sum(map(len, self.opaque.values()))
+
     def stop_epoch(self) -> None:
         """Reset the epoch at once, even while a step runs: nothing more is sent or planned (R2, fences)."""
         if self.started is not None:  # a standby hop was not part of the route that may have failed

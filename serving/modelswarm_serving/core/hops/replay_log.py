@@ -48,6 +48,7 @@ class ReplayLog:
     def __init__(self, row_bytes: int, limit: int) -> None:
         self._row_bytes = row_bytes
         self.limit = limit
+        self._room = limit  # what others leave of it
         self.bytes = 0
         self.evictions = 0  # runs dropped for want of memory
         self._runs: dict[Handle, _Run] = {}  # least recently used first
@@ -78,6 +79,12 @@ class ReplayLog:
             run = self._runs[hop] = _Run()
         run.add(first, count, rows, cost)
         self.bytes += cost
+
+    def reserve(self, size: int) -> None:
+        """Leave `size` bytes of the budget to others: evict runs as long as the rest is too small."""
+        self._room = max(0, self.limit - size)
+        while self.bytes > self._room:
+            self._evict(next(iter(self._runs)))
 
     def retained_range(self, hop: Handle) -> tuple[int, int]:
         """Return the retained positions [start, end); (0, 0) if there are none. Counts as a use."""
@@ -134,13 +141,15 @@ class ReplayLog:
     def _make_room(self, hop: Handle, cost: int) -> bool:
         """Evict runs of other hops, least recently used first, until `cost` bytes fit; none if that cannot help."""
         own = self._runs.get(hop)
-        if cost + (0 if own is None else own.bytes) > self.limit:
+        if cost + (0 if own is None else own.bytes) > self._room:
             return False
-        while self.bytes + cost > self.limit:
-            oldest = next(other for other in self._runs if other != hop)
-            self.drop(oldest)
-            self.evictions += 1
+        while self.bytes + cost > self._room:
+            self._evict(next(other for other in self._runs if other != hop))
         return True
+
+    def _evict(self, hop: Handle) -> None:
+        self.drop(hop)
+        self.evictions += 1
 
     def _part(self, group: Rows, offset: int, count: int) -> Rows:
         size = self._row_bytes
