@@ -47,21 +47,36 @@ class _Messages:
 
     made: list[dict[str, Any]] = field(default_factory=list)
     places: list[int] = field(default_factory=list)  # of the item of each message
-    reasoning: str = ""  # of the assistant's next message
+    reasoning: list[str] = field(default_factory=list)  # of the assistant's next message
 
     def add_message(self, place: int, message: dict[str, Any]) -> None:
         if self.reasoning and message["role"] != "assistant":
             self.add_message(place, {"role": "assistant", "content": ""})
+        texts = [message["content"]]
+        last = self.made[-1] if self.made else message
+        if message["role"] == "assistant" and "tool_calls" in last:
+            # An answer may go on behind its calls. It is one message, as in a chat: outputs follow the whole answer.
+            last["content"] += texts
+        else:
+            last = {**message, "content": texts}
+            self.made.append(last)
+            self.places.append(place)
         if self.reasoning:
-            message["reasoning_content"], self.reasoning = self.reasoning, ""
-        self.made.append(message)
-        self.places.append(place)
+            last.setdefault("reasoning_content", []).extend(self.reasoning)
+            self.reasoning.clear()
 
     def add_call(self, place: int, call: dict[str, Any]) -> None:
         last = self.made[-1] if self.made else None
         if last is None or last["role"] != "assistant" or self.reasoning:
             self.add_message(place, {"role": "assistant", "content": ""})
         self.made[-1].setdefault("tool_calls", []).append(call)
+
+    def join_texts(self) -> None:
+        """Make one text of the parts of each message: once, because there may be many."""
+        for message in self.made:
+            for name in ("content", "reasoning_content"):
+                if name in message:
+                    message[name] = "".join(message[name])
 
 
 def read_messages(
@@ -76,6 +91,7 @@ def read_messages(
         _add_item(messages, f"input[{place - known}]", place, item)
     if messages.reasoning:
         messages.add_message(len(items) - 1, {"role": "assistant", "content": ""})
+    messages.join_texts()
     try:
         check_conversation(messages.made, is_appended=is_appended)
     except ApiError as error:
@@ -109,9 +125,9 @@ def _add_item(messages: _Messages, path: str, place: int, item: Mapping[str, Any
                 place, {"role": "tool", "content": content, "tool_call_id": call_id}
             )
         case "reasoning":
-            messages.reasoning += _text(
-                f"{path}.content", fields.get("content") or [], can_be_empty=True
-            )
+            path = f"{path}.content"
+            if text := _text(path, fields.get("content") or [], can_be_empty=True):
+                messages.reasoning.append(text)
 
 
 def _message(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -86,6 +86,23 @@ def test_items_become_one_chat() -> None:
     ]  # fmt: skip
 
 
+def test_answer_that_goes_on_behind_a_call_is_one_message() -> None:
+    """The model's own order of items: its text is behind the call, and the outputs are behind both."""
+    thought = {"type": "reasoning", "summary": [], "content": [
+        {"type": "reasoning_text", "text": "hm"}]}  # fmt: skip
+    text = {"type": "message", "role": "assistant", "content": "I wait."}
+    second = {**CALL, "call_id": "c2"}
+    items = [USER, CALL, text, thought, second, {**OUTPUT, "call_id": "c2"}, OUTPUT]
+    for before in range(len(items)):
+        prompt = request_of(*items[:before], input=items[before:]).prompt
+        assert isinstance(prompt, ChatPrompt)
+        asked, called, *outputs = prompt.messages
+        assert asked == USER
+        assert (called["content"], called["reasoning_content"]) == ("I wait.", "hm")
+        assert [call["id"] for call in called["tool_calls"]] == ["c1", "c2"]
+        assert [output["tool_call_id"] for output in outputs] == ["c2", "c1"]
+
+
 def test_items_of_earlier_responses_come_first() -> None:
     answer = {"type": "message", "role": "assistant", "content": "yes"}
     prompt = request_of(USER, answer, input="more").prompt
