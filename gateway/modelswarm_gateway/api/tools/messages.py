@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,7 @@ def check_conversation(messages: Sequence[Mapping[str, Any]], *, is_appended: bo
 
     Appended messages may begin with answers: their calls are in the session's log.
     """
-    open_calls: list[str] = []
+    open_calls: Counter[str] = Counter()  # a list would take quadratic time
     caller, is_first = 0, is_appended
     for place, message in enumerate(messages):
         path = f"messages[{place}]"
@@ -54,7 +55,9 @@ def check_conversation(messages: Sequence[Mapping[str, Any]], *, is_appended: bo
             if answered not in open_calls:
                 detail = "is no open call of the assistant's message before it"
                 raise invalid_request(path, f"{path}: {shorten(str(answered))!r} {detail}")
-            open_calls.remove(answered)
+            open_calls[answered] -= 1
+            if not open_calls[answered]:
+                del open_calls[answered]
             continue
         is_first = False
         if open_calls:
@@ -64,10 +67,10 @@ def check_conversation(messages: Sequence[Mapping[str, Any]], *, is_appended: bo
         calls = message.get("tool_calls")
         if calls and message["role"] != "assistant":
             raise _misplaced(f"{path}.tool_calls", "assistant")
-        open_calls, caller = [call["id"] for call in calls or ()], place
+        open_calls, caller = Counter(call["id"] for call in calls or ()), place
     if open_calls:
         path = f"messages[{caller}].tool_calls"
-        detail = f"no message with role tool answers the call {shorten(open_calls[0])!r}"
+        detail = f"no message with role tool answers the call {shorten(next(iter(open_calls)))!r}"
         raise invalid_request(path, f"{path}: {detail}; add one right after it")
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from modelswarm_gateway.api.http.openai_requests import parse_chat
 from modelswarm_gateway.api.tools.deltas import chat_delta, chat_message
+from modelswarm_gateway.api.tools.messages import check_conversation
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import ChatPrompt, fit_to_format
 from modelswarm_gateway.generation.tool_calls.answer import (
@@ -185,6 +187,29 @@ def answer(name: str) -> dict[str, Any]:
 )
 def test_calls_without_their_answers_are_refused(messages: list[Any], param: str) -> None:
     assert refusal_of(messages=[*HI, *messages]).param == param
+
+
+class ComparedName(str):
+    """The id of a call; counts how often it is compared."""
+
+    __slots__ = ()
+    compared = 0
+    __hash__ = str.__hash__
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        ComparedName.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_answers_of_many_calls_are_found_in_linear_time() -> None:
+    """A body has room for 200,000 calls: minutes of the event loop, if each answer is compared with each call."""
+    names = [ComparedName(number) for number in range(500)]
+    asked = {"role": "assistant", "tool_calls": [{"id": name} for name in names]}
+    answers = [{"role": "tool", "tool_call_id": ComparedName(name)} for name in reversed(names)]
+    ComparedName.compared = 0
+    check_conversation([asked, *answers], is_appended=False)
+    assert ComparedName.compared < 20 * len(names)
 
 
 def test_appended_messages_may_begin_with_answers() -> None:
