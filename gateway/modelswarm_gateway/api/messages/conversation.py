@@ -65,7 +65,8 @@ class _Conversation:
         if not blocks and role != "assistant":
             path = f"{path}.content"
             raise invalid_request(path, f"{path}: the list is empty; at least one block is needed")
-        if role != "user":
+        last = self.messages[-1]["role"] if self.messages else ""
+        if role == "system" or (role == "assistant" and last != role):
             self._check_answered()
         if role == "assistant":
             self._add_assistant(blocks)

@@ -46,6 +46,18 @@ def test_blocks_become_messages_of_the_template() -> None:
     ]
 
 
+def test_neighbouring_messages_of_the_assistant_are_one_answer() -> None:
+    """Clients that keep each block as a message send its calls, and the text behind them, in several ones."""
+    second = {"role": "assistant", "content": [{**CALL, "id": "2"}]}
+    results = {"role": "user", "content": [RESULT, {**RESULT, "tool_use_id": "2"}]}
+    answer, *others = read_conversation(None, [HI, CALLED, PREFILL, second, results])[1:]
+    assert (answer["content"], [call["id"] for call in answer["tool_calls"]]) == ("so", ["1", "2"])
+    assert [other["role"] for other in others] == ["tool", "tool"]
+    split = {"role": "user", "content": [RESULT]}
+    with pytest.raises(ApiError, match="the call '2'"):
+        read_conversation(None, [HI, CALLED, second, split, PREFILL])
+
+
 def test_last_message_of_the_assistant_is_continued() -> None:
     asked = parse_messages({**BODY, "messages": [HI, PREFILL], "thinking": {"type": "disabled"}})
     prompt = asked.to_generation_request().prompt
