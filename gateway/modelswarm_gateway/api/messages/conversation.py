@@ -42,8 +42,7 @@ def read_conversation(system: object, values: Sequence[object]) -> list[dict[str
         conversation.add_text("system", text)
     for place, value in enumerate(values):
         conversation.add_message(f"messages[{place}]", value)
-    conversation.check_end()
-    return conversation.messages
+    return conversation.join_messages()
 
 
 class _Conversation:
@@ -82,13 +81,22 @@ class _Conversation:
         """Add a text to the last message if it has this role, else as a message."""
         last = self.messages[-1] if self.messages else {}
         if last.get("role") != role:
-            self.messages.append({"role": role, "content": text})
-        elif text:
-            last["content"] = _JOINT.join(part for part in (last["content"], text) if part)
+            self.messages.append(last := {"role": role, "content": []})
+        last["content"].append(text)
 
-    def check_end(self) -> None:
-        """Raise ApiError if no answer can follow the last message."""
+    def join_messages(self) -> list[dict[str, Any]]:
+        """Return the messages. Raise ApiError if no answer can follow the last one."""
         self._check_answered()
+        for message in self.messages:
+            if message["role"] != "tool":  # joined once, not with each of a million blocks
+                message["content"] = _JOINT.join(filter(None, message["content"]))
+            if "reasoning_content" in message:
+                message["reasoning_content"] = "".join(message["reasoning_content"])
+        self._check_end()
+        return self.messages
+
+    def _check_end(self) -> None:
+        """Raise ApiError if the last message is one of the assistant that no answer can continue."""
         last = self.messages[-1]
         if last["role"] != "assistant":
             return
@@ -110,11 +118,8 @@ class _Conversation:
                 case "text":
                     self.add_text("assistant", read_block_text(place, block))
                 case "thinking":
-                    parts = (
-                        message.get("reasoning_content", ""),
-                        read_text(place, block, "thinking"),
-                    )
-                    message["reasoning_content"] = "".join(parts)
+                    thought = read_text(place, block, "thinking")
+                    message.setdefault("reasoning_content", []).append(thought)
                 case _:
                     message.setdefault("tool_calls", []).append(self._read_call(place, block))
 
@@ -143,7 +148,8 @@ class _Conversation:
 
     def _check_answered(self) -> None:
         """Raise ApiError if a call has no result, which must begin the user's message behind it."""
-        for call, path in self._open.items():
+        if self._open:  # a loop would visit the places of all calls that were answered
+            call, path = next(iter(self._open.items()))
             detail = f"no tool_result block begins the next message for the call {shorten(call)!r}; add one"
             raise invalid_field(path, detail)
 

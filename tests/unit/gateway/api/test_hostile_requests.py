@@ -25,6 +25,7 @@ from modelswarm.protocol.wire.frames import pack
 from modelswarm_gateway.api.grpc.requests import parse_generate_request
 from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.api.http.openai_requests import parse_chat, parse_completion
+from modelswarm_gateway.api.messages.conversation import read_conversation
 from modelswarm_gateway.discovery.dialer import Dialer
 from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import ApiError, Code
@@ -105,6 +106,22 @@ def test_long_invalid_list_is_refused_at_its_first_entry(parse, body) -> None:  
     with pytest.raises(ApiError):
         parse({"model": "m", **body})
     assert time.process_time() - began < 0.5  # 12 s and 1 GB if every entry is checked
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("role", "block"),
+    [
+        ("user", {"type": "text", "text": "a" * 40}),
+        ("assistant", {"type": "thinking", "thinking": "a" * 40}),
+    ],
+)
+def test_message_of_many_blocks_is_read_in_linear_time(role: str, block: dict[str, str]) -> None:
+    """A body has room for four times as many blocks. Each one must not copy the text before it."""
+    message = {"role": role, "content": [block] * 50_000}
+    began = time.process_time()
+    read_conversation(None, [message, {"role": "user", "content": "go on"}])
+    assert time.process_time() - began < 1.0  # 2 and 20 s if each block copies the text before it
 
 
 def test_grpc_session_id_is_limited_as_over_http() -> None:
