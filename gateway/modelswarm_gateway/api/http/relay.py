@@ -95,7 +95,7 @@ class Relay:
 
     async def _relay_stream(self, response: ForwardedResponse) -> None:
         async for part in self._whole_events(response):
-            await self._writer.start(response.headers)
+            await self._writer.start_stream()
             await self._writer.write(part)
             self._last_sent_at = self._service.clock()
         await self._writer.write(b"", more=False)

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
+from support.gateway_service import make_service
 
 from modelswarm_gateway.api import forwarding
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
@@ -26,9 +27,13 @@ from modelswarm_gateway.api.http.openai_responses import (
     error_event,
     keepalive_comment,
 )
+from modelswarm_gateway.api.http.relay import ForwardContext, Relay
+from modelswarm_gateway.api.http.response_writer import STREAM_HEADERS, ResponseWriter
 from modelswarm_gateway.api.http.sse_reader import SseReader, parse_error_body, parse_event_id_line
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
 from modelswarm_gateway.generation.tool_calls.events import TextDelta
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 
 BUILDER = ChatResponseBuilder(ResponseHead("m", 1, [(5, 6)], usage_in_stream=True))
 FIRST = BUILDER.output_event((TextDelta("a"),), (7,), "2")
@@ -103,6 +108,42 @@ async def test_forwarded_request_keeps_its_request_id() -> None:
         got = json.loads(b"".join([part async for part in response.parts]))
     assert (got["x-request-id"], got["last-event-id"]) == ("trace-17", "5")
     assert "cookie" not in got
+    await forwarder.close()
+    await server.stop()
+
+
+async def stream_answer(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": ALL})
+
+
+async def test_forwarded_stream_has_the_headers_of_a_stream() -> None:
+    """Without them a proxy in front of this gateway may collect the events, and show them all at the end."""
+    server = AsgiServer(stream_answer, bind_socket("--http", "127.0.0.1:0"))
+    await server.start()
+    service, _ = make_service()
+    forwarder, sent = Forwarder(), list[Message]()
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    request = GenerationRequest("m", TokenPrompt((5,)), "prompt", SamplingOptions(), session_id="s")
+    context = ForwardContext(forwarder, OriginalRequest("/v1/completions", {}, {}))
+    delivered: list[str] = []
+    relay = Relay(
+        service,
+        request,
+        context,
+        server.target,
+        ResponseWriter(send),
+        stream=True,
+        on_delivered=delivered.append,
+    )
+    await relay.run(None, asyncio.get_running_loop().create_future())
+    assert set(STREAM_HEADERS) <= set(sent[0]["headers"])
+    assert b"".join(message["body"] for message in sent[1:]) == ALL
+    assert delivered[-1] == "3-0a"
     await forwarder.close()
     await server.stop()
 
