@@ -6,7 +6,7 @@ Used by `generation_response.py`. Nothing is written before every answer has beg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -96,9 +96,12 @@ class PendingOutput:
 
 class Choices:
     def __init__(
-        self, generations: Sequence[Generation], builders: Sequence[AnswerBuilder]
+        self,
+        generations: Sequence[Generation],
+        builders: Sequence[AnswerBuilder],
+        clock: Callable[[], float],
     ) -> None:
-        self._generations, self._builders = generations, builders
+        self._generations, self._builders, self._clock = generations, builders, clock
 
     async def send_body(self, writer: ResponseWriter, keepalive: float) -> None:
         answers = [_Answer() for _ in self._generations]
@@ -122,7 +125,7 @@ class Choices:
 
     async def send_stream(self, writer: ResponseWriter, keepalive: float) -> None:
         pending = [PendingOutput(f"{index}:") for index in range(len(self._generations))]
-        is_open = False
+        is_open, last_sent_at = False, self._clock()
         async with aclosing(merge_chunks(self._generations, keepalive)) as chunks:
             async for each in chunks:
                 await writer.start_stream()
@@ -132,6 +135,7 @@ class Choices:
                     is_open = True
                 if each is None:
                     await writer.write_keepalive(self._hold_reason())
+                    last_sent_at = self._clock()
                     continue
                 index, chunk = each
                 event = pending[index].format_chunk(self._builders[index], chunk)
@@ -139,6 +143,10 @@ class Choices:
                     event += self._builders[index].finish_event(chunk.finish)
                 if event:
                     await writer.write(event)
+                    last_sent_at = self._clock()
+                elif self._clock() - last_sent_at >= keepalive:  # the chunks show nothing
+                    await writer.write_keepalive(self._hold_reason())
+                    last_sent_at = self._clock()
                 self._generations[index].acknowledge(chunk)
         completion = sum(each.completion_tokens for each in self._generations)
         await writer.write(self._builders[0].end_events(completion), more=False)

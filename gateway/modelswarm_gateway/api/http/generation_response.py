@@ -232,7 +232,7 @@ class GenerationResponse(Response):
         head = self._head(generations)
         first = self._builder(head)
         others = [self._builder(head, index, first) for index in range(1, len(generations))]
-        choices = Choices(generations, [first, *others])
+        choices = Choices(generations, [first, *others], self._service.clock)
         send = choices.send_stream if self._format.stream else choices.send_body
         await send(writer, self._keepalive)
 
