@@ -230,7 +230,7 @@ class Generation:
                 seen_logprobs += self._released
                 self._released.clear()
                 self._events.clear()
-                if self._logprobs is not None:
+                if self._logprobs is not None and event.position == resumed.last_read:
                     self._logprobs.drop_withheld()
             if self._finish is not None:
                 break

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from support.models.tokenizers import BYTES_FROM, make_tokenizer, model_files, sentencepiece_like
+from support.eventually import SECONDS
+from support.gateway_service import make_service_with_files
+from support.models.tokenizers import (
+    BYTES_FROM,
+    encode_bytes,
+    make_tokenizer,
+    model_files,
+    sentencepiece_like,
+)
 
 from modelswarm.protocol.messages import Finish, Sampling, TopLogprob, Turn
 from modelswarm_gateway.api.http.logprobs_json import TokenNames, completion_logprobs, token_text
 from modelswarm_gateway.backend.token_stream import TokenEvent
-from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs
+from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs, TurnRequest
+from modelswarm_gateway.generation.generation import Generation, TurnStart
 from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
-from modelswarm_gateway.generation.resumption import LogMark, resume_turn
+from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
+from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn, resume_turn
+from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from tools.dashboard.metric_registries import MODEL
 
 
 def event(token: int) -> TokenEvent:
@@ -72,3 +84,22 @@ def test_resume_generates_tokens_again_whose_logprobs_are_lost() -> None:
     resumed = resume_turn((5, 6), parked, 3, mark, needs_logprobs=True)
     assert resumed.generated == (8, 9, 10, 11)
     assert [e.logprob for e in resumed.token_events(2)][2:] == [-0.5, -0.75]
+
+
+async def test_resumed_answer_has_the_entries_of_half_characters() -> None:
+    service, node = await make_service_with_files(model_files())
+    card = node.model_card(MODEL)
+    assert card is not None and card.tokenizer is not None
+    prompt, generated = tuple(encode_bytes("x")), tuple(encode_bytes("é!?"))
+    kept = {at: TokenLogprobs(-float(at)) for at in range(1, 5)}
+    resumed = ResumedTurn(prompt, 3, generated, Turn(9, 9, Sampling(), begin=1), kept)
+    options = SamplingOptions(logprobs=0)
+    request = GenerationRequest(MODEL, TokenPrompt(prompt), "prompt", options, session_id="s")
+    turn = TurnRequest(prompt, 8, Sampling(), keeps_logprobs=True)
+    start = TurnStart(turn, card.tokenizer, 0.0, resumed=resumed)
+    generation = Generation(service._context, request, start)
+    assert [entry.token for entry in generation.seen.logprobs] == list(generated[:3])
+    chunk = await generation.next_chunk(SECONDS)
+    assert chunk is not None
+    assert [entry.token for entry in chunk.logprobs] == list(generated[3:])
+    generation.close()
