@@ -21,7 +21,8 @@ class MistralReader(JsonCallReader):
                 is_call = yield from self._list()
             elif (yield from self._is_next("{")):
                 is_call = yield from self._json_call()
-                self._end_call()
+                if is_call:
+                    self._end_call()
             else:
                 is_call = yield from self._named_call()
             if not is_call:

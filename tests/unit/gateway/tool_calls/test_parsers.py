@@ -157,6 +157,7 @@ TEXTS = [
     ("llama3_json", " [1, 2]"),
     ("mistral", "a[TOOL_CALLS]unknown[ARGS]{}"),
     ("mistral", "a[TOOL_CALLS] [5]"),
+    ("mistral", 'a[TOOL_CALLS]{"name": "unknown"} b'),
     ("deepseek", f"a{deepseek(f'unknown{SEPARATOR}{{}}')}"),
     ("deepseek", f"a{deepseek('no separator')}"),
     ("qwen3_coder", "<tool_call>\n<function=unknown>\n</function>"),
@@ -201,9 +202,11 @@ def test_calls_of_a_family_are_read(
     assert (shown, [(name, json.loads(arguments)) for name, arguments in made]) == (text, calls)
 
 
+@pytest.mark.parametrize("one_call", [False, True])
 @pytest.mark.parametrize(("family", "answer"), TEXTS)
-def test_text_without_a_call_is_unchanged(family: str, answer: str) -> None:
-    assert answer_of(read(make_reader(family), [answer])) == (answer, [])
+def test_text_without_a_call_is_unchanged(family: str, answer: str, one_call: bool) -> None:
+    reader = make_reader(family, one_call=one_call)
+    assert answer_of(read(reader, [answer])) == (answer, [])
 
 
 @pytest.mark.parametrize(("family", "answer"), ANSWERS)
