@@ -16,6 +16,7 @@ from modelswarm_gateway.generation.tool_calls.events import (
     TextDelta,
     ToolCallArguments,
     ToolCallStart,
+    merge_events,
 )
 
 Event = dict[str, Any]
@@ -35,7 +36,7 @@ class OutputItems:
     ) -> list[Event]:
         """Add a part of the answer; return its stream events. `logprobs`: entries of its text."""
         made: list[Event] = []
-        for event in output:
+        for event in merge_events(output):
             match event:
                 case TextDelta(text) if text or logprobs:
                     made += self._open("message")

@@ -11,6 +11,7 @@ from modelswarm_gateway.generation.tool_calls.events import (
     TextDelta,
     ToolCallArguments,
     ToolCallStart,
+    merge_events,
 )
 
 
@@ -39,7 +40,7 @@ def chat_delta(events: Iterable[OutputEvent]) -> dict[str, Any]:
 
 def chat_message(events: Iterable[OutputEvent]) -> dict[str, Any]:
     """Return the whole message. Its content is null if it has calls and no text."""
-    delta = chat_delta(events)
+    delta = chat_delta(merge_events(events))
     calls = delta.pop("tool_calls", [])
     content = delta.pop("content", None if calls else "")
     message = {"role": "assistant", "content": content, "refusal": None, **delta}

@@ -5,8 +5,9 @@ Made by the parsers, carried by a generation's chunks, written by the APIs in th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TypeAlias
 
 
@@ -41,20 +42,28 @@ OutputEvent: TypeAlias = TextDelta | ReasoningDelta | ToolCallStart | ToolCallAr
 
 
 def merge_events(events: Iterable[OutputEvent]) -> list[OutputEvent]:
-    """Return the events with neighbours of one kind as one event: the form that does not depend on the pieces."""
+    """Return the events with neighbours of one kind as one event: the form that does not depend on the pieces.
+
+    Takes time in proportion to the text: a whole answer may have 100,000 pieces.
+    """
     merged: list[OutputEvent] = []
-    for event in events:
-        last = merged[-1] if merged else None
-        if isinstance(event, TextDelta) and isinstance(last, TextDelta):
-            merged[-1] = TextDelta(last.text + event.text)
-        elif isinstance(event, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            merged[-1] = ReasoningDelta(last.text + event.text)
-        elif (
-            isinstance(event, ToolCallArguments)
-            and isinstance(last, ToolCallArguments)
-            and last.index == event.index
-        ):
-            merged[-1] = ToolCallArguments(last.index, last.text + event.text)
-        else:
-            merged.append(event)
+    for _, run in groupby(events, key=_kind):
+        match list(run):
+            case [TextDelta(), _, *_] as pieces:
+                merged.append(TextDelta(_joined(pieces)))
+            case [ReasoningDelta(), _, *_] as pieces:
+                merged.append(ReasoningDelta(_joined(pieces)))
+            case [ToolCallArguments(index), _, *_] as pieces:
+                merged.append(ToolCallArguments(index, _joined(pieces)))
+            case others:
+                merged += others
     return merged
+
+
+def _kind(event: OutputEvent) -> tuple[type, int]:
+    """Return what two neighbours share if they are pieces of one event."""
+    return type(event), -1 if isinstance(event, TextDelta | ReasoningDelta) else event.index
+
+
+def _joined(pieces: Sequence[OutputEvent]) -> str:
+    return "".join(piece.text for piece in pieces if not isinstance(piece, ToolCallStart))
