@@ -36,8 +36,8 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    response: StoredResponse
-    size: int
+    id: ResponseId
+    content: bytes  # JSON of body and inputs: as objects they may take 26 times the memory
     stored_at: float
 
 
@@ -52,19 +52,19 @@ class StoredResponses:
     def keep(self, response: StoredResponse) -> None:
         """Store a response; it is the last one of its conversation. One that is larger than all room is not stored."""
         self.remove(response.id)
-        size = len(json.dumps([response.body, response.inputs]))
-        if size > MAX_BYTES:
+        content = json.dumps([response.body, response.inputs]).encode()
+        if len(content) > MAX_BYTES:
             return
-        self._entries[str(response.id)] = _Entry(response, size, self._clock())
+        self._entries[str(response.id)] = _Entry(response.id, content, self._clock())
         self._heads[response.id.conversation] = str(response.id)
-        self._bytes += size
+        self._bytes += len(content)
         while self._bytes > MAX_BYTES or len(self._entries) > MAX_RESPONSES:
             self._drop(next(iter(self._entries)))
 
     def find(self, response_id: ResponseId) -> StoredResponse | None:
         self._drop_old()
         entry = self._entries.get(str(response_id))
-        return None if entry is None else entry.response
+        return None if entry is None else StoredResponse(entry.id, *json.loads(entry.content))
 
     def remove(self, response_id: ResponseId) -> bool:
         """Forget a response; return False if it is not stored."""
@@ -98,8 +98,8 @@ class StoredResponses:
         entry = self._entries.pop(name, None)
         if entry is None:
             return False
-        self._bytes -= entry.size
-        conversation = entry.response.id.conversation
+        self._bytes -= len(entry.content)
+        conversation = entry.id.conversation
         if self._heads.get(conversation) == name:
             del self._heads[conversation]
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -81,6 +82,15 @@ def test_oldest_is_forgotten_beyond_each_limit(monkeypatch: pytest.MonkeyPatch) 
 
     clock.now = stored_responses.MAX_AGE + 1
     assert stored.find(ids[0]) is None
+
+
+def test_stored_response_takes_the_memory_of_its_json() -> None:
+    stored, item = StoredResponses(Clock()), {"role": "user", "content": "x" * 100, "id": [[]] * 9}
+    before = sys.getrefcount(item)
+    stored.keep(response(id_of(), [item]))
+    assert sys.getrefcount(item) == before
+    found = stored.find(id_of())
+    assert found is not None and found.items == [item, ANSWER]
 
 
 def test_one_answer_at_a_time_continues_a_session() -> None:
