@@ -124,10 +124,11 @@ class ApiError(Exception):
         repeats: bool = False,
     ) -> None:
         """`repeats`: this request would fail again, though others with this code may succeed later."""
+        message = _whole_characters(message)
         super().__init__(message)
         self.code = code
         self.message = message
-        self.param = param
+        self.param = None if param is None else _whole_characters(param)
         self.retry_after = retry_after  # seconds
         self.is_retryable = self.mapping.retryable and not repeats
 
@@ -154,6 +155,11 @@ class ApiError(Exception):
             "retry-after": str(max(1, math.ceil(self.retry_after))),
             "retry-after-ms": str(max(1, round(self.retry_after * 1000))),
         }
+
+
+def _whole_characters(text: str) -> str:
+    """Return a text that can be sent: a client's may have halves of surrogate pairs, which are shown by their codes."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def invalid_request(param: str | None, message: str) -> ApiError:

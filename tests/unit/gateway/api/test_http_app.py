@@ -195,6 +195,13 @@ async def test_compressed_body_is_refused_with_415() -> None:
     assert plain.status_code == 404
 
 
+async def test_half_of_a_surrogate_pair_in_an_inner_text_is_named() -> None:
+    outputs = {"structural_tag": '{"\\ud800": 1}'}
+    answer = await make_client().post(CHAT, json=BODY | {"structured_outputs": outputs})
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "unknown_parameter")
+    assert error_of(answer)["param"] == r"structured_outputs.structural_tag.\ud800"
+
+
 PREFLIGHT = {
     "origin": ORIGIN,
     "access-control-request-method": "POST",
