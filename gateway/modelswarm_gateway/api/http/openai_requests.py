@@ -106,6 +106,7 @@ TokenId = Annotated[int, Field(ge=0)]
 BadSequence = Annotated[ListOf[TokenId], Field(min_length=1, max_length=MAX_BAD_WORD_TOKENS)]
 TokenKey = Annotated[str, Field(pattern="^[0-9]{1,10}$")]
 Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+LogitBias = Annotated[dict[TokenKey, Bias], Field(max_length=MAX_LOGIT_BIAS, fail_fast=True)]
 
 
 def _in_range(name: str) -> Any:
@@ -126,7 +127,7 @@ class _Request(RequestModel):
     frequency_penalty: float | None = _in_range("frequency_penalty")
     no_repeat_ngram_size: int | None = _in_range("no_repeat_ngram_size")
     min_tokens: int | None = _in_range("min_tokens")
-    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=MAX_LOGIT_BIAS)] | None = None
+    logit_bias: LogitBias | None = None
     bad_words: Annotated[ListOf[BadWord], Field(max_length=MAX_BAD_STRINGS)] | None = None
     bad_words_ids: Annotated[ListOf[BadSequence], Field(max_length=MAX_BAD_SEQUENCES)] | None = None
     stop_token_ids: Annotated[ListOf[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -68,7 +68,7 @@ class ResponsesBody(RequestModel):
     reasoning: dict[str, Any] | None = None
     include: ListOf[str] | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Field(fail_fast=True)] | None = None
     store: bool | None = None
     previous_response_id: str | None = Field(None, min_length=1)
 

@@ -7,12 +7,14 @@ import gc
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from pydantic import ValidationError
 from support.eventually import SECONDS
 from support.gateway_service import make_service_with_files
 from support.models.tokenizers import make_tokenizer, model_files
@@ -26,6 +28,7 @@ from modelswarm_gateway.api.grpc.requests import parse_generate_request
 from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.api.http.openai_requests import parse_chat, parse_completion
 from modelswarm_gateway.api.messages.conversation import read_conversation
+from modelswarm_gateway.api.responses.requests import parse_responses
 from modelswarm_gateway.discovery.dialer import Dialer
 from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import ApiError, Code
@@ -106,6 +109,25 @@ def test_long_invalid_list_is_refused_at_its_first_entry(parse, body) -> None:  
     with pytest.raises(ApiError):
         parse({"model": "m", **body})
     assert time.process_time() - began < 0.5  # 12 s and 1 GB if every entry is checked
+
+
+@pytest.mark.parametrize(
+    ("parse", "body"),
+    [
+        (parse_completion, {"prompt": "a", "logit_bias": {"a": 1, "b": 1, "c": 1}}),
+        (parse_completion, {"prompt": "a", "logit_bias": {"1": "x", "2": "x", "3": "x"}}),
+        (parse_responses, {"input": "a", "metadata": {"a": 1, "b": 1, "c": 1}}),
+    ],
+)
+def test_objects_are_refused_at_their_first_entry(
+    parse: Callable[[object], object], body: dict[str, Any]
+) -> None:
+    """A body has room for two million of them: findings about all would take gigabytes and half a minute."""
+    with pytest.raises(ApiError) as refused:
+        parse({"model": "m", **body})
+    cause = refused.value.__cause__
+    assert isinstance(cause, ValidationError)
+    assert cause.error_count() == 1
 
 
 @pytest.mark.full
