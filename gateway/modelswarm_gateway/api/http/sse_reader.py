@@ -26,7 +26,12 @@ class SseReader:
         self.last_event_id: str | None = None
         self.is_done = False  # the end mark was returned
         self.error: ApiError | None = None  # the error that ended the stream; not returned as bytes
-        self._buffer = b""
+        # Bytes that were not returned. The last events of a response have its whole text, some of them with scores.
+        self._buffer = bytearray()
+        self._at = self._searched = (
+            0  # begin of the line that is read, end of what was searched for its end
+        )
+        self._event_id, self._is_last = "", False  # of the event that is read
 
     def add_bytes(self, part: bytes) -> bytes:
         """Return the bytes that may be forwarded now: comments, and all up to an event with an id or the end mark.
@@ -35,23 +40,25 @@ class SseReader:
         is sent twice.
         """
         self._buffer += part
-        at = end = 0
-        event_id, is_done = "", False
-        while (stop := self._buffer.find(b"\n", at)) >= 0:
-            line, first = self._buffer[at:stop], at == end
-            at = stop + 1
+        end = 0
+        while (stop := self._buffer.find(b"\n", self._searched)) >= 0:
+            line, first = bytes(self._buffer[self._at : stop]), self._at == end
+            self._at = self._searched = stop + 1
             if line.startswith(b"id: "):
-                event_id = line[4:].decode()
+                self._event_id = line[4:].decode()
             elif line.startswith(b'data: {"error"'):
                 self.error = parse_error_body(line[6:])
             elif line in LAST_LINES:
-                is_done = True
+                self._is_last = True
             elif first and line.startswith(b":"):
-                end = at
-            elif not line and (event_id or is_done):
-                self.last_event_id, self.is_done, end = event_id or self.last_event_id, is_done, at
-                event_id = ""
-        whole, self._buffer = self._buffer[:end], self._buffer[end:]
+                end = self._at
+            elif not line and (self._event_id or self._is_last):
+                self.last_event_id = self._event_id or self.last_event_id
+                self.is_done, self._event_id, end = self._is_last, "", self._at
+        self._searched = len(self._buffer)
+        whole = bytes(self._buffer[:end])
+        del self._buffer[:end]
+        self._at, self._searched = self._at - end, self._searched - end
         return whole
 
 

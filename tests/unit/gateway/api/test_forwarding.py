@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,17 @@ def test_stream_of_responses_is_cut_at_its_ids(size: int) -> None:
     assert events.add_bytes(added) == b""
     assert events.add_bytes(last) == added + last
     assert events.is_done
+
+
+@pytest.mark.full
+def test_long_event_is_read_in_linear_time() -> None:
+    """The end of a response repeats its text, with scores 200 MiB: in parts of what a connection gives at once."""
+    events, size = SseReader(), 16 << 20
+    began = time.process_time()
+    for _ in range(0, size, 8 << 10):
+        assert events.add_bytes(b"x" * (8 << 10)) == b""
+    assert len(events.add_bytes(b"\nevent: response.completed\n\n")) > size
+    assert time.process_time() - began < 2.0  # 10 s if each part copies those before it
 
 
 def test_error_event_is_separated_from_the_stream() -> None:
