@@ -6,7 +6,7 @@ Used by `answers.py` and the Inference service. Knows no sessions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
@@ -120,10 +120,9 @@ def join_parts(parts: Sequence[api_pb2.GenerateResponse], answers: int) -> api_p
     return made
 
 
-def _choice(index: int, parts: Iterable[api_pb2.GenerateResponse]) -> api_pb2.Choice:
-    made = api_pb2.Choice(index=index)
+def _choice(index: int, parts: Sequence[api_pb2.GenerateResponse]) -> api_pb2.Choice:
+    made = api_pb2.Choice(index=index, text="".join(part.text for part in parts))
     for part in parts:
-        made.text += part.text
         made.token_ids.extend(part.token_ids)
         made.logprobs.extend(part.logprobs)
         made.finish_reason = part.finish_reason

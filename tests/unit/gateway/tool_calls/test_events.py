@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typing_extensions import override
 
+from modelswarm_gateway.api.grpc.responses import join_parts
 from modelswarm_gateway.api.responses.output_items import OutputItems
 from modelswarm_gateway.api.responses.response_ids import parse_response_id
 from modelswarm_gateway.api.tools.deltas import chat_message
@@ -44,6 +47,14 @@ def add_to_items(events: list[OutputEvent]) -> object:
     return OutputItems(response_id).add_output(events)
 
 
+def join_grpc_parts(events: list[OutputEvent]) -> object:
+    nothing = {"token_ids": (), "logprobs": (), "prompt_token_ids": (), "prompt_logprobs": ()}
+    first = {"id": "a", "position": 1, "mark": "", "usage": None, "finish_reason": ""}
+    texts = [event.text for event in events if not isinstance(event, ToolCallStart)]
+    parts: Any = [SimpleNamespace(text=text, **first, **nothing) for text in texts]
+    return join_parts(parts, 1)
+
+
 def test_neighbours_of_one_kind_are_one_event() -> None:
     events: list[OutputEvent] = [
         ReasoningDelta("a"), ReasoningDelta("b"), TextDelta("c"), TextDelta("d"), ToolCallStart(0, "f"),
@@ -57,7 +68,7 @@ def test_neighbours_of_one_kind_are_one_event() -> None:
     assert merge_events([]) == []
 
 
-@pytest.mark.parametrize("use", [merge_events, chat_message, add_to_items])
+@pytest.mark.parametrize("use", [merge_events, chat_message, add_to_items, join_grpc_parts])
 def test_no_piece_copies_the_text_before_it(use: Callable[[list[OutputEvent]], object]) -> None:
     kinds = (ReasoningDelta, TextDelta, lambda text: ToolCallArguments(0, text))
     parts = [[make(Piece("ab")) for _ in range(PIECES)] for make in kinds]
