@@ -31,7 +31,7 @@ from modelswarm_gateway.api.fields.request_model import RequestModel
 from modelswarm_gateway.api.http.validation_messages import ALLOWED, first_problem, missing_field
 from modelswarm_gateway.api.tools.definitions import read_answer_options
 from modelswarm_gateway.api.tools.messages import check_conversation, read_tool_calls
-from modelswarm_gateway.api.tools.objects import check_size
+from modelswarm_gateway.api.tools.objects import MAX_DOCUMENT_BYTES, check_size
 from modelswarm_gateway.backend.beams.options import BeamOptions
 from modelswarm_gateway.errors import invalid_field, invalid_request
 from modelswarm_gateway.generation.grammar.request_fields import GRAMMAR_FIELDS, read_grammar
@@ -354,6 +354,7 @@ class ChatRequest(_Request):
         if self.add_generation_prompt is False or self.continue_final_message:
             variables["add_generation_prompt"] = False
         if self.documents:
+            check_size("documents", self.documents, MAX_DOCUMENT_BYTES)
             variables["documents"] = self.documents
         messages = [_template_message(f"messages[{n}]", m) for n, m in enumerate(self.messages)]
         check_conversation(messages, is_appended=bool(self.append))

@@ -9,6 +9,7 @@ from modelswarm_gateway.api.fields.states import FieldError, FieldTable
 from modelswarm_gateway.errors import ApiError, invalid_field, invalid_request
 
 MAX_JSON_BYTES = 256 << 10  # of tools, and of variables of the chat template
+MAX_DOCUMENT_BYTES = 2 << 20  # of all documents of a chat: a prompt may have no more characters
 
 
 def read_object(path: str, value: object, table: FieldTable) -> dict[str, Any]:
@@ -35,11 +36,11 @@ def check_type(path: str, fields: dict[str, Any]) -> None:
         raise invalid_request(f"{path}.type", f'{path}.type: must be "function"')
 
 
-def check_size(path: str, value: object) -> None:
-    """Raise ApiError for more than MAX_JSON_BYTES of JSON, which would be kept for as long as the answer takes."""
+def check_size(path: str, value: object, most: int = MAX_JSON_BYTES) -> None:
+    """Raise ApiError for more than `most` bytes of JSON, which would be kept for as long as the answer takes."""
     try:
         size = len(json.dumps(value)) if value else 0
     except RecursionError as error:
         raise invalid_field(path, "nested too deeply") from error
-    if size > MAX_JSON_BYTES:
-        raise invalid_field(path, f"at most {MAX_JSON_BYTES >> 10} KiB of JSON")
+    if size > most:
+        raise invalid_field(path, f"at most {most >> 10} KiB of JSON")

@@ -291,3 +291,10 @@ def test_many_template_variables_are_refused() -> None:
     with pytest.raises(ApiError) as refused:
         parse_chat(body | {"chat_template_kwargs": {"a": [[]] * MANY}}).to_generation_request()
     assert (refused.value.param, "256 KiB" in str(refused.value)) == ("chat_template_kwargs", True)
+
+
+def test_large_documents_are_refused() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    with pytest.raises(ApiError) as refused:
+        parse_chat(body | {"documents": [{"a": [[]] * (2 * MANY)}]}).to_generation_request()
+    assert (refused.value.param, "2048 KiB" in str(refused.value)) == ("documents", True)
