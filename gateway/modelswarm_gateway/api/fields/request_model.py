@@ -30,7 +30,6 @@ class RequestModel(BaseModel):
         except FieldError as error:
             raise PydanticCustomError(FIELD_ERROR, "refused field", {"error": error}) from error
 
-    def obeyed_fields(self, body: object) -> dict[str, Any]:
-        """Return the fields of the body that this model was made of, without those that have no effect."""
-        assert isinstance(body, dict)
-        return {name: body[name] for name in self.model_fields_set}
+    def obeyed_fields(self) -> dict[str, Any]:
+        """Return the fields of the body, and of its objects, that have an effect."""
+        return self.model_dump(exclude_unset=True)

@@ -119,7 +119,7 @@ def _generation_routes(
         first, *others = parsed.to_generation_requests()
         first = _apply_headers(request, first, bool(parsed.stream))
         # Only a session may be at another gateway. Fields without an effect may be large: they are not kept.
-        kept = {} if first.session_id is None else parsed.obeyed_fields(body)
+        kept = {} if first.session_id is None else parsed.obeyed_fields()
         original = OriginalRequest(request.url.path, request.headers, kept)
         return GenerationResponse(
             service,

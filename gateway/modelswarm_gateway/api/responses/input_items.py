@@ -18,7 +18,7 @@ from modelswarm_gateway.api.fields.responses import (
     PART,
     REASONING_ITEM,
 )
-from modelswarm_gateway.api.fields.states import FieldTable
+from modelswarm_gateway.api.fields.states import FieldTable, NoEffect
 from modelswarm_gateway.api.tools.messages import check_conversation
 from modelswarm_gateway.api.tools.objects import read_object, read_text
 from modelswarm_gateway.errors import ApiError, Code, invalid_field, invalid_request, shorten
@@ -35,10 +35,30 @@ _MESSAGE_PATH = re.compile(r"messages\[(\d+)\]")
 
 
 def as_items(value: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return `input` as a list of items."""
+    """Return `input` as a list of items, without values that have no effect: they may be large."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
-    return list(value)
+    return [_prune(item, _table_of(item), PART) for item in value]
+
+
+def _table_of(item: Mapping[str, Any]) -> FieldTable | None:
+    """Return the fields of an item of this type; None for a type that is not supported."""
+    kind = item.get("type", "message")
+    return _ITEMS.get(kind) if isinstance(kind, str) else None
+
+
+def _prune(value: Any, table: FieldTable | None, parts: FieldTable | None = None) -> Any:
+    """Return an item, or one of its `parts`. Of its fields without effect only texts are kept, such as the id."""
+    if table is None or not isinstance(value, dict):
+        return value  # it is refused later
+    made: dict[str, Any] = {}
+    for name, each in value.items():
+        has_effect = not isinstance(table.states.get(name), NoEffect)
+        if isinstance(each, list):
+            made[name] = [_prune(part, parts) for part in each] if has_effect else []
+        elif has_effect or isinstance(each, str):
+            made[name] = each
+    return made
 
 
 @dataclass(slots=True)
@@ -101,7 +121,7 @@ def read_messages(
 
 def _add_item(messages: _Messages, path: str, place: int, item: Mapping[str, Any]) -> None:
     kind = item.get("type", "message")
-    table = _ITEMS.get(kind) if isinstance(kind, str) else None
+    table = _table_of(item)
     if table is None:
         allowed = ", ".join(_ITEMS)
         detail = f"{shorten(str(kind))!r} is not supported; allowed: {allowed}"

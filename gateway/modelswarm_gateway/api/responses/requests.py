@@ -160,6 +160,7 @@ def _read(body: ResponsesBody) -> ResponsesRequest:
     )
     form = nested_format(body.text)
     grammar = read_grammar({"response_format": form, "ignore_eos": body.ignore_eos})
+    body = body.model_copy(update={"input": ""})  # the items have all of it that has an effect
     return ResponsesRequest(body, items, answer, grammar, effort)
 
 

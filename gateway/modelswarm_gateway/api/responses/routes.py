@@ -54,7 +54,7 @@ def add_response_routes(
         refuse_session_id(request.headers, session_headers, CONVERSATIONS)
         body = await read_json(request, budget)
         parsed = parse_responses(body)
-        kept = parsed.body.obeyed_fields(body)  # others have no effect, and may be large
+        kept = parsed.body.obeyed_fields() | {"input": parsed.items}
         return ResponsesResponse(
             service,
             parsed,

@@ -50,6 +50,8 @@ from tools.dashboard.metric_registries import MODEL
 
 MANY = 300_000  # entries: a body of about 1 MiB
 MARKER = "in no body but that of one test"
+HERE = "stands for an object with the marker"
+TEXT = {"type": "input_text", "text": "hi"}
 
 
 def can_cross_a_link(sampling: Sampling) -> bool:
@@ -265,6 +267,15 @@ async def test_turn_of_a_client_that_takes_nothing_is_ended() -> None:
         ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
         ("messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}),
         ("responses", {"input": "hi"}),
+        (
+            "chat/completions",
+            {
+                "messages": [{"role": "user", "content": "hi", "annotations": HERE}],
+                "session_id": "a",
+            },
+        ),
+        ("responses", {"input": [{"role": "user", "content": "hi", "phase": HERE}]}),
+        ("responses", {"input": [{"role": "user", "content": [TEXT | {"annotations": HERE}]}]}),
     ],
 )
 async def test_fields_without_effect_are_not_kept(path: str, fields: dict[str, Any]) -> None:
@@ -273,7 +284,7 @@ async def test_fields_without_effect_are_not_kept(path: str, fields: dict[str, A
     transport = httpx.ASGITransport(app=build_http_app(service))
     caller = "metadata" if path == "messages" else "user"
     body = {"model": MODEL, **fields, caller: {MARKER: [[]]}}
-    content = json.dumps(body).encode()
+    content = json.dumps(body).replace(json.dumps(HERE), json.dumps({MARKER: [[]]})).encode()
     del body
     async with httpx.AsyncClient(transport=transport, base_url="http://here/v1") as client:
         asking = asyncio.create_task(client.post(path, content=content))
