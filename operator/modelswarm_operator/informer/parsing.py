@@ -85,9 +85,10 @@ def _spec_of(raw: Any) -> tuple[Spec | None, str]:
 def pod_view(raw: Json) -> PodView:
     meta, status = raw["metadata"], raw.get("status") or {}
     conditions = _by_type(status.get("conditions"))
-    scheduled, disruption = (
+    scheduled, disruption, ready = (
         conditions.get("PodScheduled", {}),
         conditions.get("DisruptionTarget", {}),
+        conditions.get("Ready", {}),
     )
     return PodView(
         name=meta["name"],
@@ -102,7 +103,10 @@ def pod_view(raw: Json) -> PodView:
         node=(raw.get("spec") or {}).get("nodeName") or "",
         ip=status.get("podIP") or "",
         deleting_since=_deleting_since(meta),
-        ready=conditions.get("Ready", {}).get("status") == "True",
+        ready=ready.get("status") == "True",
+        unready_since=None
+        if ready.get("status") == "True"
+        else parse_time(ready.get("lastTransitionTime")),
         unschedulable=_scheduler_message(scheduled) if scheduled.get("status") == "False" else "",
         disruption=disruption.get("reason", "") if disruption.get("status") == "True" else "",
         container=_container_view(status.get("containerStatuses")),

@@ -230,6 +230,13 @@ def test_pod_view_reads_every_field() -> None:
     assert view.container.exit_message == "too much"
 
 
+@pytest.mark.parametrize(("status", "since"), [("False", "2026-11-21T10:00:00Z"), ("True", None)])
+def test_pod_view_tells_since_when_it_is_unready(status: str, since: str | None) -> None:
+    condition = {"type": "Ready", "status": status, "lastTransitionTime": "2026-11-21T10:00:00Z"}
+    raw = {"metadata": {"name": "p", "uid": "u"}, "status": {"conditions": [condition]}}
+    assert pod_view(raw).unready_since == parse_time(since)
+
+
 @pytest.mark.parametrize(
     ("spec", "cause"),
     [

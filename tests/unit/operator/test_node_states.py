@@ -46,6 +46,15 @@ def test_pods_of_an_unready_node_are_replaced_and_kept() -> None:
     assert cluster.coverage() == 2
 
 
+def test_long_served_pods_of_a_lost_node_are_no_slow_starts() -> None:
+    cluster = make_old_cluster()
+    cluster.pass_time(POLICY.slow_start)
+    cluster.set_node_not_ready("n0")
+    run_turns(cluster, 10)
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == "NodeNotReady" and "minutes" not in degraded["message"]
+
+
 def test_pods_on_unready_nodes_are_replaced_only_once() -> None:
     """After an API server outage the scheduler may see nodes as ready before our cache does."""
     cluster = make_old_cluster(nodes=2)

@@ -63,6 +63,7 @@ class PodView:
     ip: str = ""
     deleting_since: float | None = None
     ready: bool = False
+    unready_since: float | None = None  # time at which it became unready, also at its start
     scheduled: float | None = None  # time of its placement on a node
     unschedulable: str = ""  # the scheduler's message while it finds no node
     disruption: str = ""  # reason of a true DisruptionTarget condition

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from modelswarm.checkpoint.inspection import REFUSED
 from modelswarm.errors import DeviceError, MemoryLimitError
-from modelswarm_operator.reconcile.pods.inventory import Server
+from modelswarm_operator.reconcile.pods.inventory import NodeState, Server
 from modelswarm_operator.reconcile.state.observed import ContainerView, NodeView, PodView
 from modelswarm_operator.reconcile.state.turn import Turn
 from modelswarm_operator.reconcile.status.memory_advice import MemoryAdvice
@@ -37,12 +37,13 @@ class PodDiagnosis:
     memory: MemoryAdvice = field(default_factory=MemoryAdvice)
 
     def diagnose_servers(self, servers: Iterable[Server]) -> list[Problem]:
-        """Return the problems of pods that should serve and do not."""
+        """Return the problems of pods that should serve and do not; that of an unready node is not its pods'."""
         found = []
         for server in servers:
             if (
                 server.is_alive
                 and not server.pod.ready
+                and server.node_state not in (NodeState.UNREADY, NodeState.UNREACHABLE)
                 and server.pod.name not in self.turn.deletes
             ):
                 blocks = f"blocks {server.blocks}"
@@ -70,7 +71,8 @@ class PodDiagnosis:
 
     def _slow_start_problem(self, pod: PodView, subject: str) -> Problem | None:
         policy, now = self.turn.policy, self.turn.now
-        late = max(pod.created, pod.container.running_since or 0.0) + policy.slow_start
+        started = pod.container.running_since or 0.0
+        late = max(pod.created, started, pod.unready_since or 0.0) + policy.slow_start
         if now < late:
             self.turn.requeue_at(late)
             return None

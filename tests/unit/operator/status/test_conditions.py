@@ -152,6 +152,17 @@ def test_pod_not_ready_for_long_is_reported_as_not_starting() -> None:
     )
 
 
+def test_server_that_is_unready_for_a_moment_is_no_problem() -> None:
+    cluster = make_settled_cluster()
+    cluster.pass_time(POLICY.slow_start)
+    cluster.set_pod(cluster.ready_pods()[0], ready=False, unready_since=cluster.now)
+    cluster.run_turn()
+    assert cluster.condition("Degraded")["status"] == "False"
+    cluster.now += POLICY.slow_start
+    cluster.run_turn()
+    assert cluster.condition("Degraded")["reason"] == "NotStarting"
+
+
 def test_uncovered_span_is_named_with_its_cause() -> None:
     cluster = make_settled_cluster(2, 1)
     container = ContainerView(
