@@ -16,7 +16,7 @@ from modelswarm_operator.reconcile.model.span_plan import Layout
 from modelswarm_operator.reconcile.pods.inventory import NodeState, PodInventory, Server
 from modelswarm_operator.reconcile.pods.rollout import (
     Retirement,
-    coverage_by_block,
+    coverage_by_model,
     fillable_slots,
     max_unschedulable,
     retire_older_plan,
@@ -133,8 +133,8 @@ def _surplus_servers(by_slot: ServersBySlot, chosen: WantedSlots) -> list[Server
 def _retire(spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn, chosen: WantedSlots,
             surplus: Iterable[Server], from_older_plan: Iterable[Server]) -> None:  # fmt: skip
     blocks = layout.spans[-1].last
-    today = [one for one in inventory.servers if one.model_hash == layout.model_hash]
-    covered = spec.replicas == 0 or min(coverage_by_block(today, blocks)) > 0
+    cover = coverage_by_model(inventory.servers, blocks).get(layout.model_hash, [0])
+    covered = spec.replicas == 0 or min(cover) > 0
     retirement = Retirement(inventory.servers, blocks, turn, drain_seconds(spec))
     for states in chosen:
         retire_replaced(states, spec, retirement, turn)

@@ -183,6 +183,18 @@ def test_old_servers_stay_while_a_new_model_is_inspected() -> None:
     assert not old & set(cluster.pods) and len(cluster.ready_pods()) == 4
 
 
+def test_swarm_stays_ready_while_a_deeper_model_starts() -> None:
+    facts = json.dumps(json.loads(make_facts()) | {"blocks": 16})
+    cluster = ModelCluster(inspection_result=lambda pod: (0, facts))
+    cluster.settle()
+    cluster.edit_spec(model=SOURCE)
+    for _ in range(40):
+        cluster.run_turn()
+        assert cluster.condition("Ready")["status"] == "True"
+        cluster.pass_time()
+    assert cluster.status["spansText"] == "0:8=2/2 8:16=2/2"
+
+
 def test_lost_inspection_pod_is_created_again() -> None:
     cluster = make_hub_cluster()
     cluster.force_delete_pod(next(iter(cluster.pods)))

@@ -113,6 +113,7 @@ def server_pod(
         names.TEMPLATE_HASH: layout.template_hashes[slot.span, pool.name],
         names.POOL: pool.name,
         names.MODEL_HASH: layout.model_hash,
+        names.MODEL_BLOCKS: str(layout.spans[-1].last),
         names.SLOT: str(slot),
         names.SERVED_NAME: layout.served_name,
         **_template_annotation(spec.model),

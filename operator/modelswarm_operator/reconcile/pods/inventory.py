@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+from modelswarm.checkpoint.tensor_names import MAX_BLOCKS
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.observed import NodeView, PodView
@@ -52,6 +53,12 @@ class Server:
     @property
     def model_hash(self) -> str:
         return self.pod.annotations.get(names.MODEL_HASH, "")
+
+    @property
+    def model_blocks(self) -> int:
+        """Number of blocks of its model; 0 if an earlier operator made the pod, which did not write it."""
+        number = names.parse_number(self.pod.annotations.get(names.MODEL_BLOCKS, ""))
+        return min(number, MAX_BLOCKS)
 
     @property
     def is_failed(self) -> bool:

@@ -76,14 +76,27 @@ def _is_outdated(state: SlotState, turn: Turn) -> bool:
     )
 
 
-def coverage_by_block(servers: Iterable[Server], blocks: int) -> list[int]:
-    """Return the number of serving servers of each block."""
-    steps = [0] * (blocks + 1)
+def coverage_by_model(servers: Iterable[Server], blocks: int) -> dict[str, list[int]]:
+    """Return the serving servers of each block of each model, by its hash: all servers of a route have one model.
+
+    `blocks`: the number for a model whose pods do not tell it.
+    """
+    by_model: dict[str, list[Server]] = {}
     for server in servers:
         if server.is_serving:
-            first, last = block_range(server, blocks)
-            steps[first] += 1
-            steps[last] -= 1
+            by_model.setdefault(server.model_hash, []).append(server)
+    return {
+        model_hash: _coverage_by_block(group, max(one.model_blocks for one in group) or blocks)
+        for model_hash, group in by_model.items()
+    }
+
+
+def _coverage_by_block(serving: Iterable[Server], blocks: int) -> list[int]:
+    steps = [0] * (blocks + 1)
+    for server in serving:
+        first, last = block_range(server, blocks)
+        steps[first] += 1
+        steps[last] -= 1
     return list(accumulate(steps))[:blocks]
 
 
@@ -92,8 +105,8 @@ class Retirement:
 
     def __init__(self, servers: Iterable[Server], blocks: int, turn: Turn, grace: int) -> None:
         self._turn, self._grace = turn, grace
-        staying = (server for server in servers if server.pod.name not in turn.deletes)
-        self._coverage = coverage_by_block(staying, blocks)
+        staying = (one for one in servers if one.is_serving and one.pod.name not in turn.deletes)
+        self._coverage = _coverage_by_block(staying, blocks)
 
     def retire(self, server: Server, floor: int, reason: str) -> None:
         """Delete the pod if at least `floor` others serve each of its blocks."""

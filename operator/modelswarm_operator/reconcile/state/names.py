@@ -28,6 +28,7 @@ BLOCKS = f"{DOMAIN}/blocks"
 TEMPLATE_HASH = f"{DOMAIN}/template-hash"
 POOL = f"{DOMAIN}/pool"
 MODEL_HASH = f"{DOMAIN}/model-hash"
+MODEL_BLOCKS = f"{DOMAIN}/model-blocks"
 CHAT_TEMPLATE = f"{DOMAIN}/chat-template"
 
 KEEP = f"{DOMAIN}/keep"

@@ -17,7 +17,7 @@ from modelswarm.resources.status import (
     Status,
 )
 from modelswarm_operator.reconcile.pods.inventory import Server
-from modelswarm_operator.reconcile.pods.rollout import coverage_by_block
+from modelswarm_operator.reconcile.pods.rollout import coverage_by_model
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import SwarmView
 from modelswarm_operator.reconcile.state.slot_history import slot_statuses
@@ -72,19 +72,8 @@ def count_ready(
             desired=desired, servers=tuple(found),
         )  # fmt: skip
         spans.append(span_status)
-    return ReadyCounts(tuple(spans), _coverage(serving, plan.spans[-1].last))
-
-
-def _coverage(serving: Sequence[Server], blocks: int) -> int:
-    """Return the fewest servers of a block, of the best-covered model: different models cannot share a route."""
-    model_hashes = {server.model_hash for server in serving}
-    return max(
-        (
-            min(coverage_by_block((one for one in serving if one.model_hash == generation), blocks))
-            for generation in model_hashes
-        ),
-        default=0,
-    )
+    covers = coverage_by_model(serving, plan.spans[-1].last).values()
+    return ReadyCounts(tuple(spans), max(map(min, covers), default=0))
 
 
 def build_status(
