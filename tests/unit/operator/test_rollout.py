@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.operator.model_cluster import POLICY, ModelCluster, Node, make_spec
+from support.operator.model_cluster import POLICY, ModelCluster, Node, Pod, make_spec
 
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod
@@ -229,6 +229,28 @@ def test_new_served_name_is_ready_before_old_pods_are_deleted() -> None:
 
     run_turns(cluster, check, 30)
     assert not old & set(cluster.pods) and len(cluster.ready_pods()) == 2
+
+
+def test_new_heads_without_tails_replace_no_old_route() -> None:
+    """Servers of different models share no route, so three new heads and one new tail serve as one server of each."""
+    cluster = make_large_cluster(2, 3, rollout={"surge": 3})
+    new_tails: set[str] = set()
+
+    def is_late(pod: Pod) -> bool:
+        notes, labels = pod.view.annotations, pod.view.labels
+        if notes[names.SERVED_NAME] == "new" and labels[names.SPAN] == "1":
+            new_tails.add(pod.name)
+        return pod.name in new_tails and pod.name != min(new_tails, key=names.incarnation_of_name)
+
+    cluster.is_crashing = is_late
+    cluster.edit_spec(model={"source": "demo://counting", "servedName": "new"})
+    run_turns(cluster, lambda: None, 20)
+    routes: dict[str, list[int]] = {}
+    for pod in cluster.server_pods():
+        if pod.view.ready and pod.view.deleting_since is None:
+            counts = routes.setdefault(pod.view.annotations[names.SERVED_NAME], [0, 0])
+            counts[int(pod.view.labels[names.SPAN])] += 1
+    assert {name: min(counts) for name, counts in routes.items()} == {"counting": 2, "new": 1}
 
 
 def test_paused_swarm_changes_nothing() -> None:

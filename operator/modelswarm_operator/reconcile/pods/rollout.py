@@ -105,19 +105,21 @@ class Retirement:
 
     def __init__(self, servers: Iterable[Server], blocks: int, turn: Turn, grace: int) -> None:
         self._turn, self._grace = turn, grace
-        staying = (one for one in servers if one.is_serving and one.pod.name not in turn.deletes)
-        self._coverage = _coverage_by_block(staying, blocks)
+        staying = (server for server in servers if server.pod.name not in turn.deletes)
+        self._coverage = coverage_by_model(staying, blocks)
 
     def retire(self, server: Server, floor: int, reason: str) -> None:
-        """Delete the pod if at least `floor` others serve each of its blocks."""
+        """Delete the pod if at least `floor` others serve each of its blocks; of other models, whole routes count."""
         if server.pod.name in self._turn.deletes:
             return
-        first, last = block_range(server, len(self._coverage))
         if server.is_serving:
-            if any(others <= floor for others in self._coverage[first:last]):
+            own = self._coverage[server.model_hash]
+            routes = sum(min(each) for each in self._coverage.values() if each is not own)
+            first, last = block_range(server, len(own))
+            if any(others + routes <= floor for others in own[first:last]):
                 return
             for block in range(first, last):
-                self._coverage[block] -= 1
+                own[block] -= 1
         self._turn.delete_pod(server.pod, reason, self._grace)
 
 
