@@ -11,6 +11,7 @@ from support.operator.model_cluster import POLICY, ModelCluster, Node, Pod, make
 
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod
+from modelswarm_operator.reconcile.state.observed import ContainerView
 
 
 def make_pools(value: str) -> list[dict[str, Any]]:
@@ -251,6 +252,51 @@ def test_new_heads_without_tails_replace_no_old_route() -> None:
             counts = routes.setdefault(pod.view.annotations[names.SERVED_NAME], [0, 0])
             counts[int(pod.view.labels[names.SPAN])] += 1
     assert {name: min(counts) for name, counts in routes.items()} == {"counting": 2, "new": 1}
+
+
+def miss_probes(cluster: ModelCluster, name: str, seconds: float = 0.0) -> None:
+    """Let a server that has served for a minute be unready for so many seconds."""
+    container = ContainerView(started=True, running_since=cluster.now - 60.0)
+    cluster.set_pod(name, ready=False, unready_since=cluster.now - seconds, container=container)
+
+
+def make_cluster_without_successors(**changes: Any) -> tuple[ModelCluster, str]:
+    """Return a cluster in which no successor of the first spec's servers gets ready, and one of these."""
+    cluster = make_large_cluster(2, 1)
+    cluster.pass_time(120.0)
+    old = cluster.ready_pods()
+    cluster.is_crashing = lambda pod: pod.name not in old
+    cluster.edit_spec(**changes)
+    run_turns(cluster, lambda: None, 3)
+    return cluster, old[0]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"source": "demo://counting", "servedName": "new"}},
+        {"spans": {"count": 4}},
+        {"pools": make_pools("a")},
+    ],
+)
+def test_old_server_that_misses_probes_outlives_a_rollout(changes: dict[str, Any]) -> None:
+    cluster, old = make_cluster_without_successors(**changes)
+    miss_probes(cluster, old)
+    cluster.run_turn()
+    assert cluster.pods[old].view.deleting_since is None
+    assert cluster.wake_at is not None and cluster.wake_at <= cluster.now + POLICY.unready_grace
+    miss_probes(cluster, old, POLICY.unready_grace)
+    cluster.run_turn()
+    assert cluster.pods[old].view.deleting_since is not None
+
+
+def test_cordoned_server_that_misses_probes_stays() -> None:
+    cluster, old = make_cluster_without_successors()
+    cluster.nodes[cluster.pods[old].view.node].departing = "cordoned"
+    cluster.run_turn()
+    miss_probes(cluster, old)
+    cluster.run_turn()
+    assert cluster.pods[old].view.deleting_since is None
 
 
 def test_paused_swarm_changes_nothing() -> None:

@@ -37,6 +37,7 @@ class Server:
     slot: SlotKey
     incarnation: int
     node_state: NodeState
+    may_return: bool = False  # missed its probes a moment ago, in a container that served
 
     @property
     def blocks(self) -> str:
@@ -152,6 +153,18 @@ class NodeHealth:
             return NodeState.UNREACHABLE if self._has_passed(since + grace) else NodeState.UNREADY
         return NodeState.DEPARTING if node.departing else NodeState.READY
 
+    def may_return(self, pod: PodView) -> bool:
+        """Return True if the pod's container has served and is not ready since a moment: it may only be slow.
+
+        A pod that never served is not ready since before its container started.
+        """
+        since, started = pod.unready_since, pod.container.running_since
+        if since is None or started is None or pod.deleting_since is not None:
+            return False
+        if not started < since <= self._now + _MAX_CLOCK_SKEW:
+            return False
+        return not self._has_passed(since + self._policy.unready_grace)
+
     def _down_since(self, node: NodeView) -> float:
         """Return 0 (long ago) if the time is not known, or lies in the future because this clock is slow."""
         since = node.not_ready_since or 0.0
@@ -173,7 +186,7 @@ def classify_pods(
     node_health = NodeHealth(nodes, policy, now)
     builder = _InventoryBuilder()
     for pod in sorted(pods, key=lambda pod: pod.name):
-        builder.classify(pod, node_health.node_state_of(pod))
+        builder.classify(pod, node_health.node_state_of(pod), node_health.may_return(pod))
     builder.servers.sort(key=lambda server: (server.slot, server.incarnation, server.pod.name))
     return PodInventory(
         servers=tuple(builder.servers),
@@ -200,7 +213,7 @@ class _InventoryBuilder:
     incarnations: set[int] = field(default_factory=set)
     unreachable: set[str] = field(default_factory=set)
 
-    def classify(self, pod: PodView, node_state: NodeState) -> None:
+    def classify(self, pod: PodView, node_state: NodeState, may_return: bool) -> None:
         incarnation, slot, role = (
             incarnation_of_pod(pod),
             slot_of_pod(pod),
@@ -218,7 +231,7 @@ class _InventoryBuilder:
         elif slot is None or role == names.KEPT:
             self.orphans.append(pod)
         else:
-            self.servers.append(Server(pod, slot, incarnation, node_state))
+            self.servers.append(Server(pod, slot, incarnation, node_state, may_return))
             if wrong := _wrong_labels(pod, slot, incarnation):
                 self.mislabelled.append((pod, wrong))
 

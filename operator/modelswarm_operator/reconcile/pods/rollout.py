@@ -104,7 +104,7 @@ class Retirement:
     """Deletes serving pods one by one, as long as their blocks stay covered by others."""
 
     def __init__(self, servers: Iterable[Server], blocks: int, turn: Turn, grace: int) -> None:
-        self._turn, self._grace = turn, grace
+        self._blocks, self._turn, self._grace = blocks, turn, grace
         staying = (server for server in servers if server.pod.name not in turn.deletes)
         self._coverage = coverage_by_model(staying, blocks)
 
@@ -112,14 +112,15 @@ class Retirement:
         """Delete the pod if at least `floor` others serve each of its blocks; of other models, whole routes count."""
         if server.pod.name in self._turn.deletes:
             return
-        if server.is_serving:
-            own = self._coverage[server.model_hash]
+        if server.is_serving or server.may_return:
+            none = [0] * (server.model_blocks or self._blocks)
+            own = self._coverage.setdefault(server.model_hash, none)
             routes = sum(min(each) for each in self._coverage.values() if each is not own)
             first, last = block_range(server, len(own))
-            if any(others + routes <= floor for others in own[first:last]):
+            if any(each - server.is_serving + routes < floor for each in own[first:last]):
                 return
             for block in range(first, last):
-                own[block] -= 1
+                own[block] -= server.is_serving
         self._turn.delete_pod(server.pod, reason, self._grace)
 
 
@@ -192,7 +193,8 @@ def retire_older_plan(
     for server in servers:
         if server.is_terminating or _is_unreachable(server):
             continue
-        if server.is_serving and server.model_hash != model_hash and not covered:
+        may_serve = server.is_serving or server.may_return
+        if may_serve and server.model_hash != model_hash and not covered:
             continue
         retirement.retire(server, floor, "of an earlier plan")
 

@@ -65,9 +65,9 @@ def classify_slot(
     # Pods on a NotReady node stay: the kubelet cannot end them now, and they may return with the node.
     redundant = [
         one
-        for one in (*candidates, *(old for old in outdated if not old.is_serving))
+        for one in (*candidates, *(old for old in outdated if _is_useless(old)))
         if one is not candidate and one.node_state is NodeState.READY
-    ] + [one for one in working if not one.is_serving and one.node_state is NodeState.DEPARTING]
+    ] + [one for one in working if _is_useless(one) and one.node_state is NodeState.DEPARTING]
     departing = [
         one for one in up_to_date if one.is_serving and one.node_state is NodeState.DEPARTING
     ]
@@ -83,6 +83,10 @@ def classify_slot(
         extra=tuple(winners[:-1]),
         newest=servers[-1] if servers else None,
     )
+
+
+def _is_useless(server: Server) -> bool:
+    return not server.is_serving and not server.may_return
 
 
 def _progress_of(server: Server) -> tuple[bool, bool, int]:

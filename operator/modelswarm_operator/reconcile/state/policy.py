@@ -44,6 +44,8 @@ class Policy:
     """A pod whose container is not ready and was restarted this often (5 minutes of kubelet back-off) is replaced."""
     slow_start: float = 600.0
     """A server that is not ready after this, without a reason, is reported."""
+    unready_grace: float = 30.0
+    """An old server that misses its probes for less than this may serve again, so a rollout does not delete it."""
     pool_timeout: float = 600.0
     """A pod without a node for this long is created again for another pool."""
     stuck_after: float = 60.0

@@ -360,6 +360,7 @@ def test_documented_numbers_equal_the_policy() -> None:
         f"run for {policy.stable_after / 60:.0f} minutes",
         f"after {policy.max_restarts} restarts",
         f"(at least {policy.min_budget})",
+        f"stays for {policy.unready_grace:.0f} s",
     ):
         assert sentence in page, sentence
     assert (policy.mass_outage_fraction, policy.budget_per_slot, policy.stuck_after) == (
