@@ -131,16 +131,16 @@ def _surplus_servers(by_slot: ServersBySlot, chosen: WantedSlots) -> list[Server
 
 
 def _retire(spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn, chosen: WantedSlots,
-            surplus: Iterable[Server], from_older_plan: Iterable[Server]) -> None:  # fmt: skip
+            surplus: Iterable[Server], from_older_plan: Sequence[Server]) -> None:  # fmt: skip
     blocks = layout.spans[-1].last
-    cover = coverage_by_model(inventory.servers, blocks).get(layout.model_hash, [0])
-    covered = spec.replicas == 0 or min(cover) > 0
+    covers = coverage_by_model(inventory.servers, blocks)
+    routes = {model_hash: min(cover) for model_hash, cover in covers.items()}
     retirement = Retirement(inventory.servers, blocks, turn, drain_seconds(spec))
     for states in chosen:
         retire_replaced(states, spec, retirement, turn)
     retire_surplus(surplus, spec, retirement)
     waiting = max_unschedulable(chosen)
-    retire_older_plan(from_older_plan, spec, retirement, layout.model_hash, covered, waiting)
+    retire_older_plan(from_older_plan, spec, retirement, layout.model_hash, routes, waiting)
 
 
 def _find_problems(observed: Observed, spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn,

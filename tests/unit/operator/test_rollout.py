@@ -299,6 +299,21 @@ def test_cordoned_server_that_misses_probes_stays() -> None:
     assert cluster.pods[old].view.deleting_since is None
 
 
+def test_model_without_a_route_gives_its_room_to_the_next() -> None:
+    """A model whose tail crashes is corrected in a cluster with room for one more server of each span."""
+    nodes = {name: Node(name, capacity=3) for name in ("n0", "n1")}
+    cluster = ModelCluster(spec=make_spec(2, 2), nodes=nodes)
+    cluster.settle()
+    cluster.is_crashing = lambda pod: (
+        pod.view.annotations[names.SERVED_NAME] == "bad" and pod.view.labels[names.SPAN] == "1"
+    )
+    for name in ("bad", "good"):
+        cluster.edit_spec(model={"source": "demo://counting", "servedName": name})
+        run_turns(cluster, lambda: assert_coverage(cluster, 1), 60)
+    served = [pod.view.annotations[names.SERVED_NAME] for pod in cluster.server_pods()]
+    assert served == ["good"] * 4 and len(cluster.ready_pods()) == 4
+
+
 def test_paused_swarm_changes_nothing() -> None:
     cluster = make_large_cluster()
     cluster.edit_spec(paused=True, replicas=3)

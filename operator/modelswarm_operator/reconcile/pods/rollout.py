@@ -7,7 +7,7 @@ and leaves the good pods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 
 from modelswarm.resources.spec import Spec
@@ -177,26 +177,32 @@ def max_unschedulable(chosen: Iterable[Sequence[SlotState]]) -> int:
 
 
 def retire_older_plan(
-    servers: Iterable[Server],
+    servers: Sequence[Server],
     spec: Spec,
     retirement: Retirement,
     model_hash: str,
-    covered: bool,
+    routes: Mapping[str, int],
     waiting: int,
 ) -> None:
     """Delete pods of an earlier plan when current ones serve their blocks, or wait for room that only these can give.
 
-    Servers of different models cannot share a route, so those of another model stay until the current ones alone form
-    one (`covered`).
+    `routes`: complete routes of each model. Servers of different models cannot share one, so those of another model
+    stay until the current ones alone form one. A model that forms none serves no session, and gives its room away.
     """
     floor = max(min(1, spec.replicas), spec.replicas - waiting)
+    covered = spec.replicas == 0 or routes.get(model_hash, 0) > 0
+    returning = {one.model_hash for one in servers if one.may_return or _is_unreachable(one)}
     for server in servers:
         if server.is_terminating or _is_unreachable(server):
             continue
+        least = floor
         may_serve = server.is_serving or server.may_return
         if may_serve and server.model_hash != model_hash and not covered:
-            continue
-        retirement.retire(server, floor, "of an earlier plan")
+            has_route = routes.get(server.model_hash, 0) > 0 or server.model_hash in returning
+            if has_route or not waiting:
+                continue
+            least = 0
+        retirement.retire(server, least, "of an earlier plan")
 
 
 def _is_unreachable(server: Server) -> bool:
