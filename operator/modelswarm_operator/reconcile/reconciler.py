@@ -23,7 +23,11 @@ from modelswarm_operator.reconcile.model.node_accelerators import (
 )
 from modelswarm_operator.reconcile.model.span_plan import Layout, make_layout
 from modelswarm_operator.reconcile.pods.inventory import classify_pods
-from modelswarm_operator.reconcile.serving_swarm import ServingResult, reconcile_serving
+from modelswarm_operator.reconcile.serving_swarm import (
+    ServingResult,
+    reconcile_serving,
+    suspend_servers,
+)
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import Action, Decision, SetFinalizer, WriteStatus
 from modelswarm_operator.reconcile.state.observed import Observed
@@ -125,10 +129,14 @@ class _Reconciliation:
             self._hold(outcome, "InvalidSpec", self.swarm.spec_problem)
         elif not spec.paused:
             self._reconcile_spec(spec, outcome)
+            if outcome.serving is _NOT_SERVING and spec.replicas == 0 and self.inventory.servers:
+                outcome.serving = suspend_servers(
+                    self.observed, self.builder, spec, self.inventory, self.turn
+                )
         return self._conclude(spec, outcome)
 
     def _hold(self, outcome: _Outcome, reason: str, message: str) -> None:
-        """Start and delete nothing: the running pods are better than the result of such a spec."""
+        """Start and delete nothing but for 0 replicas: the pods are better than the result of such a spec."""
         outcome.is_held = True
         outcome.problems.append(Problem(reason, message))
 

@@ -5,7 +5,7 @@ Called by `reconciler`. Only puts the steps in order; the rules are in the modul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from modelswarm.resources.spec import Spec
@@ -92,6 +92,18 @@ def reconcile_serving(
     )
 
 
+def suspend_servers(
+    observed: Observed, builder: ManifestBuilder, spec: Spec, inventory: PodInventory, turn: Turn
+) -> ServingResult:
+    """Delete the servers of a swarm of 0 replicas whose model or plan is not known."""
+    _clean_up(inventory, turn)
+    retirement = Retirement(inventory.servers, 1, turn, drain_seconds(spec))
+    retire_surplus(inventory.servers, spec, retirement)
+    _forget_slots(turn, ())
+    children = child_actions(builder, observed.children, observed.rejected, turn, (), 0)
+    return ServingResult((), tuple(children), 0, 0, len(inventory.servers))
+
+
 def _clean_up(inventory: PodInventory, turn: Turn) -> None:
     """Correct everything that needs no plan."""
     for server in inventory.servers:
@@ -118,11 +130,15 @@ def _wanted_slots(
     chosen = [
         choose_slots(span, states, wanted, spec.replicas) for span, states in enumerate(every)
     ]
-    keys = {str(state.key) for states in chosen for state in states}
-    for slot in [one for one in turn.slots if names.parse_slot(one) is not None]:
-        if slot not in keys:
-            turn.slots.pop(slot)
+    _forget_slots(turn, {str(state.key) for states in chosen for state in states})
     return chosen
+
+
+def _forget_slots(turn: Turn, kept: Container[str]) -> None:
+    """Drop the history of all other slots of servers."""
+    for slot in [one for one in turn.slots if names.parse_slot(one) is not None]:
+        if slot not in kept:
+            turn.slots.pop(slot)
 
 
 def _surplus_servers(by_slot: ServersBySlot, chosen: WantedSlots) -> list[Server]:

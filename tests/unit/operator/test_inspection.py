@@ -195,6 +195,21 @@ def test_swarm_stays_ready_while_a_deeper_model_starts() -> None:
     assert cluster.status["spansText"] == "0:8=2/2 8:16=2/2"
 
 
+def test_swarm_is_suspended_while_its_model_is_unknown() -> None:
+    cluster = ModelCluster()
+    cluster.settle()
+    cluster.inspection_result = lambda pod: (2, "there is no such model")
+    cluster.edit_spec(model=SOURCE)
+    cluster.run_turn()
+    cluster.edit_spec(replicas=0)
+    for _ in range(10):
+        cluster.run_turn()
+        cluster.pass_time()
+    assert not cluster.server_pods()
+    assert cluster.condition("Ready")["reason"] == "Suspended"
+    assert [kind for kind, _ in cluster.children] == ["Service"]
+
+
 def test_lost_inspection_pod_is_created_again() -> None:
     cluster = make_hub_cluster()
     cluster.force_delete_pod(next(iter(cluster.pods)))

@@ -111,7 +111,7 @@ def _progressing(situation: SwarmSummary) -> ConditionUpdate:
         return ConditionUpdate(PROGRESSING, False, "Paused", message)
     if situation.is_inspecting:
         return ConditionUpdate(PROGRESSING, True, "Inspecting", "A pod inspects the model.")
-    if situation.is_held:
+    if situation.is_held and not situation.surplus:
         message = "Nothing is started or deleted until the spec is corrected; running pods stay."
         return ConditionUpdate(PROGRESSING, False, "Held", message)
     if situation.from_older_plan:

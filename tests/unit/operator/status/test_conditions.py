@@ -202,6 +202,17 @@ def test_span_count_above_the_model_keeps_running_pods() -> None:
     assert set(cluster.pods) == pods and cluster.condition("Degraded")["status"] == "False"
 
 
+def test_swarm_with_an_invalid_spec_can_be_suspended() -> None:
+    cluster = make_settled_cluster()
+    cluster.edit_spec(spans={"count": 9}, replicas=0)
+    cluster.run_turn()
+    assert cluster.condition("Progressing")["reason"] == "Shrinking"
+    cluster.settle()
+    assert not cluster.pods
+    assert cluster.condition("Degraded")["reason"] == "InvalidSpec"
+    assert cluster.condition("Progressing")["reason"] == "Held"
+
+
 def test_too_small_pools_are_an_invalid_spec() -> None:
     cluster = ModelCluster(
         spec=make_spec(2, 1, pools=[{"name": "tiny", "resources": {"limits": {"memory": "1Mi"}}}])
