@@ -72,6 +72,36 @@ def _check_server(template: Any, limits: Mapping[str, Any], where: str) -> None:
                     )
 
 
+def without_devices(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pod's spec without accelerators of the container `server`, and without claims that only it uses."""
+    containers = [_without_devices(one) for one in body["containers"]]
+    used = [
+        _part(claim, "name")
+        for one in (*containers, *_items(body.get("initContainers")))
+        for claim in _items(_part(_part(one, "resources"), "claims"))
+    ]
+    claims = [one for one in _items(body.get("resourceClaims")) if _part(one, "name") in used]
+    rest = {key: value for key, value in body.items() if key != "resourceClaims"}
+    return {**rest, "containers": containers, **({"resourceClaims": claims} if claims else {})}
+
+
+def _without_devices(container: Mapping[str, Any]) -> dict[str, Any]:
+    resources = container.get("resources")
+    if container.get("name") != CONTAINER or not isinstance(resources, Mapping):
+        return dict(container)
+    amounts = {
+        part: {name: given[name] for name in given if not accelerators_of([name])}
+        for part, given in resources.items()
+        if isinstance(given, Mapping)
+    }
+    others = {part: given for part, given in resources.items() if part != "claims"}
+    return {**container, "resources": {**others, **amounts}}
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
 def _part(value: Any, key: str) -> Any:
     """Return a field of an unchecked part of a template; None if it has none."""
     return value.get(key) if isinstance(value, Mapping) else None

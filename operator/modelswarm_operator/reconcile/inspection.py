@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from modelswarm.checkpoint.inspection import REFUSED as EXIT_REFUSED
 from modelswarm.errors import UserError
+from modelswarm.resources.accelerators import without_devices
 from modelswarm.resources.spec import Spec
 from modelswarm.resources.status import ModelStatus
 from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder, inspection_pod
@@ -113,7 +114,8 @@ class _Inspection:
             self._builder, self._spec, self._pool, address, self._slot, incarnation
         )
         patches = patches_of(self._spec, self._pool, self._builder.policy.pod_template)
-        return apply_patches(pod, patches)[0]
+        pod = apply_patches(pod, patches)[0]
+        return {**pod, "spec": without_devices(pod["spec"])}  # servers may have all devices
 
     def _find_problems(self) -> list[Problem]:
         address = self._spec.model.address

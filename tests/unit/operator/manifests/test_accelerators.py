@@ -85,7 +85,7 @@ def asking(amount: int, container: str = "server", kind: str = "containers") -> 
 
 IN_POOL = "spec.pools[0].podTemplate.spec."
 IN_CLUSTER = "the operator's --pod-template.spec."
-CLAIMS = CLAIM["podTemplate"]
+CLAIMS: Any = CLAIM["podTemplate"]
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,39 @@ def test_devices_that_no_plan_counts_are_refused(
     assert degraded["reason"] == "InvalidSpec" and degraded["message"].startswith(field)
     assert "allowed: " in degraded["message"] and "resources.limits" in degraded["message"]
     assert not cluster.pods
+
+
+ASIDE = {"name": "aside", "resources": {"claims": [{"name": "card"}]}}
+CARD = {"name": "card", "resourceClaimTemplateName": "one-card"}
+
+
+@pytest.mark.parametrize(
+    ("pool", "claims"),
+    [
+        (CLAIM, []),
+        (GPU | {"podTemplate": asking(1)}, []),
+        (
+            {
+                "accelerator": {"memory": "1Gi"},
+                "podTemplate": {
+                    "spec": {
+                        "resourceClaims": [*CLAIMS["spec"]["resourceClaims"], CARD],
+                        "containers": [*CLAIMS["spec"]["containers"], ASIDE],
+                    }
+                },
+            },
+            [CARD],
+        ),
+    ],
+)
+def test_inspection_gets_no_device(pool: dict[str, Any], claims: list[dict[str, str]]) -> None:
+    """A new model would never be inspected where the servers of the former one have all devices."""
+    cluster = make_cluster(pool)
+    cluster.run_turn()
+    (pod,) = cluster.pods.values()
+    body = pod.manifest["spec"]
+    assert body.get("resourceClaims", []) == claims
+    assert "gpu" not in json.dumps(body["containers"][0]["resources"])
 
 
 NOTHING: list[Any] = [0, None]
