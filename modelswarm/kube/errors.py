@@ -9,7 +9,7 @@ Raised by `client`, handled by the gateway's reflector and the operator's execut
     ├── KubeUnavailableError         410, 5xx: a write may or may not have happened
     │   └── UnreachableError             no answer, a part of one, or no address of an API server
     ├── UnauthorizedError            401: the credentials are not valid any more
-    └── RejectedError                400, 403, 422: the same request fails again; a person must read the message
+    └── RejectedError                400, 403, 422, and 500 of a webhook that fails: a person must read the message
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from modelswarm.errors import ModelSwarmError
 
 DEFAULT_RETRY_SECONDS = 1.0  # after a 429 that names no time
+_WEBHOOK_FAILED = "failed calling webhook"  # in the message if an admission webhook did not answer
 
 
 class KubeError(ModelSwarmError):
@@ -84,6 +85,8 @@ def error_of(code: int, status: Any, retry_after: str | None) -> KubeError:
     reason = str(status.get("reason") or "")
     message = str(status.get("message") or f"the API server answered {code}")
     kind = _BY_CODE.get(code, KubeUnavailableError if code >= 500 else KubeError)
+    if code == 500 and _WEBHOOK_FAILED in message:  # before anything was stored
+        kind = RejectedError
     return kind(code, reason, message, _retry_seconds(code, retry_after, status))
 
 

@@ -124,6 +124,13 @@ def test_status_code_maps_to_its_error(code: int, kind: type[Exception]) -> None
     assert str(error) == "a message"
 
 
+def test_webhook_that_does_not_answer_is_a_rejection() -> None:
+    """The turn would fail as a whole and be repeated for ever, and no condition would tell."""
+    message = 'Internal error occurred: failed calling webhook "pods.example.io": no endpoints'
+    error = error_of(500, {"reason": "InternalError", "message": message}, None)
+    assert type(error) is RejectedError and "pods.example.io" in str(error)
+
+
 def test_already_exists_differs_from_a_conflict() -> None:
     taken = error_of(409, {"reason": "AlreadyExists"}, None)
     assert isinstance(taken, ConflictError)
