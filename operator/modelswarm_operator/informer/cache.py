@@ -197,8 +197,10 @@ class Cache:
             start_progress=progress,
         )
 
-    def has_nodes_of(self, swarm: SwarmView) -> bool:
-        return all(not pod.node or pod.node in self._nodes for pod in self._pods_of(swarm))
+    def has_usable_nodes_of(self, swarm: SwarmView) -> bool:
+        """Return False if a node of its pods is not known or out of service: those pods are deleted by force."""
+        nodes = [self._nodes.get(pod.node) for pod in self._pods_of(swarm) if pod.node]
+        return all(node is not None and not node.out_of_service for node in nodes)
 
     def has_child(self, kind: Kind, swarm: SwarmView, name: str) -> bool:
         return (kind.kind, name) in self._children(kind, swarm)

@@ -72,7 +72,7 @@ class Resync:
         return self._cache.replace(NODE, items, int(version))
 
     async def resync_swarm(self, swarm: SwarmView) -> set[str]:
-        """List a swarm and its pods, and the nodes if one of its pods is on an unknown node. Raises KubeError."""
+        """List a swarm and its pods, and the nodes if one of them seems to be lost for good. Raises KubeError."""
         try:
             raw = await self._client.get(SWARM.path(swarm.namespace, swarm.name))
         except NotFoundError:
@@ -84,8 +84,8 @@ class Resync:
         query = {"labelSelector": f"{names.SWARM_UID}={swarm.uid}"}
         pods, version = await self._client.list_all(POD.path(swarm.namespace), query)
         changed |= self._cache.replace(POD, pods, int(version), owner=swarm.uid)
-        # Pods of a deleted node are deleted by force: an event of a new node that was missed must not cause that.
-        if not self._cache.can_read_nodes or self._cache.has_nodes_of(swarm):
+        # Pods of such a node are deleted by force: an event of a node that was missed must not cause that.
+        if not self._cache.can_read_nodes or self._cache.has_usable_nodes_of(swarm):
             return changed
         return changed | await self._list_nodes()
 

@@ -15,10 +15,10 @@ from modelswarm.resources.spec import Model, Spec
 from modelswarm_operator.controller.executor import Executor
 from modelswarm_operator.controller.worker import Workers, WorkItem
 from modelswarm_operator.informer.cache import Cache
-from modelswarm_operator.informer.parsing import pod_view
+from modelswarm_operator.informer.parsing import OUT_OF_SERVICE, pod_view
 from modelswarm_operator.informer.resync import Resync
 from modelswarm_operator.kube.events import EventRecorder
-from modelswarm_operator.kube.resources import SWARM
+from modelswarm_operator.kube.resources import NODE, SWARM
 from modelswarm_operator.observability.metrics import Metrics
 from modelswarm_operator.reconcile.manifests.pod_template import apply_patches
 from modelswarm_operator.reconcile.model.facts import parse_inspection
@@ -361,6 +361,24 @@ async def test_resync_lists_nodes_that_pods_name_and_the_cache_lacks() -> None:
     assert [pod.node for pod in seen.pods] == ["fresh"] and "fresh" in seen.nodes
     await resync.resync_swarm(seen.swarm)
     assert api.listed == ["pods", "nodes", "pods"]
+
+
+async def test_resync_lists_nodes_that_seem_to_be_out_of_service() -> None:
+    """Otherwise new pods of a node that came back were force-deleted while the watch of nodes stalls."""
+    api: Any = OneSwarmApi()
+    cache = Cache()
+    cache.can_read_nodes = True
+    cache.apply_event(SWARM, False, api.swarm)
+    before = {**api.node["metadata"], "resourceVersion": "4"}
+    taints = [{"key": OUT_OF_SERVICE}]
+    cache.apply_event(NODE, False, {"metadata": before, "spec": {"taints": taints}})
+    seen = cache.observed("S")
+    assert seen is not None
+    await Resync(api, cache, Metrics(), ()).resync_swarm(seen.swarm)
+    assert api.listed == ["pods", "nodes"]
+    seen = cache.observed("S")
+    assert seen is not None and seen.nodes is not None
+    assert not seen.nodes["fresh"].out_of_service
 
 
 class PodKeepingApi:
