@@ -90,8 +90,10 @@ class _Inspection:
             return _result_of(self._spec, pod)
         except UserError as error:
             self._turn.delete_pod(pod, "its inspection failed")
-            self._turn.record_failure(self._slot, error.message)
-            self._turn.allocate(self._slot)
+            # With a successor in flight it was counted before: it could not be deleted.
+            if not self._turn.is_in_flight(self._slot):
+                self._turn.record_failure(self._slot, error.message)
+                self._turn.allocate(self._slot)
             return None
 
     def _ensure_pod(self) -> None:

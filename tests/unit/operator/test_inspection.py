@@ -114,6 +114,16 @@ def test_refused_model_is_reported_and_retried_later() -> None:
     assert cluster.status["incarnation"] == before and cluster.decide().actions == []
 
 
+def test_inspection_that_cannot_be_deleted_fails_once() -> None:
+    """A policy may refuse its deletion, and the operator may end before it."""
+    cluster = make_hub_cluster()
+    end_inspection(cluster, 2, "there is no such model")
+    for _ in range(5):
+        cluster.run_turn(max_actions=1)
+    assert cluster.status["slots"][0]["failures"] == 1
+    assert cluster.status["incarnation"] == 2
+
+
 def test_killed_inspection_is_reported_as_failed() -> None:
     cluster = make_hub_cluster()
     end_inspection(cluster, 137, "")
