@@ -21,7 +21,7 @@ _HUB = "hf://"
 
 def pinned_address(known: ModelStatus) -> str:
     """Return the address that servers load: the commit that was inspected, so that later pods have the same weights."""
-    if not is_from_hub(known) or not known.revision:
+    if not is_from_hub(known.source) or not known.revision:
         return known.source
     return f"{known.source.partition('@')[0]}@{known.revision}"
 
@@ -61,9 +61,9 @@ def _status(address: str, tokenizer: str | None, message: str) -> ModelStatus:
     return ModelStatus.model_validate({**document, **given})
 
 
-def is_from_hub(known: ModelStatus) -> bool:
-    """Return True if servers download the weights."""
-    return known.source.startswith(_HUB)
+def is_from_hub(source: str) -> bool:
+    """Return True if servers download the files of this address."""
+    return source.startswith(_HUB)
 
 
 def facts_of(known: ModelStatus) -> ModelFacts:

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from modelswarm.errors import UserError
-from modelswarm.placement.memory import ServerMemory
+from modelswarm.placement.memory import ServerMemory, adapter_bytes
 from modelswarm.placement.plan import plan_swarm, pool_hardware
 from modelswarm.placement.quantity import quantity_of
+from modelswarm.placement.spans import Span
 from modelswarm.resources.spec import (
     API_VERSION,
     KIND,
     Metadata,
+    Model,
     ModelSwarm,
     Pool,
     Spec,
@@ -55,7 +57,7 @@ class Layout:
     source: str
     served_name: str
     max_length: int
-    cache_limit: int  # bytes of the hub cache of a server: all weight files, and a margin
+    cache_limit: int  # bytes of the hub cache of a server: all weight files, adapters and a margin
     cache_requests: tuple[int, ...]  # bytes that a server of each span downloads; 0: none
 
     @property
@@ -105,6 +107,7 @@ def make_layout(
         for span in spans
         for pool in pools
     }  # fmt: skip
+    adapters = _adapter_files(spec.model, known)
     return Layout(
         plan=plan,
         blocks=tuple(f"{span.first}:{span.last}" for span in spans),
@@ -114,8 +117,8 @@ def make_layout(
         source=shared["source"],
         served_name=shared["served"],
         max_length=spec.sessions.max_length or known.context,
-        cache_limit=_with_margin(known.file_bytes if is_from_hub(known) else 0),
-        cache_requests=_cache_requests(known, spans),
+        cache_limit=_with_margin(adapters + (known.file_bytes if is_from_hub(known.source) else 0)),
+        cache_requests=_cache_requests(known, spans, adapters),
     )
 
 
@@ -123,13 +126,27 @@ def _with_margin(size: int) -> int:
     return size + size // 5 + CACHE_MARGIN_BYTES
 
 
-def _cache_requests(known: ModelStatus, spans: Sequence[PlannedSpan]) -> tuple[int, ...]:
-    """A server downloads only the files with its blocks, of which the first and the last may have others too."""
-    if not is_from_hub(known):
-        return (0,) * len(spans)
+def _adapter_files(model: Model, known: ModelStatus) -> int:
+    """Return the most bytes that the adapters of a hub have: weights of the largest rank in float32."""
+    count = sum(is_from_hub(adapter.source) for adapter in model.adapters)
+    if not count:
+        return 0
+    span = Span(0, known.blocks)
+    return adapter_bytes(facts_of(known), span, "float32", count, model.max_lora_rank)
+
+
+def _cache_requests(
+    known: ModelStatus, spans: Sequence[PlannedSpan], adapters: int
+) -> tuple[int, ...]:
+    """A server downloads only the files with its blocks, of which the first and the last may have others too.
+
+    `adapters`: bytes of those that it downloads.
+    """
+    if not is_from_hub(known.source):
+        return (_with_margin(adapters) if adapters else 0,) * len(spans)
     facts = facts_of(known)
     sizes = (facts.weight_bytes(span.first, span.last, facts.dtype) for span in spans)
-    return tuple(_with_margin(size) for size in sizes)
+    return tuple(_with_margin(adapters + size) for size in sizes)
 
 
 def _shared_input(name: str, spec: Spec, known: ModelStatus) -> dict[str, Any]:

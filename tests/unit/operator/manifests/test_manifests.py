@@ -123,6 +123,21 @@ def test_hub_cache_of_a_server_is_bounded_by_the_models_files() -> None:
     assert 1 << 30 < bytes_of(request, "request") < 2 << 30, "half of the demo model, and a margin"
 
 
+def test_hub_cache_has_room_for_adapters_of_a_hub() -> None:
+    """The kubelet evicts a pod whose files exceed the limit, again and again."""
+    adapters = [{"name": f"a{number}", "source": "hf://org/adapter"} for number in range(64)]
+    sizes = []
+    for rank in (256, 512):
+        model = {"source": "pvc://weights/llama", "adapters": adapters, "maxLoraRank": rank}
+        cluster = ModelCluster(spec=make_spec(2, 1, model=model))
+        cluster.settle()
+        body = cluster.server_pods()[0].manifest["spec"]
+        limit = disk_limits(body)["hub-cache"]
+        assert body["containers"][0]["resources"]["requests"]["ephemeral-storage"] == limit
+        sizes.append(bytes_of(limit, "limit") - (1 << 30))
+    assert sizes[0] > 64 << 20 and abs(sizes[1] - 2 * sizes[0]) < 4 << 20
+
+
 @pytest.mark.parametrize("kind", ["requests", "limits"])
 def test_disk_request_of_the_pool_replaces_the_operators(kind: str) -> None:
     body = create_hub_server(1, resources={kind: {"ephemeral-storage": "7Gi"}})
