@@ -12,6 +12,7 @@ from typing import Any
 
 from modelswarm.resources.accelerators import CAPABILITY_LABEL, accelerators_of, memory_label
 from modelswarm.resources.spec import Pool
+from modelswarm_operator.reconcile.manifests.strategic_merge import merge_pod
 from modelswarm_operator.reconcile.state.observed import NodeView
 
 _MIB = 1 << 20
@@ -39,8 +40,8 @@ def find_accelerators(
     """
     memory: dict[str, int] = {}
     capabilities: list[int] = []
-    for pool in pools:
-        selector = _node_selector(cluster_template) | _node_selector(pool.pod_template or {})
+    for index, pool in enumerate(pools):
+        selector = _node_selector(cluster_template, pool, f"spec.pools[{index}].podTemplate")
         for resource in accelerators_of(pool.resources.limits):  # one at most
             matching = [
                 node.labels
@@ -55,10 +56,14 @@ def find_accelerators(
 
 
 def _numbers(matching: list[Mapping[str, str]], label: str) -> Iterator[int]:
-    return (int(labels[label]) for labels in matching if labels.get(label, "").isdecimal())
+    """Yield the numbers of the label; a device whose driver does not tell its memory has 0."""
+    found = (labels.get(label, "") for labels in matching)
+    return (number for text in found if text.isdecimal() and (number := int(text)) > 0)
 
 
-def _node_selector(template: Mapping[str, Any]) -> dict[str, Any]:
-    spec = template.get("spec")
+def _node_selector(cluster_template: Mapping[str, Any], pool: Pool, where: str) -> dict[str, Any]:
+    """Return the nodeSelector of the pool's pods. The pool's patch may remove labels of the other one."""
+    merged = merge_pod(merge_pod({}, cluster_template, where), pool.pod_template or {}, where)
+    spec = merged.get("spec")
     selector = spec.get("nodeSelector") if isinstance(spec, dict) else None
     return dict(selector) if isinstance(selector, dict) else {}

@@ -351,3 +351,20 @@ def test_smallest_gpu_of_matching_nodes_is_the_pools(
     everywhere = {"spec": {"nodeSelector": {"kind": "l4"}}}
     both = find_accelerators((pool,), NODES, everywhere).memory
     assert both.get("a") == (24 << 30 if selector.get("kind", "l4") == "l4" else both.get("a"))
+
+
+@pytest.mark.parametrize("selector", [None, {"kind": None}, {"$patch": "replace"}])
+def test_cleared_selector_of_all_pods_matches_every_node(selector: dict[str, Any] | None) -> None:
+    gpu = {"limits": {"nvidia.com/gpu": 1}}
+    template = {"spec": {"nodeSelector": selector}}
+    pool = Pool.model_validate({"name": "a", "resources": gpu, "podTemplate": template})
+    everywhere = {"spec": {"nodeSelector": {"kind": "h100"}}}
+    assert find_accelerators((pool,), NODES, everywhere).memory == {"a": 24 << 30}
+
+
+def test_memory_of_zero_tells_nothing() -> None:
+    pool = Pool.model_validate({"name": "a", "resources": {"limits": {"nvidia.com/gpu": 1}}})
+    labels = {LABEL: "0", CAPABILITY: "12"}
+    node = NodeView("n", ready=True, labels=labels, allocatable={"nvidia.com/gpu": "1"})
+    found = find_accelerators((pool,), {"n": node}, {})
+    assert (found.memory, found.capability) == ({}, 12)
