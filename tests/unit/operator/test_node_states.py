@@ -141,6 +141,17 @@ def test_node_timestamp_in_the_future_delays_nothing() -> None:
     assert cluster.condition("Degraded")["reason"] == "NodeNotReady"
 
 
+def test_slow_clock_delays_no_replacement_on_a_lost_node() -> None:
+    cluster = make_old_cluster()
+    for pod in cluster.server_pods():
+        later = cluster.now + 3600.0
+        cluster.set_pod(pod.name, created=later, scheduled=later)
+    lost = list_pods_on_node(cluster, "n0")
+    cluster.set_node_not_ready("n0")
+    run_turns(cluster, int(POLICY.not_ready_grace) + 1)
+    assert cluster.status["incarnation"] == 4 + len(lost)
+
+
 def test_empty_node_list_deletes_no_pod() -> None:
     cluster = make_old_cluster()
     cluster.nodes.clear()

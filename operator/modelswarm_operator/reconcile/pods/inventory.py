@@ -134,7 +134,7 @@ class NodeHealth:
         if self._nodes is None or not pod.node:
             return NodeState.READY
         node = self._nodes.get(pod.node)
-        placed = max(pod.created, pod.scheduled or 0.0)
+        placed = self._time_of(max(pod.created, pod.scheduled or 0.0))
         if node is None:
             # A pod may be placed on a node that is so new that no event of it has come yet.
             known = self._has_passed(placed + self._policy.unknown_node_grace)
@@ -166,9 +166,12 @@ class NodeHealth:
         return not self._has_passed(since + self._policy.unready_grace)
 
     def _down_since(self, node: NodeView) -> float:
-        """Return 0 (long ago) if the time is not known, or lies in the future because this clock is slow."""
-        since = node.not_ready_since or 0.0
-        return since if since <= self._now + _MAX_CLOCK_SKEW else 0.0
+        """Return 0 (long ago) if the time is not known."""
+        return self._time_of(node.not_ready_since or 0.0)
+
+    def _time_of(self, moment: float) -> float:
+        """Return 0 (long ago) for a time that lies in the future, because this clock is slow."""
+        return moment if moment <= self._now + _MAX_CLOCK_SKEW else 0.0
 
     def _has_passed(self, moment: float) -> bool:
         if self._now >= moment:
