@@ -6,6 +6,7 @@ the Pod Security level `restricted`. A change here reaches a pod when it is repl
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -314,7 +315,11 @@ def claims_of(model: Model) -> tuple[str, ...]:
 
 
 def _claim_volume(claim: str) -> str:
-    return "claim-" + claim.replace(".", "-")[:57].rstrip("-")
+    """Return the name of the claim's volume, which has no dots and at most 63 characters."""
+    if "." not in claim and len(claim) <= 57:
+        return f"claim-{claim}"
+    digest = hashlib.sha256(claim.encode()).hexdigest()  # others may differ in the rest only
+    return f"claim-{claim.replace('.', '-')[:48]}-{digest[:8]}"
 
 
 def inspection_pod(

@@ -247,6 +247,17 @@ def test_claims_of_adapters_are_mounted_once_each() -> None:
     assert claims.keys() <= mounts
 
 
+def test_volumes_of_similar_claims_have_names_that_differ() -> None:
+    """The API server refuses a pod with two volumes of one name."""
+    claims = ["a-b", "a.b", f"{'c' * 60}1", f"{'c' * 60}2"]
+    adapters = [{"name": f"l{n}", "source": f"pvc://{claim}/l"} for n, claim in enumerate(claims)]
+    model = {"source": "demo://counting", "adapters": adapters}
+    spec = create_first_pod(ModelCluster(spec=make_spec(1, 1, model=model)))["spec"]
+    volumes = [one["name"] for one in spec["volumes"] if "persistentVolumeClaim" in one]
+    assert len(set(volumes)) == len(claims) and volumes[0] == "claim-a-b"
+    assert all(len(name) <= 63 and "." not in name for name in volumes)
+
+
 def test_every_wanted_owner_must_be_there_and_others_may() -> None:
     one, two = (
         {"ownerReferences": [{"uid": "a"}]},
