@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from modelswarm.checkpoint.inspection import REFUSED as EXIT_REFUSED
 from modelswarm.errors import UserError
 from modelswarm.resources.accelerators import without_devices
-from modelswarm.resources.spec import Spec
+from modelswarm.resources.spec import Pool, Spec
 from modelswarm.resources.status import ModelStatus
 from modelswarm_operator.reconcile.manifests.manifests import ManifestBuilder, inspection_pod
 from modelswarm_operator.reconcile.manifests.pod_template import apply_patches, patches_of
@@ -60,7 +60,7 @@ class _Inspection:
         turn: Turn,
     ) -> None:
         self._builder, self._spec, self._inventory, self._turn = builder, spec, inventory, turn
-        self._pool = (spec.pools or (DEFAULT_POOL,))[0]
+        self._pools = spec.pools or (DEFAULT_POOL,)
         self._slot = self._slot_name()
         self._rejection = observed.rejected.get(self._slot, "")
         self._diagnosis = PodDiagnosis(turn, observed.nodes)
@@ -69,7 +69,7 @@ class _Inspection:
 
     def _slot_name(self) -> str:
         """Return a name made from all inputs of the pod, so that a corrected document starts without failures."""
-        parts = (self._spec.model, self._pool)
+        parts = (self._spec.model, *self._pools)
         text = "".join(part.model_dump_json(by_alias=True, exclude_defaults=True) for part in parts)
         return f"{names.INSPECT_SLOT}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -104,18 +104,35 @@ class _Inspection:
         working = [pod for pod in self._pods if _is_running(pod) and pod.name not in turn.deletes]
         for pod in working[:-1]:
             turn.delete_pod(pod, "a later inspection runs")
-        if working:
+        if working and not self._leave_full_pool(working[-1]):
             return
         if not turn.is_in_flight(slot):
             turn.allocate(slot)
         turn.create_due(slot, self._rejection, self._build_pod)
 
+    def _leave_full_pool(self, pod: PodView) -> bool:
+        """Delete the pod if it waited too long for a node of its pool and there is another pool."""
+        if len(self._pools) < 2 or not pod.unschedulable:
+            return False
+        moment = pod.created + self._turn.policy.pool_timeout
+        if self._turn.now < moment:
+            self._turn.requeue_at(moment)
+            return False
+        self._turn.delete_pod(pod, "its pool has no room; another is tried")
+        return True
+
+    def _next_pool(self) -> Pool:
+        """Return the pool of the last pod, or the one after it if that has no room; at first the first one."""
+        for pod in self._pods[-1:]:
+            for index, pool in enumerate(self._pools):
+                if pool.name == pod.annotations.get(names.POOL):
+                    return self._pools[(index + bool(pod.unschedulable)) % len(self._pools)]
+        return self._pools[0]
+
     def _build_pod(self, incarnation: int) -> Json:
-        address = self._spec.model.address
-        pod = inspection_pod(
-            self._builder, self._spec, self._pool, address, self._slot, incarnation
-        )
-        patches = patches_of(self._spec, self._pool, self._builder.policy.pod_template)
+        address, pool = self._spec.model.address, self._next_pool()
+        pod = inspection_pod(self._builder, self._spec, pool, address, self._slot, incarnation)
+        patches = patches_of(self._spec, pool, self._builder.policy.pod_template)
         pod = apply_patches(pod, patches)[0]
         return {**pod, "spec": without_devices(pod["spec"])}  # servers may have all devices
 

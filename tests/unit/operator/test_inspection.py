@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from support.operator.model_cluster import ModelCluster, inspect_demo_model, make_spec
+from support.operator.model_cluster import ModelCluster, Node, inspect_demo_model, make_spec
 
 from modelswarm.checkpoint.inspection import facts_document, inspect_model
 from modelswarm_operator.reconcile.state import names
@@ -177,6 +177,22 @@ def test_inspection_has_the_amounts_that_a_quota_demands() -> None:
     cluster = make_hub_cluster()
     (pod,) = cluster.pods.values()
     assert pod.manifest["spec"]["containers"][0]["resources"] == {}
+
+
+def test_inspection_without_room_moves_to_another_pool() -> None:
+    pools = [{"name": "a"}, {"name": "b"}]
+    nodes = {"full": Node("full", capacity=0)}
+    cluster = ModelCluster(spec=make_spec(1, 1, model=SOURCE, pools=pools), nodes=nodes)
+    found = []
+    for _ in range(3):
+        cluster.run_turn()
+        cluster.pass_time()
+        (pod,) = cluster.pods.values()
+        found.append(pod.view.annotations[names.POOL])
+        cluster.run_turn()
+        assert cluster.wake_at is not None
+        cluster.now = cluster.wake_at
+    assert found == ["a", "b", "a"]
 
 
 def test_old_servers_stay_while_a_new_model_is_inspected() -> None:

@@ -325,7 +325,7 @@ def _claim_volume(claim: str) -> str:
 def inspection_pod(
     builder: ManifestBuilder, spec: Spec, pool: Pool, address: str, key: str, incarnation: int
 ) -> Json:
-    """Return a pod that sees the same weights, token and volumes as a server of the first pool, and ends by itself."""
+    """Return a pod that sees the same weights, token and volumes as a server of the pool, and ends by itself."""
     name = names.pod_name(builder.swarm.name, builder.swarm.uid, names.INSPECT, incarnation)
     meta = builder.metadata(name)
     meta["labels"] |= {
@@ -335,6 +335,7 @@ def inspection_pod(
         names.INCARNATION: str(incarnation),
     }
     meta["annotations"] = {
+        names.POOL: pool.name,
         names.TEMPLATE_HASH: key,
         names.SLOT: names.INSPECT_SLOT,
         **_template_annotation(spec.model),
