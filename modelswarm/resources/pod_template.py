@@ -69,8 +69,8 @@ POD_TEMPLATE: dict[str, Any] = {
         "spec": {
             "type": "object",
             "description": "The patch over the pod's spec; any field of a pod. The operator overrides restartPolicy, "
-            "terminationGracePeriodSeconds (set by spec.rollout.drainTimeout), and the server's own arguments, ports "
-            "and probes.",
+            "terminationGracePeriodSeconds (set by spec.rollout.drainTimeout), and the server's own command, arguments "
+            "and ports.",
             "properties": {name: kind | {"description": text} for name, kind, text in _SPEC},
             **_OPEN,
         },
