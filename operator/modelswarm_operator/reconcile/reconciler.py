@@ -41,6 +41,8 @@ from modelswarm_operator.reconcile.status.conditions import (
     apply_updates,
     transition_events,
 )
+from modelswarm_operator.reconcile.status.memory_advice import MemoryAdvice
+from modelswarm_operator.reconcile.status.pod_diagnosis import PodDiagnosis
 from modelswarm_operator.reconcile.status.problems import Problem, shorten
 from modelswarm_operator.reconcile.status.status import ReadyCounts, build_status, count_ready
 
@@ -133,7 +135,19 @@ class _Reconciliation:
                 outcome.serving = suspend_servers(
                     self.observed, self.builder, spec, self.inventory, self.turn
                 )
+        if spec is not None and outcome.serving is _NOT_SERVING:
+            outcome.problems += self._diagnose(spec)
         return self._conclude(spec, outcome)
+
+    def _diagnose(self, spec: Spec) -> list[Problem]:
+        """Return the problems of servers that this turn leaves as they are."""
+        plan, model = self.stored.plan, self.stored.model
+        if plan is None or not plan.spans or model is None:
+            return []
+        max_length = spec.sessions.max_length or model.context or 1
+        memory = MemoryAdvice.for_plan(spec, plan.spans, max_length)
+        diagnosis = PodDiagnosis(self.turn, self.observed.nodes, memory)
+        return diagnosis.diagnose_servers(self.inventory.servers)
 
     def _hold(self, outcome: _Outcome, reason: str, message: str) -> None:
         """Start and delete nothing but for 0 replicas: the pods are better than the result of such a spec."""

@@ -161,7 +161,7 @@ def _retire(spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn, cho
 
 def _find_problems(observed: Observed, spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn,
               chosen: WantedSlots) -> list[Problem]:  # fmt: skip
-    memory = MemoryAdvice.for_layout(spec, layout)
+    memory = MemoryAdvice.for_plan(spec, layout.spans, layout.max_length)
     drain = float(drain_seconds(spec))
     found = PodDiagnosis(turn, observed.nodes, memory).diagnose_servers(inventory.servers)
     found += node_problems(inventory, turn.policy, turn.now, drain)

@@ -328,6 +328,16 @@ def test_paused_swarm_changes_nothing() -> None:
     assert len(cluster.ready_pods()) == 6
 
 
+def test_paused_swarm_reports_its_failing_servers() -> None:
+    cluster = make_large_cluster()
+    failed = ContainerView(restarts=1, exit_code=1, exit_reason="Error", exit_message="boom")
+    cluster.set_pod(cluster.ready_pods()[0], ready=False, container=failed)
+    cluster.edit_spec(paused=True)
+    cluster.run_turn()
+    degraded = cluster.condition("Degraded")
+    assert degraded["reason"] == "Crashing" and "boom" in degraded["message"]
+
+
 def test_new_server_image_replaces_no_pod() -> None:
     cluster = make_large_cluster()
     cluster.policy = replace(

@@ -6,13 +6,13 @@ that too. Then the number of sessions is to be set.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from modelswarm.placement.plan import full_sessions
 from modelswarm.placement.quantity import bytes_of
 from modelswarm.resources.spec import Spec
-from modelswarm_operator.reconcile.model.span_plan import Layout
+from modelswarm.resources.status import PlannedSpan
 
 _STEP = 64 << 20
 """Suggested limits are a multiple of this many bytes."""
@@ -28,14 +28,14 @@ class MemoryAdvice:
     max_length: int = 0
 
     @classmethod
-    def for_layout(cls, spec: Spec, layout: Layout) -> MemoryAdvice:
+    def for_plan(cls, spec: Spec, spans: Sequence[PlannedSpan], max_length: int) -> MemoryAdvice:
         limits = {
             pool.name: str(pool.resources.limits["memory"])
-            for pool in layout.pools
+            for pool in spec.pools
             if "memory" in pool.resources.limits
         }
-        planned = min(full_sessions(span.pages, layout.max_length) for span in layout.spans)
-        return cls(limits, spec.sessions.concurrent, planned, layout.max_length)
+        planned = min(full_sessions(span.pages, max_length) for span in spans)
+        return cls(limits, spec.sessions.concurrent, planned, max_length)
 
     def explain_kill(self, pool: str) -> str:
         """Return how much was used and what to change, after `Pod x was killed for using more than`."""
