@@ -195,6 +195,12 @@ def test_view_and_edit_roles_include_swarms() -> None:
     assert ("modelswarm.io", "modelswarms/scale", "update") in _granted(edit)
 
 
+def test_no_rbac_object_is_created_unless_asked() -> None:
+    """An account without the right to grant roles cannot install any."""
+    kinds = ("Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
+    assert of_kind(render(None, "--set", "rbac.create=false"), *kinds) == []
+
+
 def test_large_number_of_a_values_file_is_a_whole_number(tmp_path: Path) -> None:
     """Helm reads such a number as a float, and would print 1e+06."""
     values = tmp_path / "values.yaml"
