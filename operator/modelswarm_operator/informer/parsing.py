@@ -103,6 +103,7 @@ def pod_view(raw: Json) -> PodView:
         node=(raw.get("spec") or {}).get("nodeName") or "",
         ip=status.get("podIP") or "",
         deleting_since=_deleting_since(meta),
+        deleting_until=parse_time(meta.get("deletionTimestamp")),
         ready=ready.get("status") == "True",
         unready_since=None
         if ready.get("status") == "True"

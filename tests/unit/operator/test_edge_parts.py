@@ -232,6 +232,7 @@ def test_pod_view_reads_every_field() -> None:
     assert view.ready
     assert view.node == "n"
     assert view.deleting_since == parse_time("2026-11-21T10:05:00Z")
+    assert view.deleting_until == parse_time("2026-11-21T10:05:30Z")
     assert view.disruption == "EvictionByEvictionAPI"
     assert (view.container.restarts, view.container.exit_code) == (2, 137)
     assert view.container.exit_message == "too much"

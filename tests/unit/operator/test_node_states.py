@@ -218,6 +218,21 @@ def test_pod_stuck_on_a_dead_node_is_replaced_and_reported() -> None:
     assert lost in cluster.pods
 
 
+def test_pod_within_its_own_longer_grace_period_is_not_stuck() -> None:
+    """The grace period is the drain limit of the spec with which the pod was created."""
+    cluster = make_old_cluster()
+    cluster.edit_spec(rollout={"drainTimeout": "1m"})
+    name = cluster.ready_pods()[0]
+    cluster.set_node_not_ready(cluster.pods[name].view.node)
+    cluster.set_pod(name, deleting_since=cluster.now, deleting_until=cluster.now + 1800.0)
+    cluster.pass_time(1800.0)
+    cluster.run_turn()
+    assert "Pods do not end" not in cluster.condition("Degraded")["message"]
+    cluster.pass_time(POLICY.stuck_after)
+    cluster.run_turn()
+    assert "Pods do not end" in cluster.condition("Degraded")["message"]
+
+
 def test_pods_of_a_cordoned_node_are_replaced_before_deletion() -> None:
     cluster = make_old_cluster()
     leaving = list_pods_on_node(cluster, "n1")

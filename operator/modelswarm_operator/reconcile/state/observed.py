@@ -62,6 +62,7 @@ class PodView:
     node: str = ""
     ip: str = ""
     deleting_since: float | None = None
+    deleting_until: float | None = None  # end of its grace period
     ready: bool = False
     unready_since: float | None = None  # time at which it became unready, also at its start
     scheduled: float | None = None  # time of its placement on a node

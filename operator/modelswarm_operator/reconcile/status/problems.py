@@ -112,8 +112,9 @@ def next_stuck_at(
 
 
 def _stuck_at(server: Server, policy: Policy, drain_timeout: float) -> float:
-    since = server.pod.deleting_since
-    return math.inf if since is None else since + drain_timeout + policy.stuck_after
+    """A pod may have a longer grace period than the spec says now, which is that of its creation."""
+    since, until = server.pod.deleting_since, server.pod.deleting_until or 0.0
+    return math.inf if since is None else max(since + drain_timeout, until) + policy.stuck_after
 
 
 def rejection(what: str, cause: str) -> Problem:
