@@ -192,9 +192,9 @@ class _Reconciliation:
         return find_accelerators(spec.pools, self.observed.nodes, self.policy.pod_template)
 
     def _find_model(self, spec: Spec, outcome: _Outcome) -> ModelStatus | None:
-        """Return None while an inspection runs."""
+        """Return None while an inspection runs, and for a suspended swarm, which has no pod at all."""
         known = known_model(spec.model, self.stored.model)
-        if known is not None:
+        if known is not None or spec.replicas == 0:
             end_inspections(self.inventory, self.turn)
             return known
         result = inspect_swarm_model(self.observed, self.builder, spec, self.inventory, self.turn)

@@ -236,6 +236,17 @@ def test_swarm_is_suspended_while_its_model_is_unknown() -> None:
     assert [kind for kind, _ in cluster.children] == ["Service"]
 
 
+def test_suspended_swarm_inspects_no_model() -> None:
+    cluster = ModelCluster(spec=make_spec(2, 0, model=SOURCE))
+    cluster.settle()
+    assert not cluster.used_incarnations
+    assert cluster.condition("Ready")["reason"] == "Suspended"
+    assert cluster.condition("Progressing")["reason"] == "Settled"
+    cluster.edit_spec(replicas=1)
+    cluster.settle()
+    assert len(cluster.ready_pods()) == 2
+
+
 def test_lost_inspection_pod_is_created_again() -> None:
     cluster = make_hub_cluster()
     cluster.force_delete_pod(next(iter(cluster.pods)))
