@@ -14,7 +14,7 @@ Raised everywhere; turned into exit codes, HTTP statuses and gRPC codes only at 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class ModelSwarmError(Exception):
@@ -23,6 +23,17 @@ class ModelSwarmError(Exception):
     retryable: ClassVar[bool] = False
     is_user_error: bool = False  # True: the same input fails again
     exit_code: ClassVar[int] = 2  # of a process that ends with it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by the sentence and the fields: constructors of subclasses take other arguments.
+
+        An error that cannot be unpickled stops a pool of processes for ever.
+        """
+        return _restore_error, (type(self), *self.args), self.__dict__
+
+
+def _restore_error(kind: type[ModelSwarmError], *arguments: Any) -> ModelSwarmError:
+    return kind.__new__(kind, *arguments)
 
 
 class UserError(ModelSwarmError):
