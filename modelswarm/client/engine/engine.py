@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import cached_property
 from typing import Any, Self, Unpack
 
@@ -163,12 +163,14 @@ class Engine:
     def close(self) -> None:
         """Close the sessions and end what runs; stop a private swarm. May be called twice."""
         self._is_closed = True
-        for session in list(self._sessions):
-            session.close()
-        if "_connection" in vars(self):
-            self._connection.close()
-        self._client.close()
-        self._pipe.close()
+        # The last one is called first. A session that another thread uses must not keep a swarm running.
+        with ExitStack() as closings:
+            closings.callback(self._pipe.close)
+            closings.callback(self._client.close)
+            if "_connection" in vars(self):
+                closings.callback(self._connection.close)
+            for session in list(self._sessions):
+                closings.callback(session.close)
 
     def __enter__(self) -> Self:
         return self
