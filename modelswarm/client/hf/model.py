@@ -7,7 +7,7 @@ transformers merges the configurations, checks lengths and masks, and builds pro
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -148,7 +148,8 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         try:
             yield session
         finally:
-            self._active.reset(token)
+            with suppress(ValueError):  # a generator may end in another context than it began in
+                self._active.reset(token)
 
     # ---- generate
 

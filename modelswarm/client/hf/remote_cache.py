@@ -79,6 +79,9 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
     def close(self) -> None:
         """Close the sessions that this cache has opened. It takes no further positions."""
         self._is_closed = True
+        self._free()
+
+    def _free(self) -> None:
         if self._fixed is None:
             for session in self._sessions:
                 session.close()
@@ -108,7 +111,13 @@ class RemoteCache(_hf.Cache):  # type: ignore[misc]
         logs = [[*log, *tokens] for log, tokens in zip(before, new, strict=True)]
         last = (torch.ones_like(ids) if mask is None else mask)[:, -keep:].bool().cpu()
         found = torch.zeros(*last.shape, self._vocabulary)
-        for place, row in enumerate(self._read_rows(logs, last.sum(-1).tolist())):
+        try:
+            rows = self._read_rows(logs, last.sum(-1).tolist())
+        except BaseException:
+            if not self._logs:  # no caller has this cache yet, and the error keeps it alive
+                self._free()
+            raise
+        for place, row in enumerate(rows):
             if row is not None:
                 found[place, last[place]] = row
         self._logs, self._length = logs, self._length + ids.shape[1]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from copy import copy
 from typing import Any, Literal, Self, TypeAlias, get_args
 
@@ -66,8 +66,8 @@ class ModelSession:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._exit.close()
-        self.close()
+        with closing(self):
+            self._exit.close()
 
     @property
     def position(self) -> int:
