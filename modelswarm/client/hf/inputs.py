@@ -128,11 +128,17 @@ def check_padding(ids: Tensor, pad: int | None, eos: list[int]) -> None:
 
 
 def infer_mask(ids: Tensor, pad: int | None, eos: list[int]) -> Tensor | None:
-    """Return the mask that transformers infers for inputs without one; None if it infers no padding."""
+    """Return the mask that transformers infers for inputs without one; None if it infers no padding.
+
+    Raise ArgumentError for rows that end with padding.
+    """
     if pad is None or pad in eos:
         return None
-    mask = ids != pad
-    return mask.long() if bool(mask.any(-1).all()) and not bool(mask.all()) else None
+    mask = (ids != pad).long()
+    if bool(mask.all()) or not bool(mask.any(-1).all()):
+        return None
+    check_mask(mask, ids)
+    return mask
 
 
 def _check_begins(ids: Tensor, pad: int | None, reason: str) -> None:

@@ -15,7 +15,13 @@ from modelswarm.client.engine.session import InferenceSession, _to_tensor
 from modelswarm.client.hf import AutoDistributedModelForCausalLM
 from modelswarm.client.hf.auto import _compare_config
 from modelswarm.client.hf.errors import ArgumentError
-from modelswarm.client.hf.inputs import check_context, check_ids, check_length, kept_logits
+from modelswarm.client.hf.inputs import (
+    check_context,
+    check_ids,
+    check_length,
+    infer_mask,
+    kept_logits,
+)
 from modelswarm.client.hf.layers import LayersSession, RemoteLayers
 from modelswarm.client.hf.remote_cache import RemoteCache, check_cache
 from modelswarm.client.hf.values import check_config, check_values, named_errors
@@ -270,3 +276,12 @@ def failed(status: grpc.StatusCode, told: str, *trailing: tuple[str, str]) -> gr
             return trailing
 
     return Failed()
+
+
+def test_right_padding_is_refused_without_a_mask_too() -> None:
+    """The last logits of such a row would be those of padding, all zeros."""
+    ids = torch.tensor([[65, 12, 3, 3], [90, 91, 92, 93]])
+    with pytest.raises(ArgumentError, match=r"^attention_mask: a row ends with padding"):
+        infer_mask(ids, 3, [5])
+    found = infer_mask(ids.flip(-1), 3, [5])
+    assert found is not None and found.tolist() == [[0, 0, 1, 1], [1, 1, 1, 1]]
