@@ -48,6 +48,7 @@ _NO_EFFECT = {
     "target_lookbehind": _ASSISTANT,
     "labels": "only model(ids, labels=labels) gives a loss",
     "logits_to_keep": "only model(ids, logits_to_keep=count) gives logits",
+    "return_dict": "results are never tuples",
 }
 _OBEYED = frozenset(
     {
@@ -169,7 +170,8 @@ def _is_set(name: str, value: Any) -> bool:
 def check_forward(options: Mapping[str, Any]) -> None:
     """Raise UnsupportedArgumentError for an argument of `forward` without an effect."""
     for name, value in options.items():
-        if name == "return_dict" or value is None or value is False:
+        plain = name == "return_dict"  # the only option whose True changes nothing
+        if value is None or value is plain:
             continue
         detail = _NO_EFFECT.get(name, "logits of input_ids are all that servers send")
         raise UnsupportedArgumentError(name, f"{detail}; leave it out")

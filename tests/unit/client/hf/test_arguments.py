@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
-from modelswarm.client.hf.arguments import check_arguments, unknown_fields
+from modelswarm.client.hf.arguments import check_arguments, check_forward, unknown_fields
 from modelswarm.client.hf.errors import UnsupportedArgumentError
 
 MAKE: Any = GenerationConfig
@@ -87,3 +87,9 @@ def test_argument_without_the_one_it_belongs_to_is_refused(
     plain = {key: value for key, value in given.items() if key == name}
     check_arguments(plain, FIELDS | {other: enough}, in_session=False)
     check_arguments(plain, FIELDS | plain, in_session=False)
+
+
+def test_tuple_as_the_result_of_forward_is_refused() -> None:
+    check_forward({"return_dict": True, "output_attentions": False})
+    with pytest.raises(UnsupportedArgumentError, match=r"^return_dict: results are never tuples"):
+        check_forward({"return_dict": False})
