@@ -36,8 +36,9 @@ def announced_grpc_port(base: str, timeout: float = ANSWER_SECONDS) -> int | Non
 
 def _announced(base: str, name: str, timeout: float) -> int | None:
     parts = urlsplit(base)
-    host, port = parts.hostname or "", parts.port or 80
-    connection = http.client.HTTPConnection(host, port, timeout=timeout)
+    is_secure = parts.scheme == "https"
+    kind = http.client.HTTPSConnection if is_secure else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port or kind.default_port, timeout=timeout)
     try:
         connection.request("GET", f"{parts.path}/version")
         body = connection.getresponse().read(MAX_ANSWER_BYTES)

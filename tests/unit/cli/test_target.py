@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -27,6 +29,7 @@ from modelswarm.cli.options.target import (
     find_elsewhere,
     http_target,
 )
+from modelswarm.client.announcement import announced_grpc_port
 from modelswarm.errors import ModelSwarmError, UnreachableError, UserError
 from modelswarm.local.run_folder import GatewayAddresses, NoSwarmError, RunFolder, RunInfo
 
@@ -332,3 +335,20 @@ def test_example_of_the_config_file_is_one() -> None:
 
     assert http_target(None, None) == HttpTarget("https://swarm.example.com", "llama")
     assert admin_target(None, None, None) == AdminTarget("swarm.example.com:8003")
+
+
+def test_https_gateway_is_asked_by_tls() -> None:
+    first: list[bytes] = []
+
+    def accept(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            first.append(connection.recv(1))
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=accept, args=(listening,))
+        thread.start()
+        with pytest.raises(UnreachableError):
+            announced_grpc_port(f"https://127.0.0.1:{listening.getsockname()[1]}")
+        thread.join()
+    assert first == [b"\x16"]  # a handshake
