@@ -6,12 +6,14 @@ in the client without an error, so a batch whose rows begin together would never
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 
+from modelswarm.errors import UserError
 from modelswarm.protocol.wire import api_pb2_grpc
 
 STREAMS_PER_CHANNEL = 100  # below the gateway's limit: its health checks and lists need some
@@ -22,6 +24,7 @@ class Channels:
 
     def __init__(self, make: Callable[[], grpc.Channel]) -> None:
         self._make, self._lock = make, threading.Lock()
+        self._pid = os.getpid()
         self._channels: list[grpc.Channel] = []
         self._stubs: list[Any] = []
         self._streams: list[int] = []  # running ones, by channel
@@ -30,10 +33,12 @@ class Channels:
     @property
     def stub(self) -> Any:
         """The stub for unary calls."""
+        self._check_process()
         return self._stubs[0]
 
     def start(self, call: Callable[[Any], Any]) -> Any:
         """Start a stream by `call`, which gets the stub of the channel with the fewest streams. Return the stream."""
+        self._check_process()
         with self._lock:
             place = min(range(len(self._streams)), key=self._streams.__getitem__)
             if self._streams[place] >= STREAMS_PER_CHANNEL:
@@ -51,6 +56,12 @@ class Channels:
     def close(self) -> None:
         for channel in self._channels:
             channel.close()
+
+    def _check_process(self) -> None:
+        """Raise UserError in the child of a fork: gRPC's threads are not there, and a call would wait for ever."""
+        if os.getpid() != self._pid:
+            detail = "the connection was made in another process; make one in this process"
+            raise UserError("gateway", detail)
 
     def _add(self) -> int:
         channel = self._make()

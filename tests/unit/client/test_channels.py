@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import grpc
@@ -30,3 +32,27 @@ def test_call_that_fails_takes_no_place_on_a_channel() -> None:
         assert len(made) == 1
     finally:
         channels.close()
+
+
+def test_connection_in_the_child_of_a_fork_is_refused() -> None:
+    """gRPC's threads are not in the child, so that a call would wait for ever."""
+    program = """
+import os, signal
+from modelswarm.client.sessions.connection import Connection
+from modelswarm.errors import UserError
+connection = Connection("127.0.0.1:9")
+if child := os.fork():
+    raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+signal.alarm(30)
+for ask in (connection.list_models, lambda: connection.stream_session(iter(()))):
+    try:
+        ask()
+    except UserError as error:
+        print(error, flush=True)
+os._exit(0)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    said = "gateway: the connection was made in another process; make one in this process\n"
+    assert (ended.returncode, ended.stdout) == (0, 2 * said), ended.stderr
