@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
@@ -24,7 +24,8 @@ def run_until_signal(
     At the end of the block `stop` is called in any case. Signals are ignored then: stopping takes bounded time, and a
     second Ctrl-C must not leave processes running.
     """
-    before = {number: signal.signal(number, _raise_interrupt) for number in _STOP_SIGNALS}
+    numbers = _without_ignored(_STOP_SIGNALS)
+    before = {number: signal.signal(number, _raise_interrupt) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
@@ -32,7 +33,7 @@ def run_until_signal(
             raise
         on_signal()
     finally:
-        for number in _STOP_SIGNALS:
+        for number in numbers:
             signal.signal(number, signal.SIG_IGN)
         stop()
         for number, handler in before.items():
@@ -42,12 +43,20 @@ def run_until_signal(
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
     """Raise SystemExit on SIGTERM and SIGHUP inside the block, so that cleanup runs. Main thread only."""
-    before = {number: signal.signal(number, _raise_exit) for number in _END_SIGNALS}
+    before = {
+        number: signal.signal(number, _raise_exit) for number in _without_ignored(_END_SIGNALS)
+    }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _without_ignored(numbers: Sequence[signal.Signals]) -> list[signal.Signals]:
+    """Return the signals without a SIGHUP that is ignored: `nohup` lets a command outlive its terminal."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in numbers if number != signal.SIGHUP or not is_ignored]
 
 
 def _raise_interrupt(number: int, frame: FrameType | None) -> None:

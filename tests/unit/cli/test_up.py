@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from modelswarm.cli import run
 from modelswarm.cli.demo.example import load_example
+from modelswarm.cli.terminal.signals import exit_on_signals, run_until_signal
 from modelswarm.errors import UserError
 from modelswarm.local.commands import (
     LocalSettings,
@@ -167,3 +169,16 @@ def test_address_of_up_is_checked_before_a_process_starts(
     assert run(["up", "absent.yaml", flag, value]) == 2, "the file is read after it"
 
     assert sentence in capsys.readouterr().err
+
+
+def test_ignored_hangup_stays_ignored() -> None:
+    """`nohup modelswarm up FILE` goes on when its terminal is closed."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with run_until_signal(lambda: None):
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        with exit_on_signals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
