@@ -101,11 +101,13 @@ def _run_command(conversation: Conversation, line: str) -> int:
 def _run_turn(conversation: Conversation, text: str) -> int:
     """Run one turn. Return the exit code of its error, which is printed; the conversation continues.
 
-    Ctrl-C only ends the answer.
+    On a terminal, Ctrl-C only ends the answer.
     """
     try:
         conversation.run_turn(text)
     except KeyboardInterrupt:
+        if not sys.stdin.isatty():
+            raise  # the next question would follow
         click.echo("(interrupted)", err=True)
     except ContextLengthError as error:
         click.echo(f"Error: {error}; {NEW_CONVERSATION}", err=True)

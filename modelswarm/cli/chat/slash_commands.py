@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from modelswarm.cli.options.sampling import (
     field_value,
     gather_structure,
 )
+from modelswarm.cli.terminal.printing import print_piece
 from modelswarm.errors import UserError
 
 QUIT = "/quit"
@@ -67,14 +69,14 @@ def _undo(conversation: Conversation, rest: str) -> None:
 
 def _show_history(conversation: Conversation, rest: str) -> None:
     for message in conversation.messages:
-        click.echo(f"{message['role']}: {message['content']}")
+        print_piece(f"{message['role']}: {message['content']}\n")
 
 
 def _save(conversation: Conversation, rest: str) -> None:
     """Write the messages as a request of the chat API. An existing file is not overwritten."""
     if not rest:
         raise UserError("/save", "a file is missing; allowed: /save FILE")
-    path = Path(rest).expanduser()
+    path = Path(os.path.expanduser(rest))  # pathlib fails for the home of an unknown user
     fields = gather_structure(conversation.sampling)
     content = {"model": conversation.model.name, "messages": conversation.messages, **fields}
     try:

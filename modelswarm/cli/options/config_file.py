@@ -29,7 +29,8 @@ class Config:
 def config_path() -> Path:
     """Return the path of the file, which need not exist."""
     base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(base).expanduser() / "modelswarm" / "config.toml"
+    # pathlib fails for a user without a home
+    return Path(os.path.expanduser(base)) / "modelswarm" / "config.toml"
 
 
 def read_config() -> Config:

@@ -27,11 +27,14 @@ class LineReader:
 
     def read_line(self, prompt: str) -> str | None:
         """Return the next line; None at the end of the input. Raise KeyboardInterrupt at Ctrl-C."""
+        has_screen = sys.stdout.isatty()  # a file or a pipe gets the answers, and no prompts
         try:
-            line = input(prompt if self.is_interactive else "")
+            if self.is_interactive and not has_screen:
+                click.echo(prompt, nl=False, err=True)
+            line = input(prompt if self.is_interactive and has_screen else "")
         except (EOFError, KeyboardInterrupt) as error:
             if self.is_interactive:
-                click.echo()  # the shell's prompt comes on a line of its own
+                click.echo(err=not has_screen)  # the shell's prompt comes on a line of its own
             if isinstance(error, KeyboardInterrupt):
                 raise
             return None
@@ -53,7 +56,7 @@ class LineReader:
 def history_path(name: str) -> Path:
     """Return the history file `name` in `$XDG_STATE_HOME`, or in its default folder."""
     base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "modelswarm" / name
+    return Path(os.path.expanduser(base)) / "modelswarm" / name
 
 
 def _load_history(path: Path) -> Path | None:
@@ -61,6 +64,8 @@ def _load_history(path: Path) -> Path | None:
     import readline
 
     readline.set_history_length(MAX_HISTORY_LINES)
+    if not path.is_absolute():  # the user has no home
+        return None
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
