@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import queue
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import CancelledError, Future
 from contextlib import aclosing, suppress
@@ -19,6 +21,7 @@ from modelswarm.client.api.errors import ClosedClientError
 Result = TypeVar("Result")
 Argument = TypeVar("Argument")
 READ_AHEAD = 64  # items of a generator that wait for their reader
+LAST_SECONDS = 2.0  # for what cancelled calls still send
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,8 @@ def in_reader(function: Callable[[Argument], object]) -> Callable[[Argument], No
 
 
 class LoopThread:
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, ends_at_exit: bool = False) -> None:
+        """`ends_at_exit`: close it when the program ends; else its owner does."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._lock = (
@@ -59,6 +63,8 @@ class LoopThread:
         self._is_closed = False
         self._pid = os.getpid()
         self._thread.start()
+        if ends_at_exit:
+            _ending_at_exit.add(self)
 
     @property
     def is_closed(self) -> bool:
@@ -83,7 +89,11 @@ class LoopThread:
         try:
             yield from pump.items()
         finally:
-            if not pump.has_ended:
+            if (
+                threading.current_thread() is self._thread
+            ):  # the garbage collector closes the generator
+                pump.cancel()
+            elif not pump.has_ended:
                 with suppress(ClosedClientError):  # the end of the thread has closed it
                     self.call(pump.close())
 
@@ -121,6 +131,16 @@ class LoopThread:
         raise ClosedClientError(problem)
 
 
+_ending_at_exit: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """Close what is open: later the threads stand still, and the end of an open stream would wait for ever."""
+    for thread in tuple(_ending_at_exit):
+        thread.close()
+
+
 class _Pump(Generic[Result]):
     """Moves the items of a generator into the thread of their reader, at most READ_AHEAD of them ahead."""
 
@@ -136,9 +156,14 @@ class _Pump(Generic[Result]):
 
     async def close(self) -> None:
         """End the generator. To be called behind `run`."""
+        self.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def cancel(self) -> None:
+        """Let the generator end soon. To be called in the loop's thread."""
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
 
     async def run(self) -> None:
         self._task = asyncio.current_task()
@@ -188,7 +213,11 @@ _present_pump: ContextVar[_Pump[Any] | None] = ContextVar("_present_pump", defau
 
 
 async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    """Cancel all tasks. Those that they begin at their end, such as the close of a session, have LAST_SECONDS."""
+    for is_first in (True, False):
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others and not is_first:
+            await asyncio.wait(others, timeout=LAST_SECONDS)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

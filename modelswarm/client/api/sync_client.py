@@ -45,7 +45,7 @@ class Client:
             max_connections=max_connections,
             on_break=None if on_break is None else in_reader(on_break),
         )
-        self._thread = LoopThread("modelswarm-client")
+        self._thread = LoopThread("modelswarm-client", ends_at_exit=True)
 
     def __enter__(self) -> Self:
         return self

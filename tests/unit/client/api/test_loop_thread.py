@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Iterator
 
 import pytest
 from support.eventually import eventually
+from support.processes.programs.held_gateway import held_gateway
 
 from modelswarm.client.api import ClosedClientError, LoopThread
 from modelswarm.client.api.loop_thread import READ_AHEAD
@@ -117,3 +118,31 @@ def test_program_may_end_with_an_open_client() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_stream_that_is_collected_in_the_thread_is_left(thread: LoopThread) -> None:
+    """The garbage collector closes a generator in whichever thread it runs."""
+    source = Source(1, waits=True)
+    items = thread.iterate(source.run())
+    assert next(items) == 0
+
+    async def collect() -> None:
+        items.close()
+
+    thread.call(collect())
+    eventually("the source is left", lambda: source.is_ended)
+
+
+def test_program_may_end_with_an_open_stream() -> None:
+    """The thread stands still when the interpreter ends, so that the end of the stream would wait for ever."""
+    program = """
+import sys
+from modelswarm import Client
+stream = Client(sys.argv[1]).stream_complete("one", model="m")
+print(next(stream).text, flush=True)
+"""
+    with held_gateway() as gateway:
+        gateway.say("two")
+        command = [sys.executable, "-c", program, gateway.url]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "two\n", "")
