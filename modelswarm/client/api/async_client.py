@@ -40,6 +40,7 @@ from modelswarm.client.api.connection import Connections, Limits
 from modelswarm.client.api.errors import (
     ApiError,
     ConflictError,
+    ConnectionBrokenError,
     NotFoundError,
     ServiceUnavailableError,
     bad_request,
@@ -272,7 +273,9 @@ class AsyncClient:
     # ---- inside
 
     async def _delete(self, path: str, params: Mapping[str, str], max_retries: int) -> bool:
+        """Close a session. One that is gone after a lost connection counts as closed by this call's earlier try."""
         retries = Retries(max_retries)
+        broke = False
         while True:
             try:
                 made, _ = await self._connections.call(
@@ -280,7 +283,10 @@ class AsyncClient:
                 )
                 return made
             except ApiError as error:
+                if broke and isinstance(error, NotFoundError):
+                    return True
                 failure = error
+                broke = broke or type(error) is ConnectionBrokenError  # it may have been sent
             await retries.before_retry(failure, is_repeatable=True)
 
     async def _create(

@@ -13,6 +13,7 @@ from threading import Thread, current_thread
 from typing import Any
 
 import pytest
+from support.ports import http_port
 from typing_extensions import override
 
 from modelswarm.client.api import (
@@ -385,3 +386,29 @@ async def test_broken_stream_is_given_up_at_its_deadline() -> None:
     assert RESUME_SECONDS - 8 <= virtual.now <= RESUME_SECONDS
     retries.on_progress()
     assert await use_up(retries, broken) > 5, "events came meanwhile"
+
+
+class Forgetful(BaseHTTPRequestHandler):
+    """Closes a session, and loses the connection before its answer."""
+
+    asked = 0
+
+    def do_DELETE(self) -> None:
+        Forgetful.asked += 1
+        if Forgetful.asked == 1:
+            return
+        error = {"error": {"message": "gone", "param": None, "code": "session_not_found"}}
+        self.send_response(404)
+        self.end_headers()
+        self.wfile.write(json.dumps(error).encode())
+
+    @override
+    def log_message(self, *_: Any) -> None:
+        """Keep the output of tests free of the server's log."""
+
+
+def test_session_that_the_lost_try_has_closed_counts_as_closed() -> None:
+    with http_port(Forgetful) as port, Client(f"http://127.0.0.1:{port}") as client:
+        assert client.close_session("one", model="m")
+        assert Forgetful.asked == 2
+        assert not client.close_session("one", model="m")
