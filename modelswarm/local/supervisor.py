@@ -221,10 +221,22 @@ class Supervisor:
         del record.logs[:-KEPT_LOGS_PER_JOB]
         record.job.remove_files()
         command = record.job.command(incarnation, self._parent_pipe.read_fd)
-        child = ChildProcess(command, self._env, log, self._parent_pipe, self._spawn)
+        try:
+            child = ChildProcess(command, self._env, log, self._parent_pipe, self._spawn)
+        except OSError as error:  # no memory, process or disk is left; the other jobs go on
+            self._on_refused(record, incarnation, error)
+            return
         with self._changed:
             record.incarnation, record.child = incarnation, child
         self._set_state(record, JobState.STARTING)
+
+    def _on_refused(self, record: _JobRecord, incarnation: int, error: OSError) -> None:
+        """Let a job whose process could not be started wait for its back-off."""
+        with self._changed:
+            record.incarnation, record.exit_code = incarnation, 0
+            record.exit_reason = f"could not be started ({error.strerror or error})"
+            record.restart_at = time.monotonic() + record.backoff.next_delay(0.0)
+        self._set_state(record, JobState.WAITING)
 
     def _on_exit(self, record: _JobRecord, child: ChildProcess, code: int, now: float) -> None:
         record.job.remove_files()

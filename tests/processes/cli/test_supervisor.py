@@ -5,18 +5,21 @@ Real processes: small stand-ins for servers, which start fast.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from support.processes.server import alive, gone_within
 
+from modelswarm.local.child_process import Process, spawn_process
 from modelswarm.local.supervisor import (
     Job,
     JobChange,
@@ -257,3 +260,36 @@ def test_no_child_outlives_a_killed_parent(tmp_path: Path, number: signal.Signal
         parent.send_signal(number)
 
         assert gone_within(children, 60.0)  # a child that still imports notices the end afterwards
+
+
+def test_job_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    """A machine that has no memory for a process now must not end the other jobs."""
+    calls, changes = itertools.count(1), list[JobChange]()
+
+    def spawn(
+        command: Sequence[str], env: Mapping[str, str], output: BinaryIO, inherited_fd: int
+    ) -> Process:
+        if next(calls) == 3:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return spawn_process(command, env, output, inherited_fd)
+
+    jobs = (stand_in(tmp_path, "a"), stand_in(tmp_path, "b"))
+    supervisor = Supervisor(
+        jobs, dict(os.environ), tmp_path, changes.append, lambda: RestartBackoff(0.1), spawn
+    )
+    supervisor.start(SOON)
+    try:
+        other = supervisor.job_statuses()[1]
+        supervisor.send_signal("a", signal.SIGKILL)
+
+        def is_back() -> bool:
+            supervisor.raise_if_failed()
+            job = supervisor.job_statuses()[0]
+            return (job.incarnation, job.state) == (3, JobState.READY)
+
+        assert supervisor.wait_until(is_back, SOON)
+        assert supervisor.job_statuses()[1] == other
+    finally:
+        supervisor.stop()
+    told = [change.job.exit_reason for change in changes if change.job.incarnation == 2]
+    assert told[0] == "could not be started (Cannot allocate memory)"
