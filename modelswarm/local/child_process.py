@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -25,6 +26,7 @@ class ParentPipe:
 
     def __init__(self) -> None:
         self.read_fd, self._write_fd = os.pipe()  # both close on exec (PEP 446)
+        _pipes.add(self)
 
     def close(self) -> None:
         """Make all children exit by closing the pipe. May be called twice."""
@@ -32,6 +34,18 @@ class ParentPipe:
             os.close(self._write_fd)
             os.close(self.read_fd)
             self._write_fd = -1
+
+
+_pipes: weakref.WeakSet[ParentPipe] = weakref.WeakSet()
+
+
+def _close_pipes() -> None:
+    """Close the pipes in the child of a fork: a worker, as of multiprocessing, may outlive their owner."""
+    for pipe in tuple(_pipes):
+        pipe.close()
+
+
+os.register_at_fork(after_in_child=_close_pipes)
 
 
 class Process(Protocol):

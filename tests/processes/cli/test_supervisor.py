@@ -293,3 +293,29 @@ def test_job_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
         supervisor.stop()
     told = [change.job.exit_reason for change in changes if change.job.incarnation == 2]
     assert told[0] == "could not be started (Cannot allocate memory)"
+
+
+FORKING = """
+import os, subprocess, sys, time
+from modelswarm.local.child_process import ParentPipe
+pipe = ParentPipe()
+wait = "import os, sys; os.read(int(sys.argv[1]), 1)"
+command = (sys.executable, "-c", wait, str(pipe.read_fd))
+child = subprocess.Popen(command, pass_fds=(pipe.read_fd,))
+if worker := os.fork():
+    print(child.pid, worker, flush=True)
+time.sleep(300)
+"""
+
+
+def test_worker_of_a_killed_parent_keeps_no_child_alive() -> None:
+    """A forked worker, as of multiprocessing, has copies of all descriptors, and may outlive the parent."""
+    command = (sys.executable, "-c", FORKING)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child, worker = (int(pid) for pid in parent.stdout.readline().split())
+        parent.kill()
+        try:
+            assert gone_within([child], SOON)
+        finally:
+            os.kill(worker, signal.SIGKILL)
