@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -149,7 +150,8 @@ class RunFolder:
     def release(self) -> None:
         """Remove the folder and release the name. May be called twice."""
         if self._lock >= 0:
-            shutil.rmtree(self.path)
+            with suppress(FileNotFoundError):  # others clear temporary folders, too
+                shutil.rmtree(self.path)
             os.close(self._lock)
             self._lock = -1
 
@@ -270,7 +272,7 @@ def _try_lock(path: Path) -> int | None:
 
 def _remove_stale_folders(parent: Path) -> None:
     """Remove the folders whose owners ended without removing them."""
-    for lock_file in parent.glob("*/lock"):
+    for lock_file in parent.glob("[!.]*/lock"):
         path = lock_file.parent
         lock = _try_lock(path)
         if lock is not None:
@@ -288,7 +290,7 @@ def _same_file(lock: int, path: Path) -> bool:
 def _is_locked(path: Path) -> bool:
     try:
         lock = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from modelswarm.cli import run
 from modelswarm.local.log_files import LogReader, find_logs, list_logs
-from modelswarm.local.run_folder import FAILED_FOLDER, RunFolder, StartInfo
+from modelswarm.local.run_folder import FAILED_FOLDER, RunFolder, StartInfo, list_starts
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +135,19 @@ def test_logs_of_a_killed_run_are_found() -> None:
     found = find_logs("one")
 
     assert (found.path, found.has_ended) == (folder.logs, True)
+
+
+def test_swarm_whose_name_is_lock_disturbs_no_other() -> None:
+    """The logs of its failed start are at `.failed/lock`."""
+    folder = claim("lock")
+    folder.keep_logs()
+    folder.release()
+    claim("one").release()
+    assert list_starts() == []
+
+
+def test_folder_that_others_have_removed_is_released() -> None:
+    folder = claim("one")
+    shutil.rmtree(folder.path)
+    folder.release()
+    claim("one").release()
