@@ -15,7 +15,7 @@ from modelswarm.cli.plan import memory_lines
 from modelswarm.cli.terminal.process_table import process_table
 from modelswarm.cli.terminal.signals import run_until_signal
 from modelswarm.cli.terminal.start_lines import PhaseLog
-from modelswarm.cli.terminal.tables import make_console
+from modelswarm.cli.terminal.tables import can_redraw, make_console
 from modelswarm.client.swarm import SwarmClient, SwarmClientError
 from modelswarm.local.commands import LocalSettings, gateway_names
 from modelswarm.local.planning import plan_document, unused_fields
@@ -45,10 +45,10 @@ def run_up(
     log = ProcessLog(out, gateway_names(settings.gateways))
     swarm = LocalSwarm(plan, settings, log)
     with run_until_signal(swarm.stop, lambda: out.print("stopping ...")):
-        info = _start(swarm, out, with_table and out.is_terminal)
+        info = _start(swarm, out, with_table and can_redraw(out))
         log.has_started = True
         _print_addresses(out, info)
-        _watch(swarm, out, with_table and out.is_terminal)
+        _watch(swarm, out, with_table and can_redraw(out))
     out.print("stopped")
 
 

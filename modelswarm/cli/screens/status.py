@@ -15,7 +15,7 @@ from modelswarm.cli.screens.sessions import session_table
 from modelswarm.cli.terminal.names import common_beginning, count_of
 from modelswarm.cli.terminal.server_cells import name_cell, name_column, pages_cell
 from modelswarm.cli.terminal.states import server_state, state_cell
-from modelswarm.cli.terminal.tables import Column, FittedTable, make_console
+from modelswarm.cli.terminal.tables import Column, FittedTable, can_redraw, make_console
 from modelswarm.client.message_fields import session_name
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.local.run_folder import gateway_process
@@ -55,7 +55,7 @@ def render_status(snapshot: api_pb2.Snapshot, target: AdminTarget | None = None)
 
 def _watch(draw: Callable[[], RenderableType]) -> None:
     out = make_console()
-    if not out.is_terminal:
+    if not can_redraw(out):
         while True:
             out.print(draw())
             time.sleep(WATCH_SECONDS)

@@ -13,7 +13,7 @@ from modelswarm.cli.terminal.names import common_beginning
 from modelswarm.cli.terminal.server_cells import name_cell, name_column
 from modelswarm.cli.terminal.start_lines import phase_cell
 from modelswarm.cli.terminal.states import state_cell
-from modelswarm.cli.terminal.tables import Column, FittedTable, make_console
+from modelswarm.cli.terminal.tables import Column, FittedTable, can_redraw, make_console
 from modelswarm.local.run_folder import StartInfo, find_starting
 from modelswarm.local.start_state import ProcessStart
 
@@ -23,7 +23,7 @@ def show_start(start: StartInfo, watch: bool) -> None:
     out = make_console()
     if not watch:
         out.print(_draw(start))
-    elif not out.is_terminal:
+    elif not can_redraw(out):
         while find_starting(start.name) is not None:
             out.print(_draw(start))
             time.sleep(WATCH_SECONDS)

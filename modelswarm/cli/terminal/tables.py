@@ -69,6 +69,11 @@ def make_console(stderr: bool = False) -> Console:
     return out
 
 
+def can_redraw(out: Console) -> bool:
+    """Return whether lines can be drawn again: not on a dumb terminal, and in no file that FORCE_COLOR colours."""
+    return out.is_terminal and out.file.isatty() and not out.is_dumb_terminal
+
+
 class FittedTable:
     """A table that is laid out for the width at which it is drawn. The first column names the row."""
 

@@ -6,9 +6,10 @@ import io
 
 import pytest
 from rich.console import Console
+from typing_extensions import override
 
 from modelswarm.cli.terminal.names import common_beginning, count_of, find_name
-from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, ShownColumn
+from modelswarm.cli.terminal.tables import Cell, Column, FittedTable, ShownColumn, can_redraw
 
 NAMES = ("counting-s0-r0", "counting-s0-r1")
 COLUMNS = (
@@ -122,3 +123,21 @@ def test_counts_have_the_right_plural() -> None:
         "1 server",
         "2 servers",
     ]
+
+
+def test_only_a_terminal_with_a_cursor_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dumb terminal would show nothing, and a file would get movements of a cursor."""
+
+    class Screen(io.StringIO):
+        @override
+        def isatty(self) -> bool:
+            return True
+
+    for term, file, is_live in (
+        ("xterm", Screen(), True),
+        ("dumb", Screen(), False),
+        ("xterm", io.StringIO(), False),
+    ):
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        assert can_redraw(Console(file=file)) is is_live
