@@ -101,17 +101,21 @@ class OutputFile:
         real = self.path.resolve()  # a link must not become a file beside the old one
         copy = real.with_name(f"{real.name}.{os.getpid()}.tmp")
         kept = set()
-        with copy.open("wb") as target:
-            for number, line in self._numbered_lines():
-                custom_id, is_ok = self._parse_line(number, line)
-                if is_ok:
-                    target.write(line)
-                    kept.add(digest(custom_id))
-            os.fsync(target.fileno())
-        shutil.copymode(real, copy)
-        # The new file is locked before it gets the name, so that no other process can take it between.
-        replacement = _open_locked(copy)
-        copy.replace(real)
+        try:
+            with copy.open("wb") as target:
+                for number, line in self._numbered_lines():
+                    custom_id, is_ok = self._parse_line(number, line)
+                    if is_ok:
+                        target.write(line)
+                        kept.add(digest(custom_id))
+                os.fsync(target.fileno())
+            shutil.copymode(real, copy)
+            # The new file is locked before it gets the name, so that no other process can take it between.
+            replacement = _open_locked(copy)
+            copy.replace(real)
+        except BaseException:  # a full disk, or Ctrl-C
+            copy.unlink(missing_ok=True)
+            raise
         self.file.close()
         self.file, self.finished, self.n_failed = replacement, kept, 0
 

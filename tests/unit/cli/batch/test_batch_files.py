@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import resource
 import subprocess
 import sys
 import tracemalloc
@@ -283,3 +284,19 @@ def test_files_leave_a_few_bytes_of_a_line_in_memory(tmp_path: Path) -> None:
     assert len(output.finished) == count
     assert kept / count < 400
     assert largest / count < 800  # while a set grows, both its tables are there
+
+
+def test_full_disk_leaves_the_failed_lines_and_no_copy(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    content = REFUSED.to_line("a") + FINE.to_line("b")
+    target.write_bytes(content)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with open_output(target, known("a", "b")) as output:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                output.drop_failed()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert target.read_bytes() == content
