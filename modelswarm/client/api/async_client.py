@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, Self, TypeVar, Unpack
 from urllib.parse import quote
 
@@ -62,6 +62,7 @@ MAX_CONNECTIONS = 256
 READ_SECONDS = 10.0  # of silence, for facts that a gateway has at hand: its models, a session
 DELETE_SECONDS = 10.0  # of silence, for the answer to the close of a session
 CLOSING_SECONDS = 5.0  # for the sessions of turns, when the client is closed
+LEFT_SECONDS = 0.5  # for streams that were left to end, likewise
 BUSY_RETRIES = (
     6  # of the close of a turn's session: its gateway may not know yet that its client left
 )
@@ -101,6 +102,8 @@ class AsyncClient:
         self._max_retries = max_retries
         self._on_break = on_break
         self._closing: set[asyncio.Task[None]] = set()
+        self._n_streams = 0
+        self._stream_ended = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         return self
@@ -110,6 +113,11 @@ class AsyncClient:
 
     async def aclose(self) -> None:
         """Close the connections. Calls that run end with an error."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEFT_SECONDS):
+                while self._n_streams:  # asyncio ends an iterator that was left soon, but not at once
+                    self._stream_ended.clear()
+                    await self._stream_ended.wait()
         if self._closing:
             await asyncio.wait(self._closing, timeout=CLOSING_SECONDS)
         for task in self._closing:
@@ -361,9 +369,14 @@ class AsyncClient:
         self, path: str, body: dict[str, Any], model: str | None
     ) -> AsyncGenerator[Chunk, None]:
         turn = self._turn(path, await self._named(body, model))
-        async with aclosing(turn.chunks()) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        self._n_streams += 1
+        try:
+            async with aclosing(turn.chunks()) as chunks:
+                async for chunk in chunks:
+                    yield chunk
+        finally:
+            self._n_streams -= 1
+            self._stream_ended.set()
 
     def _turn(self, path: str, body: Mapping[str, Any]) -> Turn:
         return Turn(

@@ -18,6 +18,7 @@ from typing_extensions import override
 
 from modelswarm.client.api import (
     ApiError,
+    AsyncClient,
     AuthenticationError,
     BadRequestError,
     Client,
@@ -412,3 +413,13 @@ def test_session_that_the_lost_try_has_closed_counts_as_closed() -> None:
         assert client.close_session("one", model="m")
         assert Forgetful.asked == 2
         assert not client.close_session("one", model="m")
+
+
+async def test_stream_that_was_left_is_freed_before_its_client() -> None:
+    """Else its session holds its KV for ten idle minutes."""
+    with server(Answer(200, event(1, "a") + event(2, "b") + END)) as gateway:
+        async with AsyncClient(gateway.url) as client:
+            async for _ in client.stream_complete("one", model="m"):
+                break
+        [(_, body, _)] = gateway.asked
+        assert gateway.closed == [body["session_id"]]
