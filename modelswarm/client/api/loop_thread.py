@@ -62,6 +62,7 @@ class LoopThread:
         )  # everything is started either before `is_closed`, or not at all
         self._is_closed = False
         self._pid = os.getpid()
+        self._pumps: weakref.WeakSet[_Pump[Any]] = weakref.WeakSet()
         self._thread.start()
         if ends_at_exit:
             _ending_at_exit.add(self)
@@ -85,6 +86,8 @@ class LoopThread:
     def iterate(self, generator: AsyncGenerator[Result, None]) -> Generator[Result, None, None]:
         """Yield the items of an asynchronous generator, which is closed when the caller leaves."""
         pump = _Pump(generator, self._loop)
+        with self._lock:
+            self._pumps.add(pump)
         self._start(pump.run())
         try:
             yield from pump.items()
@@ -95,6 +98,15 @@ class LoopThread:
                 pump.cancel()
             elif not pump.has_ended:
                 with suppress(ClosedClientError):  # the end of the thread has closed it
+                    self.call(pump.close())
+
+    def end_streams(self) -> None:
+        """End the generators whose readers have not ended them: what they hold is freed while their client is open."""
+        with self._lock:
+            pumps = tuple(self._pumps)
+        for pump in pumps:
+            if not pump.has_ended:
+                with suppress(ClosedClientError):
                     self.call(pump.close())
 
     def close(self) -> None:

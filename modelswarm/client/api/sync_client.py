@@ -54,8 +54,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections, and end the thread."""
+        """End the streams, close the connections, and end the thread."""
         if not self._thread.is_closed:
+            self._thread.end_streams()
             self._thread.call(self._client.aclose())
             self._thread.close()
 

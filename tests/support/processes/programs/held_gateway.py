@@ -28,6 +28,7 @@ class HeldGateway:
     count: int = 0
     asked: list[dict[str, Any]] = field(default_factory=list)
     refusal: tuple[int, str] | None = None  # status and message, instead of an answer
+    closed: list[str] = field(default_factory=list)  # names of sessions
     client_left: threading.Event = field(default_factory=threading.Event)
     has_ended: threading.Event = field(default_factory=threading.Event)
 
@@ -44,11 +45,33 @@ class HeldGateway:
         self.pieces.put(f"id: {self.count}\ndata: {json.dumps({'choices': [choice]})}\n\n")
 
 
+class QuietHandler(BaseHTTPRequestHandler):
+    """Records which sessions are closed."""
+
+    closed: list[str]
+
+    def do_DELETE(self) -> None:
+        self.closed.append(self.path.partition("?")[0].rpartition("/")[2])
+        self._head(200, "application/json")
+        self.wfile.write(b'{"deleted": true}')
+
+    def _head(self, status: int, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.end_headers()
+
+    @override
+    def log_message(self, *_: Any) -> None:
+        """Keep the output of tests free of the server's log."""
+
+
 @contextmanager
 def held_gateway() -> Iterator[HeldGateway]:
     state = HeldGateway()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
+        closed = state.closed
+
         def do_POST(self) -> None:
             state.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
             if state.refusal is not None:
@@ -66,11 +89,6 @@ def held_gateway() -> Iterator[HeldGateway]:
                     if piece == END:
                         return
 
-        def _head(self, status: int, kind: str) -> None:
-            self.send_response(status)
-            self.send_header("content-type", kind)
-            self.end_headers()
-
         def _has_client_left(self) -> bool:
             try:
                 if self.connection.recv(1) != b"":
@@ -81,10 +99,6 @@ def held_gateway() -> Iterator[HeldGateway]:
                 pass
             state.client_left.set()
             return True
-
-        @override
-        def log_message(self, *_: Any) -> None:
-            """Keep the output of tests free of the server's log."""
 
     made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     state.url = f"http://127.0.0.1:{made.server_port}"

@@ -12,7 +12,7 @@ import pytest
 from support.eventually import eventually
 from support.processes.programs.held_gateway import held_gateway
 
-from modelswarm.client.api import ClosedClientError, LoopThread
+from modelswarm.client.api import Client, ClosedClientError, LoopThread
 from modelswarm.client.api.loop_thread import READ_AHEAD
 
 
@@ -133,6 +133,18 @@ def test_stream_that_is_collected_in_the_thread_is_left(thread: LoopThread) -> N
     eventually("the source is left", lambda: source.is_ended)
 
 
+def test_stream_that_is_held_is_freed_with_its_client() -> None:
+    """A name holds the iterator behind `break`. Its session would hold its KV for ten idle minutes."""
+    with held_gateway() as gateway:
+        gateway.say("two")
+        with Client(gateway.url) as client:
+            stream = client.stream_complete("one", model="m")
+            assert next(stream).text == "two"
+        assert gateway.closed == [gateway.asked[0]["session_id"]]
+        with pytest.raises(ClosedClientError):
+            next(stream)
+
+
 def test_program_may_end_with_an_open_stream() -> None:
     """The thread stands still when the interpreter ends, so that the end of the stream would wait for ever."""
     program = """
@@ -146,3 +158,4 @@ print(next(stream).text, flush=True)
         command = [sys.executable, "-c", program, gateway.url]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "two\n", "")
+    assert gateway.closed == [gateway.asked[0]["session_id"]]
