@@ -17,6 +17,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from modelswarm.cli.terminal.tables import can_redraw
+
 
 class _Speed(ProgressColumn):
     def render(self, task: Task) -> Text:
@@ -37,7 +39,7 @@ class ProgressBar:
             _Speed(),
             TimeRemainingColumn(),
             console=console,
-            disable=not console.is_terminal,
+            disable=not can_redraw(console),
         )
         self._task = self._progress.add_task("", total=total, completed=done, failed=self._remark())
 

@@ -17,6 +17,7 @@ import pytest
 from modelswarm.cli import run
 from modelswarm.cli.batch.input_file import check_input, digest, read_requests
 from modelswarm.cli.batch.output_file import BatchAnswer, open_output
+from modelswarm.cli.batch.progress import ProgressBar
 from modelswarm.errors import ModelSwarmError, UserError
 
 NO_GATEWAY = ("--url", "http://127.0.0.1:1")
@@ -300,3 +301,13 @@ def test_full_disk_leaves_the_failed_lines_and_no_copy(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert target.read_bytes() == content
+
+
+def test_progress_is_not_written_into_a_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CI machines set FORCE_COLOR, with which a file counts as a terminal."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with ProgressBar(2, 0, 0) as bar:
+        bar.count_line(is_ok=True)
+    assert capsys.readouterr().err == ""
