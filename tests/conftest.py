@@ -10,9 +10,11 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Do not ignore SIGINT, as a background job of a shell does: children that tests interrupt would ignore it, too."""
+    """Let children obey SIGINT and SIGHUP, which background jobs and nohup ignore: a program passes that on."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)  # no program inherits a handler
     gc.disable()  # until all is imported and collected
 
 

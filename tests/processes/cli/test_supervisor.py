@@ -232,7 +232,6 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 from processes.cli.test_supervisor import stand_in
 from modelswarm.local.supervisor import Supervisor
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` has it ignored
 folder = Path(sys.argv[1])
 jobs = [stand_in(folder, f"child{i}", "--deaf") for i in range(3)]
 supervisor = Supervisor(jobs, dict(os.environ), folder)
