@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -15,11 +16,16 @@ from support.models.sampling.hf_processors import (
 )
 from support.models.sampling.sampling_cases import SAMPLINGS
 from torch import Tensor
+from typing_extensions import override
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.base import SampledToken, SampleRequest
 from modelswarm_serving.model.sampling.device_sampler import sample_rows_on_device
-from modelswarm_serving.model.sampling.processors import apply_processors
+from modelswarm_serving.model.sampling.processors import (
+    TableCache,
+    apply_processors,
+    repeated_ngram_ends,
+)
 from modelswarm_serving.model.sampling.sampler import Sampled, Unsampled, sample
 
 VOCAB, DRAWS = 500, 3000
@@ -172,3 +178,35 @@ def test_extreme_parameters_sample_only_allowed_tokens(
         else:
             assert math.isfinite(float(row[token_of(each)]))
     assert sample_rows_on_device(logits, lambda rows: rows, picks) == found
+
+
+class _CountedLog(list[int]):
+    """A log that counts the entries that are copied out of it."""
+
+    copied = 0
+
+    @override
+    def __getitem__(self, place: Any) -> Any:
+        found = super().__getitem__(place)
+        self.copied += len(found) if isinstance(place, slice) else 1
+        return found
+
+
+def test_repeated_ngrams_take_time_for_each_entry_once() -> None:
+    """A prompt of one token, and an n-gram of half its length: comparing all places took the tail seconds."""
+    unit = [1] * 2000
+    log = _CountedLog([*unit, 7, *unit, 8, *unit, 1, 9, *unit])
+    assert repeated_ngram_ends(log, len(unit) + 1) == {1, 7, 8, 9}
+    assert log.copied < 4 * len(log)
+
+
+def test_tables_of_running_turns_are_made_once() -> None:
+    """The turns of one request with `n`, and more: a table of many allowed tokens takes 20 ms."""
+    cache, device = TableCache(), torch.device("cpu")
+    turns = [Sampling(allowed_tokens=(place,)) for place in range(200)]
+    made = [cache.find(each, VOCAB, device) for each in turns]
+    for each, tables in zip(turns, made, strict=True):
+        assert cache.find(each, VOCAB, device) is tables
+    for _ in range(5 * len(turns)):
+        cache.find(turns[0], VOCAB, device)
+    assert len(cache) == 1  # the others have ended
