@@ -61,11 +61,22 @@ def generation_warnings(folder: Path) -> tuple[str, ...]:
     """Return the warning about fields of the file in a model's folder; none without such fields. ModelSourceError."""
     if not (folder / GENERATION_FILE).is_file():
         return ()
-    generation = read_json(folder / GENERATION_FILE)
-    config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+    generation, config = _read_files(folder)
     words = model_bad_words(generation, set(end_tokens(generation, config)))
     fields = ignored_fields(generation, len(words))
     return (ignored_sentence(fields),) if fields else ()
+
+
+def model_end_tokens(folder: Path) -> tuple[int, ...]:
+    """Return the end tokens of the files in a model's folder. Raise ModelSourceError."""
+    return end_tokens(*_read_files(folder))
+
+
+def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the JSON of both files; empty for a file that is missing."""
+    files = folder / GENERATION_FILE, folder / CONFIG_FILE
+    generation, config = (read_json(file) if file.is_file() else {} for file in files)
+    return generation, config
 
 
 def end_tokens(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
+from modelswarm.checkpoint.generation_config import model_end_tokens
 from modelswarm.protocol.messages import Grammar, Sampling
 from modelswarm_serving.model.base import SampleRequest
 
@@ -87,10 +88,23 @@ class GrammarMatchers:
         """Build the tokenizer once: 0.1 to 1 s, at the start of a server, so that no recovery waits for it."""
         with self._lock:
             if self._tokenizer is None:
-                made = LLTokenizer(self._path.read_text("utf-8"), n_vocab=self._vocab)
+                made = self._read_tokenizer()
                 _warm_up(made)
                 self._tokenizer = made
             return self._tokenizer
+
+    def _read_tokenizer(self) -> LLTokenizer:
+        """Return the tokenizer. llguidance never lets its end token come as text, and knows the usual ones by name.
+
+        It takes token 0 where no token has such a name. If that is a text, a special end token of the model is named.
+        """
+        text = self._path.read_text("utf-8")
+        made = LLTokenizer(text, n_vocab=self._vocab)
+        if made.is_special_token(made.eos_token):
+            return made
+        known = [token for token in model_end_tokens(self._path.parent) if token < self._vocab]
+        ends = [token for token in known if made.is_special_token(token)]
+        return LLTokenizer(text, n_vocab=self._vocab, eos_token=ends) if ends else made
 
     def prepare(self, grammar: Grammar) -> str | None:
         """Compile the grammar; return why it cannot be used. Called off the engine thread."""

@@ -298,3 +298,19 @@ def test_text_with_the_name_of_a_special_token_is_spelled(tmp_path: Path) -> Non
             bits = np.unpackbits(np.frombuffer(matchers.mask(pick), np.uint8), bitorder="little")
             log.append(int(np.flatnonzero(bits)[0]))
         assert made.decode(log[len(PROMPT) :]) == "a<t>b"
+
+
+def test_token_0_may_be_a_text(tmp_path: Path) -> None:
+    """llguidance takes it for the end where no token has the name of one, as in MiniMax's models."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE(vocab={name: n for n, name in enumerate(alphabet)}, merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken("[stop]", special=True)])
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 256}')
+    matchers = GrammarMatchers(tmp_path / "tokenizer.json", VOCAB)
+    assert made.encode("!").ids == [0]
+    grammar = Grammar(LLMatcher.grammar_from_lark('start: "!!"'), VERSION)
+    for tokens, following in (([], [0]), ([0], [0]), ([0, 0], [256])):
+        assert _allowed(matchers, _pick(grammar, tokens, eos=(256,))) == following
