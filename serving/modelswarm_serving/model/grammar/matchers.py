@@ -38,6 +38,8 @@ MAX_SESSIONS = 512  # matchers that are kept
 IDLE_ROUNDS = 4  # masks for each kept matcher after which one that none was for is dropped
 MAX_LEXER_STATES = 50_000  # of a compiled grammar and its copies; each takes up to 2 KB
 _MAX_REASON = 300  # characters
+_MAX_FORCED_BYTES = 256  # of a forced text, from which its first token is taken
+_SPECIAL_MARK = b"\xff"  # of special tokens in forced text; no byte of UTF-8
 
 Bits = NDArray[np.uint8]
 
@@ -199,10 +201,22 @@ class GrammarMatchers:
         """Return the only token that may come next; None if there is a choice, or if another rule might ban it."""
         if sampling.bad_words or sampling.allowed_tokens or sampling.no_repeat_ngram_size:
             return None
-        found = matcher.compute_ff_tokens()
+        found = self._forced_tokens(matcher)
         if not found or found[0] in sampling.eos or found[0] in self.load().eos_tokens:
             return None
         return _spelled(self.load(), matcher, found[0])
+
+    def _forced_tokens(self, matcher: LLMatcher) -> list[int]:
+        """Return the tokens of the only text that may come next, of a long one those of its beginning.
+
+        llguidance tokenizes all of it each time: 40 ms for 100 KB, for each token of a step.
+        """
+        text = matcher.compute_ff_bytes()
+        text, is_long = text[:_MAX_FORCED_BYTES], len(text) > _MAX_FORCED_BYTES
+        plain = text.partition(_SPECIAL_MARK)[0]
+        if is_long and plain:
+            return self.load().tokenize_bytes(plain)
+        return matcher.compute_ff_tokens()
 
     def _take_entry(
         self, session: int, grammar: Grammar, generated: list[int], full: Sequence[LLMatcher]
@@ -263,7 +277,7 @@ def _spelled(tokenizer: LLTokenizer, matcher: LLMatcher, token: int) -> int:
     """
     if not tokenizer.is_special_token(token) or matcher.validate_tokens([token]):
         return token
-    text = matcher.compute_ff_bytes().decode("utf-8", "ignore")
+    text = matcher.compute_ff_bytes()[:_MAX_FORCED_BYTES].decode("utf-8", "ignore")
     return next(iter(tokenizer.greedy_tokenize(text)), token)
 
 

@@ -314,3 +314,26 @@ def test_token_0_may_be_a_text(tmp_path: Path) -> None:
     grammar = Grammar(LLMatcher.grammar_from_lark('start: "!!"'), VERSION)
     for tokens, following in (([], [0]), ([0], [0]), ([0, 0], [256])):
         assert _allowed(matchers, _pick(grammar, tokens, eos=(256,))) == following
+
+
+class _LongText:
+    """A matcher of which only the bytes of the forced text may be asked for."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.compute_ff_bytes = matcher.compute_ff_bytes
+        self.validate_tokens = matcher.validate_tokens
+
+    def compute_ff_tokens(self) -> list[int]:
+        raise AssertionError("all of the text is tokenized at each token")
+
+
+def test_forced_text_is_not_tokenized_as_a_whole(matchers: GrammarMatchers) -> None:
+    """A choice of one text may have 256 KB: its tokens would take the other sessions of the tail a second each."""
+    text = "é 12, " * 4000
+    grammar = Grammar(LLMatcher.grammar_from_lark(f'start: C\nC: "{text}"'), VERSION)
+    tokens = matchers.load().tokenize_str(text)
+    for end in (0, 1, 2, 3, 4000):
+        pick = _pick(grammar, tokens[:end])
+        assert _allowed(matchers, pick) == [tokens[end]]
+        asked: Any = _LongText(matchers._sessions[pick.session].matcher)
+        assert matchers._forced_token(asked, pick.sampling) == tokens[end]
