@@ -20,6 +20,7 @@ from importlib.metadata import version
 from typing import Any
 
 from modelswarm.protocol.messages import Grammar
+from modelswarm.protocol.sampling import MAX_GRAMMAR_BYTES
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.generation.grammar import check_worker
 from modelswarm_gateway.generation.grammar.check_worker import CPU_SECONDS
@@ -64,7 +65,7 @@ class GrammarProcess:
         if not eos:
             raise invalid_request(name, f"{name}: this model has no token that ends an answer")
         try:
-            return Grammar(_with_ids(await self.compile(source), source), VERSION)
+            return Grammar(_checked_size(_with_ids(await self.compile(source), source)), VERSION)
         except GrammarRefused as error:
             name = error.param or name
             raise invalid_request(name, f"{name}: {error}") from error
@@ -172,6 +173,14 @@ def _with_ids(grammar: str, source: GrammarSource) -> str:
         return grammar
     for name, (_, token) in zip(placeholders(len(source.tokens)), source.tokens, strict=True):
         grammar = grammar.replace(name, f"<[{token}]>")
+    return grammar
+
+
+def _checked_size(grammar: str) -> str:
+    """Return the grammar. Raise GrammarRefused for one that would end the link that carries it."""
+    size = len(grammar.encode())
+    if size > MAX_GRAMMAR_BYTES:
+        raise GrammarRefused(f"its grammar has {size} bytes; allowed: {MAX_GRAMMAR_BYTES}")
     return grammar
 
 

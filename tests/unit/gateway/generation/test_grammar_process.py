@@ -144,3 +144,11 @@ async def test_part_that_cannot_be_used_is_named(process: GrammarProcess) -> Non
     with pytest.raises(ApiError) as caught:
         await process.check(replace(source, parts=(good, bad)), [1])
     assert caught.value.param == "b"
+
+
+async def test_grammar_that_no_link_carries_is_refused(process: GrammarProcess) -> None:
+    """A server ends the link over which it gets a larger one, and with it all sessions there are moved."""
+    choices = json.dumps([f"{'<' * 25}{place}" for place in range(9000)])
+    with pytest.raises(ApiError, match="bytes; allowed: 1048576") as caught:
+        await process.check(GrammarSource(GrammarKind.CHOICE, choices, "guided_choice"), [EOS])
+    assert (caught.value.param, caught.value.mapping.status) == ("guided_choice", 400)
