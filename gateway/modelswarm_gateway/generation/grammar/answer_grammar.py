@@ -17,7 +17,13 @@ from modelswarm_gateway.generation.grammar.call_syntax import (
     write_syntax,
 )
 from modelswarm_gateway.generation.grammar.content_format import may_be_call, write_content
-from modelswarm_gateway.generation.grammar.lark import ANY_TEXT, LarkRules, holding, regex_of
+from modelswarm_gateway.generation.grammar.lark import (
+    ANY_TEXT,
+    GrammarTooLarge,
+    LarkRules,
+    holding,
+    regex_of,
+)
 from modelswarm_gateway.generation.grammar.schema_checks import SchemaError, dump_schema
 from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarPart, GrammarSource
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, opens_reasoning
@@ -56,17 +62,29 @@ def answer_grammar(
         parts.append(GrammarPart(content.param, content.text, content.kind))
         param = content.param
     rules = LarkRules(special)
-    if form.is_harmony:
-        start = _harmony_answer(rules, options, content)
-    elif options.must_call:
-        start = _calls_only(rules, options, form, prompt_end)
-    elif content is not None:
-        start = _calls_or_content(rules, options, form, prompt_end, content)
-    else:
-        start = _text_with_calls(rules, options, form, prompt_end)
-    rules.add_rule("start", start)
+    try:
+        rules.add_rule("start", _answer(rules, options, form, prompt_end, content))
+    except GrammarTooLarge as error:
+        raise invalid_request(param, f"{param}: {error}") from error
     tokens = tuple(sorted(special.items()))
     return GrammarSource(GrammarKind.ANSWER, rules.text, param, parts=tuple(parts), tokens=tokens)
+
+
+def _answer(
+    rules: LarkRules,
+    options: AnswerOptions,
+    form: ChatFormat,
+    prompt_end: str,
+    content: GrammarSource | None,
+) -> str:
+    """Return the expression of the whole answer."""
+    if form.is_harmony:
+        return _harmony_answer(rules, options, content)
+    if options.must_call:
+        return _calls_only(rules, options, form, prompt_end)
+    if content is not None:
+        return _calls_or_content(rules, options, form, prompt_end, content)
+    return _text_with_calls(rules, options, form, prompt_end)
 
 
 def _part(tool: Tool) -> GrammarPart:

@@ -11,8 +11,18 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from modelswarm.protocol.sampling import MAX_GRAMMAR_BYTES
+
 _PLACEHOLDER = "<|marker_{}|>"
 ANY_TEXT = r"/(.|\n)*/"
+
+
+class GrammarTooLarge(ValueError):
+    """No link carries the grammar; the text says why."""
+
+    def __init__(self) -> None:
+        detail = "shorten the schemas; calls that are not JSON repeat all $defs for each property"
+        super().__init__(f"the grammar has more than {MAX_GRAMMAR_BYTES} bytes; {detail}")
 
 
 class LarkRules:
@@ -20,7 +30,7 @@ class LarkRules:
 
     def __init__(self, special: Collection[str]) -> None:
         """`special`: markers that are one token of the model; text never matches them."""
-        self._lines = ["%llguidance {}"]
+        self._lines, self._json_characters = ["%llguidance {}"], 0
         self._placeholders = dict(zip(sorted(special), placeholders(len(special)), strict=True))
         longest_first = sorted(special, key=len, reverse=True)
         self._markers = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
@@ -54,8 +64,15 @@ class LarkRules:
         return "" if found is None else found.group()
 
     def json(self, schema: Mapping[str, Any], whitespace: str | None = "") -> str:
-        """Return the expression of JSON that follows the schema. `whitespace`: as that of a GrammarSource."""
-        return f"%json {_dump({**schema, 'x-guidance': json_options(whitespace)})}"
+        """Return the expression of JSON that follows the schema. `whitespace`: as that of a GrammarSource.
+
+        Raise GrammarTooLarge once all schemas are too large together, before they fill the memory.
+        """
+        text = _dump({**schema, "x-guidance": json_options(whitespace)})
+        self._json_characters += len(text)
+        if self._json_characters > MAX_GRAMMAR_BYTES:
+            raise GrammarTooLarge
+        return f"%json {text}"
 
     def up_to(self, marker: str, name: str, *, starts: str = "") -> str:
         """Return the expression of any text through the first `marker`.

@@ -182,5 +182,16 @@ def test_schema_beyond_a_familys_form_is_refused(
     source_of(form_of("hermes"), AnswerOptions((tool,), ToolChoice.REQUIRED), are_tokens=False)
 
 
+@pytest.mark.parametrize("name", ["pythonic", "qwen3_coder"])
+def test_definitions_of_every_property_have_a_limit(name: str) -> None:
+    """Each property is written on its own with all definitions: these would be 180 MB."""
+    properties: dict[str, Any] = {f"p{place}": {} for place in range(3000)}
+    schema = {"properties": properties, "$defs": {"a": {"description": "x" * 60_000}}}
+    options = AnswerOptions((Tool("f", schema),), ToolChoice.REQUIRED)
+    with pytest.raises(ApiError, match="more than 1048576 bytes") as caught:
+        source_of(form_of(name), options, are_tokens=False)
+    assert (caught.value.param, caught.value.mapping.status) == ("tool_choice", 400)
+
+
 def test_every_family_has_a_template_here() -> None:
     assert {form_of(name).family_name for name in TEMPLATES} == set(FAMILIES)
