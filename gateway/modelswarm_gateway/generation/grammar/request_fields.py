@@ -184,7 +184,7 @@ def _structural_tag(param: str, value: Any) -> GrammarSource:
             )
         source = _json(f"{path}.schema", tag.get("schema"))
         read.append([trigger, begin, source.text, end])
-    text = json.dumps(read)
+    text = json.dumps(read, ensure_ascii=False)  # in which the names of tokens are found
     if len(text) > MAX_SOURCE_BYTES:
         raise invalid_field(param, f"has more than {MAX_SOURCE_BYTES} characters")
     return GrammarSource(GrammarKind.STRUCTURAL_TAG, text, param)

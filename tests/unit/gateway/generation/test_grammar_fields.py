@@ -11,6 +11,7 @@ from modelswarm_gateway.api.fields.formats import take_formats
 from modelswarm_gateway.errors import ApiError
 from modelswarm_gateway.generation.grammar.request_fields import read_grammar
 from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
+from modelswarm_gateway.models.token_table import TokenTable, pack_table
 
 OBJECT = {"type": "object"}
 
@@ -209,6 +210,14 @@ def test_part_that_is_null_is_left_out() -> None:
 def test_structural_tag_is_an_object_or_its_text(tag: object) -> None:
     source = _source({"structured_outputs": {"structural_tag": tag}})
     assert json.loads(source.text) == [["<f", "<f=a>", '{"type": "object"}', "</f>"]]
+
+
+def test_structural_tag_keeps_the_names_of_tokens() -> None:
+    """They are looked for in its text, also those that are not ASCII, as DeepSeek's."""
+    begin = "<｜tool▁calls▁begin｜>"
+    tag = {"structures": [{"begin": begin, "schema": OBJECT}], "triggers": [begin]}
+    text = _source({"response_format": {"type": "structural_tag", **tag}}).text
+    assert TokenTable(pack_table([begin], {0: True}), None).tokens_within(text) == {begin: 0}
 
 
 def test_unknown_keyword_without_strict_is_an_annotation() -> None:
