@@ -61,12 +61,12 @@ class JsonCallReader(OutputReader):
         return key
 
     def _arguments(self, sink: Sink) -> Steps[bool]:
-        """Pass on the arguments. Some models write them as a string that has the JSON, or as null."""
+        """Pass on the arguments. Some models write them as a string that has the JSON or nothing, or as null."""
         if (yield from self._is_next('"')):
             text = yield from self._string()
             if text is None:
                 return False
-            sink(text)
+            sink(text or "{}")
             return True
         if (yield from self._accept("null")):
             sink("{}")
@@ -100,10 +100,10 @@ class JsonCallReader(OutputReader):
                 return True
 
     def _raw_string(self, sink: Sink) -> Steps[bool]:
-        """Pass on a string as it is written; return False if the text ends inside it."""
+        """Pass on a string, which may have control characters; return False if the text ends inside it."""
         sink(self._take())
         while character := (yield from self._peek()):
-            sink(self._take())
+            sink(_escaped(self._take()))
             if character == "\\":
                 if not (yield from self._peek()):
                     return False
@@ -124,6 +124,11 @@ class JsonCallReader(OutputReader):
         except ValueError:
             return None
         return str(text)
+
+
+def _escaped(character: str) -> str:
+    """Return a character of a string. Some models write line breaks there as they are, which JSON does not allow."""
+    return json.dumps(character)[1:-1] if character < " " else character
 
 
 def _ignore(text: str) -> None:

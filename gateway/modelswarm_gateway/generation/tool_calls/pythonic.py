@@ -97,9 +97,12 @@ class PythonicReader(OutputReader):
 
 
 def _to_json(text: str) -> str:
-    """Return the value as JSON. What is neither a Python literal nor JSON becomes a string."""
+    """Return the value as JSON. What is neither JSON nor a Python literal becomes a string.
+
+    JSON is first, as grammars write it: a text that both can read may have another meaning in Python.
+    """
     text = text.strip()
-    for parse in (ast.literal_eval, json.loads):
+    for parse in (json.loads, ast.literal_eval):
         try:
             return json.dumps(parse(text), ensure_ascii=False, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

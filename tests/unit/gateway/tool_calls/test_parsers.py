@@ -89,6 +89,13 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "",
         ONE,
     ),
+    (  # line breaks in a string are no JSON
+        "hermes",
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "a\n\tb"}}</tool_call>',
+        "",
+        [("get_weather", {"city": "a\n\tb"})],
+    ),
+    ("hermes", '<tool_call>{"name": "clock", "arguments": ""}</tool_call>', "", TWO[1:]),
     ("llama3_json", named("parameters"), "", ONE),
     (
         "llama3_json",
@@ -131,6 +138,12 @@ CALLS: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         '[get_weather(city="Rå\\"<\\\\n{", days=3, more={"a": [1, None, True, "}"]}), clock()]',
         "",
         TWO,
+    ),
+    (  # escapes of JSON that mean something else in Python
+        "pythonic",
+        '[get_weather(city="\\ud83d\\ude00")]',
+        "",
+        [("get_weather", {"city": "😀"})],
     ),
     (
         "openai",
