@@ -95,12 +95,12 @@ class SamplingDefaults:
         return Sampling(
             temperature=temperature if temperature >= MIN_TEMPERATURE else 0.0,
             top_k=min(max(0, _first(options.top_k, self.top_k)), MAX_TOP_K),
-            top_p=_first(options.top_p, self.top_p),
-            min_p=_first(options.min_p, self.min_p),
+            top_p=_limited(_first(options.top_p, self.top_p), 0.0),
+            min_p=_limited(_first(options.min_p, self.min_p), 0.0),
             repetition_penalty=min(max(penalty, MIN_REPETITION_PENALTY), MAX_REPETITION_PENALTY),
             seed=seed % SEED_RANGE,
             eos=tuple(dict.fromkeys((*eos, *options.stop_token_ids))),
-            typical_p=max(_first(options.typical_p, self.typical_p), MIN_TYPICAL_P),
+            typical_p=_limited(_first(options.typical_p, self.typical_p), MIN_TYPICAL_P),
             presence_penalty=options.presence_penalty or 0.0,
             frequency_penalty=options.frequency_penalty or 0.0,
             no_repeat_ngram_size=min(
@@ -143,6 +143,11 @@ def read_defaults(
 
 def _first(given: T | None, default: T) -> T:
     return default if given is None else given
+
+
+def _limited(value: float, low: float) -> float:
+    """Return the value within the limits of the wire: a file may have any number."""
+    return min(max(value, low), 1.0)
 
 
 def _number(source: Mapping[str, Any], name: str, default: float) -> float:

@@ -22,6 +22,7 @@ from unit.gateway.models.test_model_registry import HELLO, RegistryHarness
 
 from modelswarm.protocol.identity import Address, Epoch
 from modelswarm.protocol.messages import Create, Fence, Sampling, Turn
+from modelswarm.protocol.sampling import find_problem
 from modelswarm.protocol.wire import api_pb2
 from modelswarm.protocol.wire.frames import pack
 from modelswarm_gateway.api.grpc.requests import parse_generate_request
@@ -81,6 +82,14 @@ def test_invalid_model_defaults_are_left_out() -> None:
     assert defaults.eos == (2,)
     assert defaults.top_k == 0
     assert can_cross_a_link(defaults.sampling(SamplingOptions(), 1))
+
+
+def test_model_defaults_beyond_the_wire_are_limited() -> None:
+    """A server ends the link over which it gets others. transformers takes those of 1 and more as off, too."""
+    config = {"do_sample": True, "top_p": 1.5, "min_p": -1, "typical_p": 7}
+    sampling = read_defaults(config, {}, None).sampling(SamplingOptions(), 1)
+    assert find_problem(sampling) is None
+    assert (sampling.top_p, sampling.min_p, sampling.typical_p) == (1.0, 0.0, 1.0)
 
 
 def test_tiny_temperature_is_zero_and_tiny_penalty_is_raised() -> None:
