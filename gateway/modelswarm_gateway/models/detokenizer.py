@@ -9,6 +9,7 @@ and has no flush. It takes quadratic time while bytes do not become a character 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,6 +20,8 @@ CONTEXT_TOKENS = 6
 MAX_PARTIAL_BYTES = 3
 # Tokens withheld at most, for bytes that never become a character.
 MAX_WITHHELD_TOKENS = 64
+# Tokens of a long text that are decoded before other tasks run, in some 5 ms.
+TOKENS_AT_ONCE = 512
 
 
 class Decoder(Protocol):
@@ -62,3 +65,15 @@ class Detokenizer:
         self._window = self._window[self._context_length :]
         self._context_length = len(self._window)
         self._shown = len(self._decoder.decode(self._window))
+
+
+async def detokenize_all(detokenizer: Detokenizer, tokens: Sequence[int]) -> list[str]:
+    """Return the text that each token makes visible, the rest with the last one. Other tasks run meanwhile."""
+    pieces = []
+    for count, token in enumerate(tokens, 1):
+        pieces.append(detokenizer.feed(token))
+        if count % TOKENS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    if pieces:
+        pieces[-1] += detokenizer.flush()
+    return pieces

@@ -136,7 +136,7 @@ async def _generate(
                 continue
             index, chunk = found
             generation = generations[index]
-            part = response_part(name, chunk, generation, index)
+            part = await response_part(name, chunk, generation, index)
             if begins:
                 await add_prompt(part, generation, request)
             begins = False

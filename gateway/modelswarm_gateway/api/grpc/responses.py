@@ -18,10 +18,10 @@ _ENTRIES_AT_ONCE = 64
 """Entries of a prompt that are made before other tasks run: some 4 ms with 20 alternatives each."""
 
 
-def response_part(
+async def response_part(
     name: str, chunk: OutputChunk, generation: Generation, index: int
 ) -> api_pb2.GenerateResponse:
-    """Return the next part of the answer `index`."""
+    """Return the next part of the answer `index`. Other tasks run while one with an echoed prompt is made."""
     part = api_pb2.GenerateResponse(
         id=name,
         text=chunk.text,
@@ -30,8 +30,11 @@ def response_part(
         mark=chunk.mark,
         index=index,
         finish_reason=chunk.finish or "",
-        logprobs=[_logprob(entry, generation.tokenizer) for entry in chunk.logprobs],
     )
+    for count, entry in enumerate(chunk.logprobs, 1):
+        part.logprobs.append(_logprob(entry, generation.tokenizer))
+        if count % _ENTRIES_AT_ONCE == 0:
+            await asyncio.sleep(0)
     if chunk.rows is not None:
         _add_rows(part, chunk.rows)
     return part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Sequence
 
@@ -9,7 +10,12 @@ import pytest
 from support.models.tokenizers import BYTES_FROM, byte_level, encode_bytes, sentencepiece_like
 from tokenizers import Tokenizer
 
-from modelswarm_gateway.models.detokenizer import MAX_WITHHELD_TOKENS, Detokenizer
+from modelswarm_gateway.models.detokenizer import (
+    MAX_WITHHELD_TOKENS,
+    TOKENS_AT_ONCE,
+    Detokenizer,
+    detokenize_all,
+)
 
 
 def feed_tokens(tokenizer: Tokenizer, ids: Sequence[int], before: Sequence[int] = ()) -> list[str]:
@@ -107,3 +113,21 @@ def test_random_bytes_decode_as_if_decoded_at_once(seed: int) -> None:
     for _ in range(seed % 5):
         ids.insert(rng.randrange(len(ids)), BYTES_FROM + rng.randrange(256))
     assert "".join(feed_tokens(byte_level(), ids)) == byte_level().decode(ids)
+
+
+async def test_other_tasks_run_while_a_long_text_is_decoded() -> None:
+    """A prompt that is echoed may have 128,000 tokens."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(count_turns())
+    text = "é€😀 " * 300
+    pieces = await detokenize_all(Detokenizer(byte_level()), encode_bytes(text))
+    other.cancel()
+    assert "".join(pieces) == text
+    assert turns >= len(pieces) // TOKENS_AT_ONCE > 3
