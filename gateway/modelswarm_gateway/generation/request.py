@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from modelswarm.protocol.messages import BlockRange
+from modelswarm.protocol.messages import BlockRange, Sampling
 from modelswarm.protocol.opaque import is_opaque, opaque_entries
 from modelswarm_gateway.backend.beams.options import BeamOptions
 from modelswarm_gateway.core.interface.errors import PromptTooLong
@@ -34,6 +34,12 @@ from modelswarm_gateway.models.tokenizer import (
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters of one
 MAX_SESSION_ID_LENGTH = 256  # characters; the gateway keeps them
+# Token ids in the sampling fields of all answers of a request: a server reads 4 million of them in a second.
+MAX_TOKEN_IDS = 1 << 20
+# Log probabilities of the prompts of all answers that run, with their alternatives; each takes some 110 bytes.
+MAX_PROMPT_SCORES = 4 << 20
+# Log probabilities of a prompt in one event of a stream, which takes the event loop some 5 us with each.
+MAX_EVENT_SCORES = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,7 @@ class GenerationRequest:
     resume_after: int | None = None  # last log position that the client has
     resume_mark: str = ""  # short hash of the log up to there
     echo: bool = False  # the answer begins with the prompt
+    streams: bool = False  # the answer is sent in events
     grammar: GrammarSource | None = None  # that the answer must follow
     forwarded: bool = False  # by another gateway, which takes this one for the session's owner
     answer: AnswerOptions | None = None  # None: plain text
@@ -170,6 +177,15 @@ def check_append(session_id: str | None, append: bool | None, position: int | No
     if position is not None and not append:
         detail = "only appended input has a position; send append: true"
         raise invalid_field("session_position", detail)
+
+
+def check_answers(options: SamplingOptions, answers: int) -> None:
+    """Raise ApiError if the ids of tokens are too many for so many answers, each of which sends its own to servers."""
+    ids = len(options.allowed_token_ids) + len(options.stop_token_ids) + len(options.logit_bias)
+    ids += sum(map(len, options.bad_words_ids))
+    if answers > 1 and answers * ids > MAX_TOKEN_IDS:
+        detail = f"{answers} answers with {ids} token ids each; at most {MAX_TOKEN_IDS} in all"
+        raise invalid_field("allowed_token_ids", detail)
 
 
 async def encode_prompt(
@@ -235,3 +251,24 @@ def token_limit(request: GenerationRequest, text: ModelTokenizer) -> int | None:
         if limit is not None:
             return limit
     return request.default_max_tokens
+
+
+def prompt_scores(prompt: Sequence[int], sampling: Sampling) -> int:
+    """Return the number of log probabilities that an answer has of its prompt, with the alternatives."""
+    return len(prompt) * (1 + sampling.prompt_logprobs)
+
+
+def check_prompt_scores(wanted: int, kept: int, *, in_event: bool) -> None:
+    """Raise ApiError for more log probabilities of prompts than one event, one request or all requests may have.
+
+    `kept`: those of other answers that run. `in_event`: they begin a stream.
+    """
+    if in_event and wanted > MAX_EVENT_SCORES:
+        detail = f"{wanted} log probabilities of the prompt in one event; at most {MAX_EVENT_SCORES}; leave stream out"
+        raise invalid_field("stream", detail)
+    if wanted > MAX_PROMPT_SCORES:
+        detail = f"{wanted} log probabilities of prompts; at most {MAX_PROMPT_SCORES}"
+        raise invalid_field("prompt_logprobs", detail)
+    if wanted and kept + wanted > MAX_PROMPT_SCORES:
+        detail = f"{kept} log probabilities of prompts are kept, of at most {MAX_PROMPT_SCORES}; retry in 1 s"
+        raise ApiError(Code.NO_CAPACITY, detail, param="prompt_logprobs", retry_after=1.0)

@@ -47,8 +47,10 @@ from modelswarm_gateway.generation.request import (
     ChatPrompt,
     GenerationRequest,
     TokenPrompt,
+    check_prompt_scores,
     encode_prompt,
     fit_to_format,
+    prompt_scores,
     token_limit,
 )
 from modelswarm_gateway.generation.resumption import ResumedTurn, resume_turn
@@ -176,8 +178,10 @@ class GenerationService:
         if len(self._running) + count - 1 > self.settings.max_generations:
             detail = f"{self.settings.max_generations} requests are running already; retry in 1 s"
             raise ApiError(Code.NO_CAPACITY, detail, retry_after=1.0)
+        first = generations[0]
+        self._check_prompt_scores(first.prompt, first.sampling, count - len(generations))
         for choice in range(len(generations), count):
-            generation = generations[0].start_choice(choice)
+            generation = first.start_choice(choice)
             self._running.add(generation)
             generations.append(generation)
 
@@ -245,6 +249,7 @@ class GenerationService:
             turn = add_opaque(turn, request, sizes.hidden_bytes, position or 0, kept)
         turn, rows = _add_rows(turn, request, sizes, position)
         self._check_not_replaced(request.model, turn.tokenizer)
+        self._check_prompt_scores(turn.tokens, turn.sampling, 1, request.echo and request.streams)
         begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form, rows)
         return Generation(self._context_of(request, card, begin.turn), request, begin)
 
@@ -285,6 +290,15 @@ class GenerationService:
         longest = min(limit or UNKNOWN_LIMIT, prompt + (turn.max_tokens or limit))
         search = BeamSearch(self.backend, request.beams, longest, request.prompt_field)
         return replace(self._context, backend=search)
+
+    def _check_prompt_scores(
+        self, prompt: Sequence[int], sampling: Sampling, count: int, in_event: bool = False
+    ) -> None:
+        """Raise ApiError if `count` more answers have too many log probabilities of the prompt."""
+        wanted = count * prompt_scores(prompt, sampling)
+        running = self._running if wanted else ()
+        kept = sum(prompt_scores(each.prompt, each.sampling) for each in running)
+        check_prompt_scores(wanted, kept, in_event=in_event)
 
     async def locate_session(self, key: SessionKey) -> None:
         """Take a session over whose gateway was lost; one that is kept here, or is nowhere, stays as it is.

@@ -22,7 +22,13 @@ from modelswarm_gateway.api.http.openai_requests import (
 )
 from modelswarm_gateway.api.tokenization import DetokenizeRequest, TokenizeRequest
 from modelswarm_gateway.errors import ApiError, invalid_field, invalid_request
-from modelswarm_gateway.generation.request import GenerationRequest, Prompt, RowsPrompt, TokenPrompt
+from modelswarm_gateway.generation.request import (
+    GenerationRequest,
+    Prompt,
+    RowsPrompt,
+    TokenPrompt,
+    check_answers,
+)
 from modelswarm_gateway.generation.rows.returned_rows import RowOptions
 
 _MARK = re.compile("[0-9a-f]{8}")
@@ -137,7 +143,8 @@ def _parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReque
     if request.HasField("blocks"):
         _check_range_fields(request)
     parsed = parse_completion(_completion_body(request))
-    parsed.answer_count()
+    wanted = parsed.to_generation_request()
+    check_answers(wanted.options, parsed.answer_count())
     field, prompt = _prompt(request, parsed)
     after = request.resume_after if request.HasField("resume_after") else None
     if after is not None and not request.session_id:
@@ -147,7 +154,7 @@ def _parse_generate_request(request: api_pb2.GenerateRequest) -> GenerationReque
             "resume_mark", "must be the `mark` of the part that ended at resume_after"
         )
     return replace(
-        parsed.to_generation_request(),
+        wanted,
         prompt=prompt,
         prompt_field=field,
         default_max_tokens=None,

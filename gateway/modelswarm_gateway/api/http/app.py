@@ -56,7 +56,7 @@ from modelswarm_gateway.api.tokenization import add_tokenization_routes
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found, shorten
-from modelswarm_gateway.generation.request import GenerationRequest
+from modelswarm_gateway.generation.request import GenerationRequest, check_answers
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID, parse_event_id
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.settings import SESSION_HEADER
@@ -117,6 +117,7 @@ def _generation_routes(
         body = take_session_id(body, request.headers, header_names)
         parsed = parse(body)
         first, *others = parsed.to_generation_requests()
+        check_answers(first.options, (1 + len(others)) * parsed.answer_count())
         first = _apply_headers(request, first, bool(parsed.stream))
         # Only a session may be at another gateway. Fields without an effect may be large: they are not kept.
         kept = {} if first.session_id is None else parsed.obeyed_fields()

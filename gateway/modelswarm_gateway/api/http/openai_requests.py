@@ -283,6 +283,7 @@ class _Request(RequestModel):
             append=bool(self.append),
             position=self.session_position,
             echo=self.echoes(),
+            streams=bool(self.stream),
             grammar=self._grammar_source(),
             answer=self.answer_options(),
             text=TextOptions(

@@ -33,6 +33,7 @@ from modelswarm_gateway.api.responses.requests import parse_responses
 from modelswarm_gateway.discovery.dialer import Dialer
 from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation import request as request_module
 from modelswarm_gateway.generation.request import (
     GenerationRequest,
     TextPrompt,
@@ -318,3 +319,53 @@ def test_large_documents_are_refused() -> None:
     with pytest.raises(ApiError) as refused:
         parse_chat(body | {"documents": [{"a": [[]] * (2 * MANY)}]}).to_generation_request()
     assert (refused.value.param, "2048 KiB" in str(refused.value)) == ("documents", True)
+
+
+async def test_token_ids_of_all_answers_have_a_limit() -> None:
+    """Each answer sends its own to the servers: 128 times 10,000 of them, or 64 times for two prompts."""
+    service, _ = await make_service_with_files(model_files())
+    transport = httpx.ASGITransport(app=build_http_app(service))
+    ids = list(range(10_000))
+    body = {"model": MODEL, "prompt": ["a", "b"], "n": 64, "allowed_token_ids": ids}
+    async with httpx.AsyncClient(transport=transport, base_url="http://here/v1") as client:
+        answer = await client.post("completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "allowed_token_ids")
+    assert "128 answers with 10000 token ids each" in answer.json()["error"]["message"]
+    sampling = api_pb2.Sampling(allowed_token_ids=ids)
+    with pytest.raises(ApiError, match="at most 1048576 in all"):
+        parse_generate_request(
+            api_pb2.GenerateRequest(model="m", prompt="a", n=128, sampling=sampling)
+        )
+
+
+async def test_log_probabilities_of_prompts_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway keeps 2 KB for each token of a prompt with 20 alternatives until the answer is written."""
+    monkeypatch.setattr(request_module, "MAX_PROMPT_SCORES", 4000)
+    service, _ = await make_service_with_files(model_files())
+    body = {"model": MODEL, "prompt": [5] * 50, "prompt_logprobs": 20}
+    request = parse_completion(body).to_generation_request()
+    running = [await service.start_generation(request)]
+    with pytest.raises(ApiError, match="4200 log probabilities of prompts; at most") as refused:
+        service.start_choices(running, 5)
+    assert (refused.value.param, refused.value.mapping.status) == ("prompt_logprobs", 400)
+    service.start_choices(running, 3)
+    with pytest.raises(ApiError, match="3150 log probabilities of prompts are kept") as refused:
+        await service.start_generation(request)
+    assert refused.value.code is Code.NO_CAPACITY
+    for generation in running:
+        generation.close()
+    (await service.start_generation(request)).close()
+
+
+async def test_echo_in_one_event_of_a_stream_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log probabilities of a prompt of 100,000 tokens would hold the event loop for seconds."""
+    monkeypatch.setattr(request_module, "MAX_EVENT_SCORES", 1000)
+    service, _ = await make_service_with_files(model_files())
+    body = {"model": MODEL, "prompt": [5] * 50, "echo": True, "logprobs": 20}
+    for more in ({}, {"stream": True, "logprobs": 2}, {"stream": True, "logprobs": None}):
+        request = parse_completion(body | more).to_generation_request()
+        (await service.start_generation(request)).close()
+    request = parse_completion(body | {"stream": True}).to_generation_request()
+    with pytest.raises(ApiError, match="1050 log probabilities of the prompt in") as refused:
+        await service.start_generation(request)
+    assert (refused.value.param, refused.value.mapping.status) == ("stream", 400)
