@@ -30,7 +30,7 @@ class Source:
 
 def choose_sources(sessions: Sequence[Log], logs: Sequence[Log]) -> list[Source]:
     """Return the source of each of `logs`. No session is rewound for two logs; any number may be forked from it."""
-    common = [[common_prefix_length(session, log) for session in sessions] for log in logs]
+    common = _common_lengths(sessions, logs)
     pairs = sorted(
         ((-length, at, place) for at, row in enumerate(common) for place, length in enumerate(row))
     )
@@ -41,6 +41,14 @@ def choose_sources(sessions: Sequence[Log], logs: Sequence[Log]) -> list[Source]
             own[at] = place
             taken.add(place)
     return [_choose(own.get(at), common[at], len(log)) for at, log in enumerate(logs)]
+
+
+def _common_lengths(sessions: Sequence[Log], logs: Sequence[Log]) -> list[list[int]]:
+    """Return for each log the length that it has in common with each session. Their prompt is compared once."""
+    every = (*sessions, *logs)
+    shared = min((common_prefix_length(every[0], each) for each in every[1:]), default=0)
+    ends = [session[shared:] for session in sessions]
+    return [[shared + common_prefix_length(end, log[shared:]) for end in ends] for log in logs]
 
 
 def _choose(own: int | None, common: Sequence[int], length: int) -> Source:
