@@ -349,7 +349,7 @@ class Generation:
         if self._logprobs is not None:
             scores = [None, *self._stream.prompt_logprobs]
             for token, score, piece in zip(self.prompt, scores, pieces, strict=True):
-                self._logprobs.add_prompt(token, score, piece)
+                self._logprobs.add_prompt(token, score, piece, self.sampling.logprobs)
             self._released += self._logprobs.release(text, is_last=True)
         return text
 

@@ -38,9 +38,9 @@ class LogprobsBuffer:
             self._withheld.append(entry)
         self._decoded += len(piece)
 
-    def add_prompt(self, token: int, score: PromptLogprob | None, piece: str) -> None:
-        """Add a token of a prompt that is repeated in the answer."""
-        logprob, top = (None, ()) if score is None else (score.logprob, score.top)
+    def add_prompt(self, token: int, score: PromptLogprob | None, piece: str, count: int) -> None:
+        """Add a token of a prompt that is repeated in the answer. `count`: alternatives of the answer's tokens."""
+        logprob, top = (None, ()) if score is None else (score.logprob, score.top[:count])
         self._withheld.append(TokenLogprob(token, logprob, top, self._decoded))
         self._decoded += len(piece)
 

@@ -12,7 +12,7 @@ from support.models.tokenizers import (
     sentencepiece_like,
 )
 
-from modelswarm.protocol.messages import Finish, Sampling, TopLogprob, Turn
+from modelswarm.protocol.messages import Finish, PromptLogprob, Sampling, TopLogprob, Turn
 from modelswarm_gateway.api.http.logprobs_json import TokenNames, completion_logprobs, token_text
 from modelswarm_gateway.backend.token_stream import TokenEvent
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs, TurnRequest
@@ -103,3 +103,12 @@ async def test_resumed_answer_has_the_entries_of_half_characters() -> None:
     assert chunk is not None
     assert [entry.token for entry in chunk.logprobs] == list(generated[3:])
     generation.close()
+
+
+def test_echoed_prompt_has_the_alternatives_of_the_answer() -> None:
+    """`prompt_logprobs` beside `echo` may ask for more of them."""
+    top = tuple(TopLogprob(token, -1.0) for token in range(5))
+    buffer = LogprobsBuffer()
+    buffer.add_prompt(7, None, "a", 2)
+    buffer.add_prompt(8, PromptLogprob(8, -0.5, top), "b", 2)
+    assert [len(entry.top) for entry in buffer.release("ab")] == [0, 2]
