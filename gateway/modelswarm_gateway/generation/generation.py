@@ -5,6 +5,8 @@ Made by the service, read by an API. Knows the backend only as the contract in `
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,7 +20,7 @@ from modelswarm_gateway.errors import CLIENT_ENDED, ApiError, Code, from_core, h
 from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
 from modelswarm_gateway.generation.named_sessions import Evictions, NamedSessions, SessionKey
 from modelswarm_gateway.generation.request import GenerationRequest
-from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn
+from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn, SeenAnswer
 from modelswarm_gateway.generation.rows.returned_rows import RowBlock, RowsBuffer
 from modelswarm_gateway.generation.stop_strings import StopMatcher
 from modelswarm_gateway.generation.tool_calls.answer import (
@@ -36,6 +38,7 @@ from modelswarm_gateway.metrics.counters import Metrics, TurnOutcome
 from modelswarm_gateway.models.detokenizer import detokenize_all
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
+_UNSEEN_AT_ONCE = 64  # tokens of a chunk of a resumed turn: other tasks run between two of them
 # Errors that refuse a turn before its first token.
 _NOT_STARTED = (Code.NO_CAPACITY, Code.NO_SERVERS, Code.CONTEXT_LENGTH)
 
@@ -65,14 +68,6 @@ class OutputChunk:
         if self.events is not None:
             return self.events
         return (TextDelta(self.text),) if self.text else ()
-
-
-@dataclass(frozen=True, slots=True)
-class SeenAnswer:
-    """The part of an answer that the client of a resumed turn has already."""
-
-    output: tuple[OutputEvent, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +139,7 @@ class Generation:
         self._withheld: list[int] = []  # tokens that came and are in no chunk yet
         # Time since which the client has not taken the last chunk; None while the next one is awaited.
         self._unread_since: float | None = context.clock()
-        # Generated before the turn was resumed, and not seen by the client.
-        self._unseen_chunk: OutputChunk | None = None
+        self._unseen: deque[OutputChunk] = deque()  # generated before the turn was resumed
         if start.resumed is None:
             self._session, self._stream = self._start_turn()
         else:
@@ -212,7 +206,7 @@ class Generation:
         raise ApiError(Code.INTERNAL, "the session was lost twice")
 
     def _resume_turn(self, resumed: ResumedTurn) -> tuple[str, TokenStream]:
-        """Continue the turn; its first chunk is the generated text that the client has not seen."""
+        """Continue the turn; its first chunks are the generated text that the client has not seen."""
         assert self.session_key is not None
         backend, first = self._context.backend, len(self.prompt)
         session = self._context.named_sessions.acquire(self.session_key)
@@ -221,11 +215,21 @@ class Generation:
         seen: list[OutputEvent] = []
         seen_logprobs: list[TokenLogprob] = []
         end = first
+        if self._log_mark is not None:
+            self._log_mark.extend(resumed.generated[: max(0, resumed.last_read + 1 - first)])
+
+        def put_unseen() -> None:
+            begin, new = end - len(shown), resumed.generated[end - len(shown) - first : end - first]
+            self._unseen.append(self._finish_chunk(shown, new, begin))
+            shown.clear()
+
         for event in resumed.token_events(first):
             text, self._finish = self._detokenize(event)
             end = event.position + 1
             if event.position > resumed.last_read:
                 shown.append(text)
+                if len(shown) == _UNSEEN_AT_ONCE:
+                    put_unseen()
             else:
                 seen += (TextDelta(text),) if self._answer is None else self._events
                 seen_logprobs += self._released
@@ -237,11 +241,8 @@ class Generation:
                 break
         self.seen = SeenAnswer(tuple(merge_events(seen)), tuple(seen_logprobs))
         self.completion_tokens = self._resumed_tokens = end - first
-        known = max(0, resumed.last_read + 1 - first)
-        if self._log_mark is not None:
-            self._log_mark.extend(resumed.generated[:known])
-        new = resumed.generated[known : end - first]
-        self._unseen_chunk = self._finish_chunk(shown, new, end - len(new))
+        if shown or not self._unseen:
+            put_unseen()
         try:
             if self._finish is not None:
                 backend.truncate_log(session, end)
@@ -284,9 +285,10 @@ class Generation:
             self._unread_since = self._context.clock()
 
     async def _next_chunk(self, timeout: float) -> OutputChunk | None:
-        if self._unseen_chunk is not None and not self._aborted:
-            chunk, self._unseen_chunk = self._unseen_chunk, None
+        while self._unseen and not self._aborted:
+            chunk = self._unseen.popleft()
             if chunk.tokens or chunk.finish is not None:
+                await asyncio.sleep(0)
                 return chunk
         while True:
             try:
@@ -342,8 +344,7 @@ class Generation:
     async def _echo_prompt(self) -> str:
         """Return the prompt's text, once, with the log probabilities of its tokens if they are reported."""
         self._echoes = False
-        special = self._request.text.all_special
-        detokenizer = self.tokenizer.detokenizer((), all_special=special)
+        detokenizer = self.tokenizer.detokenizer((), all_special=self._request.text.all_special)
         pieces = await detokenize_all(detokenizer, self.prompt)
         text = "".join(pieces)
         if self._logprobs is not None:

@@ -16,6 +16,8 @@ from modelswarm.protocol.messages import Finish, Turn
 from modelswarm_gateway.backend.token_stream import TokenEvent
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
+from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.tool_calls.events import OutputEvent
 
 LAST_EVENT_ID = "Last-Event-ID"
 _ID = re.compile(r"(?:0:)?([0-9]{1,15})-([0-9a-f]{8})")
@@ -58,6 +60,14 @@ class ResumedTurn:
             kept = self.logprobs.get(position, _NO_LOGPROBS)
             made.append(TokenEvent(position, token, finish, kept.logprob, kept.top))
         return made
+
+
+@dataclass(frozen=True, slots=True)
+class SeenAnswer:
+    """The part of an answer that the client of a resumed turn has already."""
+
+    output: tuple[OutputEvent, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 def format_event_id(position: int, mark: str) -> str:

@@ -1,0 +1,70 @@
+"""A resumed turn begins with what its client has not seen, in parts between which other streams go on."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.eventually import SECONDS
+from support.gateway_service import make_service_with_files
+from support.models.tokenizers import encode_bytes, model_files
+
+from modelswarm.protocol.messages import FenceAck, Finish, Token
+from modelswarm_gateway.api.http.openai_requests import parse_completion
+from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.generation import generation as generation_module
+from modelswarm_gateway.generation.generation import Generation, OutputChunk, TurnStart
+from modelswarm_gateway.generation.resumption import LogMark, resume_turn
+from modelswarm_gateway.runtime.node import Node
+from tools.dashboard.metric_registries import MODEL
+
+SERVER = "s0/1/x"
+PROMPT, ANSWER = encode_bytes("abc"), encode_bytes("0123456789 é€ 0123456789")
+
+
+def answer(node: Node) -> None:
+    """Let the server give the whole answer of the only turn."""
+    [(handle, (running, hop))] = node._core._recovery.hops.by_handle.items()
+    ends = [Finish.NONE] * (len(ANSWER) - 1) + [Finish.LENGTH]
+    tokens = [
+        Token(handle, running.epoch, position, token, logprob=-1.0, finish=end)
+        for position, (token, end) in enumerate(zip(ANSWER, ends, strict=True), start=len(PROMPT))
+    ]
+    node.on_items(SERVER, [FenceAck(handle, hop.server_handle or 1, running.epoch), *tokens])
+
+
+async def read(generation: Generation) -> list[OutputChunk]:
+    chunks: list[OutputChunk] = []
+    while not chunks or chunks[-1].finish is None:
+        async with asyncio.timeout(SECONDS):
+            chunk = await generation.next_chunk(SECONDS)
+        assert chunk is not None
+        chunks.append(chunk)
+    generation.close()
+    return chunks
+
+
+async def test_unseen_text_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One part of 30,000 tokens with 20 alternatives each took the gateway's event loop 3 s."""
+    monkeypatch.setattr(generation_module, "_UNSEEN_AT_ONCE", 8)
+    service, node = await make_service_with_files(model_files())
+    body = {"model": MODEL, "prompt": PROMPT, "session_id": "s", "logprobs": 0}
+    request = parse_completion(body).to_generation_request()
+    _, tokenizer = service.find_model(MODEL)
+    sampling = tokenizer.defaults.sampling(request.options, 1)
+    turn = TurnRequest(tuple(PROMPT), len(ANSWER), sampling, credit_ahead=64, keeps_logprobs=True)
+    generation = Generation(service._context, request, TurnStart(turn, tokenizer, 0.0))
+    answer(node)
+    await read(generation)
+    seen, log = len(PROMPT) + 2, (*PROMPT, *ANSWER)
+    kept = service._parked_turn((MODEL, "s"))
+    resumed = resume_turn(PROMPT, kept, seen - 1, str(LogMark(log[:seen])))
+    start = TurnStart(turn, tokenizer, 0.0, resumed=resumed)
+    chunks = await read(Generation(service._context, request, start))
+    assert max(len(chunk.tokens) for chunk in chunks) <= 8 + 2  # with those of half a character
+    assert [token for chunk in chunks for token in chunk.tokens] == ANSWER[2:]
+    assert "".join(chunk.text for chunk in chunks) == "23456789 é€ 0123456789"
+    assert [entry.token for chunk in chunks for entry in chunk.logprobs] == ANSWER[2:]
+    assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
+    for chunk in chunks:
+        assert chunk.mark == str(LogMark(log[: chunk.end]))
