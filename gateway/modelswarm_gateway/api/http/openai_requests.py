@@ -359,8 +359,7 @@ class ChatRequest(_Request):
             variables["documents"] = self.documents
         messages = [_template_message(f"messages[{n}]", m) for n, m in enumerate(self.messages)]
         check_conversation(messages, is_appended=bool(self.append))
-        continues = bool(self.continue_final_message)
-        if continues:
+        if continues := bool(self.continue_final_message):
             self._check_continuation()
         return "messages", ChatPrompt(messages, variables, continues=continues)
 
