@@ -9,6 +9,7 @@ from support.core.server import Options, Server, expected
 
 from modelswarm.protocol.messages import Lane
 from modelswarm_gateway.core.interface.effects import Refused
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_serving.core.kv.admission import MEMORY_PAUSE_SECONDS
 
 PAGES, PAGE = 20, 4
@@ -166,19 +167,36 @@ def test_refused_turn_leaves_log_and_turn_as_they_were() -> None:
     assert gateway.tokens("a") == expected(next_prompt(), SECOND)
 
 
-def test_turn_whose_route_is_lost_before_its_start_is_refused() -> None:
-    """The session keeps its log, and goes on from it later."""
+def test_turn_whose_route_is_lost_before_its_start_costs_no_log() -> None:
+    """It is held, and refused at the hold limit. The session goes on from its log later."""
     network = Network()
-    gateway = add_gateway(network, 1)
+    gateway = add_gateway(network, settings=GatewaySettings(hold_limit_seconds=1.0))
     tail = [network.serve(0, 2), network.serve(2, 4)][-1]
     prompt = next_prompt()
     gateway.start("a", PROMPT, FIRST, above=0)
     gateway.begin("a", prompt, FIRST)
     network.kill(tail.peer)
     network.run()
+    assert gateway.view("a").state == "held"
+    network.wait(2.0)
     assert [type(each) for each in gateway.troubles("a")] == [Refused]
     assert gateway.view("a").length == len(prompt) - 1
     network.serve(2, 4)
     network.run()
     gateway.clear_and_start("a", prompt, FIRST)
+    assert gateway.tokens("a") == expected(prompt, FIRST)
+
+
+def test_turn_that_was_held_before_its_start_goes_on() -> None:
+    network = Network()
+    gateway = add_gateway(network)
+    tail = [network.serve(0, 2), network.serve(2, 4)][-1]
+    prompt = next_prompt()
+    gateway.start("a", PROMPT, FIRST, above=0)
+    gateway.effects.clear()
+    gateway.begin("a", prompt, FIRST)
+    network.kill(tail.peer)
+    network.run()
+    network.serve(2, 4)
+    network.wait(5.0)
     assert gateway.tokens("a") == expected(prompt, FIRST)

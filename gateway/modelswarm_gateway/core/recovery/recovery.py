@@ -353,8 +353,7 @@ class Recovery:
     def _no_route(self, session: Session, now: float) -> None:
         """Refuse a turn that has not started; hold one that has."""
         reason = session.refusal if session.excluded else RefusalReason.NO_SERVERS
-        is_held = session.is_held_without_route or session.held_at is not None
-        if not is_held and not session.hold_tries:
+        if not session.is_recovering and session.held_at is None and not session.hold_tries:
             self._refuse_turn(session, reason)
         else:
             session.refusal = reason
@@ -415,6 +414,9 @@ class Recovery:
         self._ownership_check.require(session, now + self._settings.lease_seconds / 2, since=now)
         limit = self._hold_limits.limit_seconds(session.model)
         ends = session.held_at + limit - session.held_seconds
+        if now >= ends and session.can_undo_turn:
+            self._refuse_turn(session, session.refusal)
+            return
         if now >= ends:
             self.fail(session, explain_refusal(self._registry, session, session.refusal))
             return

@@ -218,13 +218,13 @@ class Session:
 
     @property
     def is_recovering(self) -> bool:
-        """True if a fault or a migration has changed the route of the turn, or the turn is resumed."""
+        """True if the turn had started when its route changed: the session is then held and not refused."""
         return self.fault_at is not None or self.has_migrated or self.is_resumed
 
     @property
-    def is_held_without_route(self) -> bool:
-        """True if the turn is held and not refused. A later turn that has not started must not cost the log."""
-        return self.is_recovering and (self.before is None or self.is_resumed)
+    def can_undo_turn(self) -> bool:
+        """True for a later turn that has not started: a refusal restores the session."""
+        return self.before is not None and not self.is_resumed
 
     @property
     def routed_attempts(self) -> int:
