@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from support.eventually import SECONDS
 
@@ -54,3 +55,19 @@ def send_files(node: Node, files: dict[str, bytes], server: PeerId = "s0/1/x") -
             name, 0, len(content or b""), content or b"", missing=content is None
         )
         node.on_items(server, [chunk])
+
+
+async def turns_of_another_task(work: Awaitable[None]) -> int:
+    """Return how often another task of the loop has its turn until the work is done."""
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    other = asyncio.create_task(count_turns())
+    await work
+    other.cancel()
+    return turns

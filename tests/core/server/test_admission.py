@@ -14,7 +14,7 @@ from support.core.scripted_gateway import (
 )
 from support.core.server import Server
 
-from modelswarm.protocol.identity import Epoch
+from modelswarm.protocol.identity import Epoch, PeerId
 from modelswarm.protocol.messages import (
     Close,
     Create,
@@ -429,14 +429,20 @@ def test_pages_of_silent_gateway_are_freed_when_short() -> None:
     assert report.kind is FaultKind.UNKNOWN_HANDLE, "it finds the report when it goes on"
 
 
-def test_requested_log_is_kept_for_a_lease_when_pages_are_short() -> None:
-    """The gateway that asked may be lost before its Fence comes, and this may be the only log."""
+def full_server_of_another_gateway() -> tuple[ServerNetwork, Server, PeerId]:
+    """Return a server whose pages are those of a session that this gateway runs."""
     network = ServerNetwork()
     server = network.serve(0, 6, total_pages=20)
     gateway = "gateway/1/x"
     network.add_gateway(gateway)
     own = create(network, server, "one", 60, gateway=gateway).server_handle
     server.core.receive(gateway, StartEpoch(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+    return network, server, gateway
+
+
+def test_requested_log_is_kept_for_a_lease_when_pages_are_short() -> None:
+    """The gateway that asked may be lost before its Fence comes, and this may be the only log."""
+    network, server, gateway = full_server_of_another_gateway()
     server.core.on_peer_lost(gateway, 0.0)
     network.tick(31.0)
     server.core.receive(GATEWAY, LogRequest("one"), network.now)
@@ -449,12 +455,7 @@ def test_requested_log_is_kept_for_a_lease_when_pages_are_short() -> None:
 
 
 def test_pages_of_leaving_gateway_wait_a_lease_for_takeover() -> None:
-    network = ServerNetwork()
-    server = network.serve(0, 6, total_pages=20)
-    gateway = "gateway/1/x"
-    network.add_gateway(gateway)
-    own = create(network, server, "one", 60, gateway=gateway).server_handle
-    server.core.receive(gateway, StartEpoch(own, Epoch(1, 1), 1, 0, 0, None, None, None, 9), 0.0)
+    network, server, gateway = full_server_of_another_gateway()
     server.core.receive(gateway, Heartbeat(draining=True), 0.0)
     server.core.on_peer_lost(gateway, 0.0)
     network.tick(29.0)

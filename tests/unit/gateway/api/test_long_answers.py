@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable
 from types import SimpleNamespace
 from typing import Any
 
 from starlette.types import Message
+from support.gateway_service import turns_of_another_task
 from support.models.tokenizers import make_tokenizer
 
 from modelswarm.protocol.messages import PromptLogprob, TopLogprob
@@ -29,21 +28,6 @@ TOP = tuple(TopLogprob(token, -token / 3) for token in range(20))
 SCORES = [PromptLogprob(token % 50, -1.5, TOP) for token in range(TOKENS - 1)]
 ENTRIES = [TokenLogprob(token % 50, -1.5, TOP, 4 * token) for token in range(TOKENS)]
 NAMES = TokenNames(lambda token: f"t{token}".encode())
-
-
-async def turns_of_another_task(work: Awaitable[None]) -> int:
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    other = asyncio.create_task(count_turns())
-    await work
-    other.cancel()
-    return turns
 
 
 async def test_long_body_is_encoded_in_turn_with_other_tasks() -> None:

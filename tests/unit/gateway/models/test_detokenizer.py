@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 
 import pytest
+from support.gateway_service import turns_of_another_task
 from support.models.tokenizers import BYTES_FROM, byte_level, encode_bytes, sentencepiece_like
 from tokenizers import Tokenizer
 
@@ -117,17 +117,11 @@ def test_random_bytes_decode_as_if_decoded_at_once(seed: int) -> None:
 
 async def test_other_tasks_run_while_a_long_text_is_decoded() -> None:
     """A prompt that is echoed may have 128,000 tokens."""
-    turns = 0
+    text, pieces = "é€😀 " * 300, list[str]()
 
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    async def decode() -> None:
+        pieces.extend(await detokenize_all(Detokenizer(byte_level()), encode_bytes(text)))
 
-    other = asyncio.create_task(count_turns())
-    text = "é€😀 " * 300
-    pieces = await detokenize_all(Detokenizer(byte_level()), encode_bytes(text))
-    other.cancel()
+    turns = await turns_of_another_task(decode())
     assert "".join(pieces) == text
     assert turns >= len(pieces) // TOKENS_AT_ONCE > 3
