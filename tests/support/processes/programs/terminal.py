@@ -18,6 +18,7 @@ from typing import Self
 from support.eventually import eventually
 
 ROWS = 40
+SECONDS = 300.0  # of a wait: an answer of 6,000 tokens took 58 s beside the rest of the full tier
 
 
 @dataclass
@@ -77,11 +78,11 @@ class Terminal:
         def find() -> int:
             return self.text.find(part, after) + 1
 
-        shown_at = eventually(f"{part!r} is shown", find, explain=lambda: self.text[after:])
+        shown_at = eventually(f"{part!r} is shown", find, SECONDS, lambda: self.text[after:])
         return shown_at - 1 + len(part)
 
     def wait_end(self) -> int:
         """Wait for the end of the command; return its exit code."""
-        code = self.process.wait(60)
+        code = self.process.wait(SECONDS)
         self._reader.join(10)
         return code
