@@ -6,7 +6,8 @@ Used by `answers.py` and the Inference service. Knows no sessions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.generation.generation import Generation, OutputChunk
@@ -31,10 +32,7 @@ async def response_part(
         index=index,
         finish_reason=chunk.finish or "",
     )
-    for count, entry in enumerate(chunk.logprobs, 1):
-        part.logprobs.append(_logprob(entry, generation.tokenizer))
-        if count % _ENTRIES_AT_ONCE == 0:
-            await asyncio.sleep(0)
+    await _add_logprobs(part.logprobs, chunk.logprobs, generation.tokenizer)
     if chunk.rows is not None:
         _add_rows(part, chunk.rows)
     return part
@@ -64,12 +62,23 @@ async def add_prompt(
         part.prompt_token_ids.extend(prompt)
     if request.HasField("prompt_logprobs"):
         count, scores = request.prompt_logprobs, [None, *generation.prompt_logprobs]
-        for place, (token, score) in enumerate(zip(prompt, scores, strict=True)):
-            logprob, top = (None, ()) if score is None else (score.logprob, score.top[:count])
-            entry = TokenLogprob(token, logprob, top, 0)
-            part.prompt_logprobs.append(_logprob(entry, generation.tokenizer))
-            if place % _ENTRIES_AT_ONCE == 0:
-                await asyncio.sleep(0)
+        entries = (
+            TokenLogprob(token, None, (), 0)
+            if score is None
+            else TokenLogprob(token, score.logprob, score.top[:count], 0)
+            for token, score in zip(prompt, scores, strict=True)
+        )
+        await _add_logprobs(part.prompt_logprobs, entries, generation.tokenizer)
+
+
+async def _add_logprobs(
+    made: Any, entries: Iterable[TokenLogprob], tokenizer: ModelTokenizer
+) -> None:
+    """Append the entries to a field of a message. Other tasks run meanwhile."""
+    for count, entry in enumerate(entries, 1):
+        made.append(_logprob(entry, tokenizer))
+        if count % _ENTRIES_AT_ONCE == 0:
+            await asyncio.sleep(0)
 
 
 def usage_of(generations: Sequence[Generation]) -> api_pb2.Usage:
