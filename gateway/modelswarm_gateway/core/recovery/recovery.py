@@ -414,11 +414,11 @@ class Recovery:
         self._ownership_check.require(session, now + self._settings.lease_seconds / 2, since=now)
         limit = self._hold_limits.limit_seconds(session.model)
         ends = session.held_at + limit - session.held_seconds
-        if now >= ends and session.can_undo_turn:
-            self._refuse_turn(session, session.refusal)
-            return
         if now >= ends:
-            self.fail(session, explain_refusal(self._registry, session, session.refusal))
+            if session.can_undo_turn:
+                self._refuse_turn(session, session.refusal)
+            else:
+                self.fail(session, explain_refusal(self._registry, session, session.refusal))
             return
         pause = self._settings.retry_seconds * 2 ** min(session.hold_tries, 16)
         session.retry_at = min(now + min(pause, self._settings.retry_limit_seconds), ends)
