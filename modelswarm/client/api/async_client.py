@@ -115,9 +115,8 @@ class AsyncClient:
         """Close the connections. Calls that run end with an error."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LEFT_SECONDS):
-                while (
-                    self._n_streams
-                ):  # asyncio ends an iterator that was left soon, but not at once
+                # asyncio ends an iterator that was left soon, but not at once
+                while self._n_streams:
                     self._stream_ended.clear()
                     await self._stream_ended.wait()
         if self._closing:

@@ -92,9 +92,7 @@ class LoopThread:
         try:
             yield from pump.items()
         finally:
-            if (
-                threading.current_thread() is self._thread
-            ):  # the garbage collector closes the generator
+            if threading.current_thread() is self._thread:  # closed by the garbage collector
                 pump.cancel()
             elif not pump.has_ended:
                 with suppress(ClosedClientError):  # the end of the thread has closed it

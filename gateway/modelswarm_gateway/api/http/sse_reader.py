@@ -28,9 +28,8 @@ class SseReader:
         self.error: ApiError | None = None  # the error that ended the stream; not returned as bytes
         # Bytes that were not returned. The last events of a response have its whole text, some of them with scores.
         self._buffer = bytearray()
-        self._at = self._searched = (
-            0  # begin of the line that is read, end of what was searched for its end
-        )
+        self._at = 0  # begin of the line that is read
+        self._searched = 0  # end of what was searched for its end
         self._event_id, self._is_last = "", False  # of the event that is read
 
     def add_bytes(self, part: bytes) -> bytes:
