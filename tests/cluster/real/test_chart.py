@@ -384,6 +384,12 @@ def test_chart_versions_are_the_projects() -> None:
         ("gateway.corsOrigins={*,https://a.example}", ["gateway/corsOrigins", "maxItems"]),
         ("watchNamespaces={Team_A}", ["watchNamespaces/0", "does not match pattern"]),
         ("serverPodTemplate.containers=3", ["/serverPodTemplate", "'containers' not allowed"]),
+        ("networkPolicy.clientsFrom[0].podSelector.x=y", ["clientsFrom", "networkPolicy.enabled"]),
+        (
+            "networkPolicy.enabled=true,networkPolicy.adminFrom[0].podSelector.x=y,"
+            "gateway.adminService.enabled=false",
+            ["adminFrom", "gateway.adminService.enabled"],
+        ),
     ],
 )  # fmt: skip
 def test_bad_values_are_refused_with_the_field(flag: str, words: list[str]) -> None:
