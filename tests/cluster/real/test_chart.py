@@ -386,8 +386,7 @@ def test_chart_versions_are_the_projects() -> None:
         ("serverPodTemplate.containers=3", ["/serverPodTemplate", "'containers' not allowed"]),
         ("networkPolicy.clientsFrom[0].podSelector.x=y", ["clientsFrom", "networkPolicy.enabled"]),
         (
-            "networkPolicy.enabled=true,networkPolicy.adminFrom[0].podSelector.x=y,"
-            "gateway.adminService.enabled=false",
+            "gateway.adminService.enabled=false,networkPolicy.adminFrom[0].podSelector.x=y",
             ["adminFrom", "gateway.adminService.enabled"],
         ),
     ],
