@@ -30,8 +30,9 @@ def test_second_time():
 
 @pytest.fixture(autouse=True)
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Redirect all files of the runner into a folder of the test."""
+    """Redirect all files of the runner into a folder of the test. No plugin is loaded: that takes a second."""
     folder = tmp_path / "results"
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
     monkeypatch.setattr(run_tests, "RESULTS", folder)
     monkeypatch.setattr(run_tests, "CACHE", tmp_path)
