@@ -24,7 +24,7 @@ from support.processes.swarm import (
 
 pytestmark = pytest.mark.full
 
-LONG = 6000  # tokens of an answer that takes seconds
+LONG = 3000  # tokens of an answer that takes seconds
 COMMAND = (sys.executable, "-m", "modelswarm.cli", "generate")
 
 
