@@ -92,7 +92,7 @@ class JsonErrorProtocol(H11Protocol):
         longest = next(iter(self._idle))
         if longest is self:
             detail = f"{self._max_connections} connections have requests already; retry in 1 s"
-            self._refuse(503, detail, Code.NO_CAPACITY)
+            self._refuse(503, detail, Code.NO_CAPACITY, retry_after=1.0)
         else:
             del self._idle[longest]
             longest.transport.abort()
@@ -117,12 +117,21 @@ class JsonErrorProtocol(H11Protocol):
         else:
             self._refuse(error.error_status_hint, f"this is not a valid HTTP/1.1 request: {error}")
 
-    def _refuse(self, status: int, message: str, code: Code = Code.INVALID_REQUEST) -> None:
+    def _refuse(
+        self,
+        status: int,
+        message: str,
+        code: Code = Code.INVALID_REQUEST,
+        retry_after: float | None = None,
+    ) -> None:
         """Answer with an error, unless a response has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             has_request = self.conn.our_state is h11.SEND_RESPONSE
             is_head = has_request and self.scope["method"] == "HEAD"
-            body = json.dumps(ApiError(code, message).envelope()).encode()
+            error = ApiError(code, message, retry_after=retry_after)
+            body = json.dumps(error.envelope()).encode()
+            # The same bytes are as wrong the next time. A slow client may be faster, and a full port have room.
+            advice = {"x-should-retry": "true" if status in _RETRYABLE else "false"}
             request_id = (
                 assign_request_id(cast("Scope", self.scope)) if has_request else make_request_id()
             )
@@ -130,8 +139,10 @@ class JsonErrorProtocol(H11Protocol):
                 (REQUEST_ID.encode(), request_id),
                 (b"content-type", b"application/json"),
                 (b"content-length", str(len(body)).encode()),
-                # The same bytes are as wrong the next time. A slow client may be faster, and a full port have room.
-                (b"x-should-retry", b"true" if status in _RETRYABLE else b"false"),
+                *(
+                    (name.encode(), text.encode())
+                    for name, text in (error.headers() | advice).items()
+                ),
                 (b"connection", b"close"),
             ]
             reason = HTTPStatus(status).phrase.encode()

@@ -31,7 +31,7 @@ _HEADERS = {
 }
 _ERROR_HEADERS = {
     "x-should-retry": "Whether the same request may succeed later.",
-    "retry-after": "Seconds after which to retry, on 429 and 503.",
+    "retry-after": "Seconds after which to retry, on 429, 503 and 409 `session_busy`.",
     "retry-after-ms": "The same in milliseconds.",
 }
 _TURN_HEADERS = {
