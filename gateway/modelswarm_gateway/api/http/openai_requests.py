@@ -390,19 +390,19 @@ class CompletionRequest(_Request):
     def given_prompt(self) -> tuple[str, Prompt]:
         given = self.prompt
         if isinstance(given, str):
-            return "prompt", self._text_prompt(given)
+            return "prompt", self._read_prompt(given)
         if not given:
             raise invalid_field("prompt", "the list is empty")
         if isinstance(given[0], int):
-            return "prompt", TokenPrompt(tuple(t for t in given if isinstance(t, int)))
-        return self._listed_prompt(0, given[0])
+            return "prompt", self._read_prompt([t for t in given if isinstance(t, int)])
+        return "prompt[0]", self._read_prompt(given[0])
 
     def more_prompts(self) -> list[tuple[str, Prompt]]:
         given = () if isinstance(self.prompt, str) else self.prompt[1:]
         others = [each for each in given if not isinstance(each, int)]
         if others:
             self._check_prompts(len(others) + 1)
-        return [self._listed_prompt(place, each) for place, each in enumerate(others, 1)]
+        return [(f"prompt[{n}]", self._read_prompt(each)) for n, each in enumerate(others, 1)]
 
     def _check_prompts(self, count: int) -> None:
         if self.session_id is not None:
@@ -413,12 +413,12 @@ class CompletionRequest(_Request):
             detail = f"{count} prompts with n: {self.answer_count()} want {answers} answers"
             raise invalid_field("prompt", f"{detail}; at most {MAX_ANSWERS} are allowed")
 
-    def _listed_prompt(self, place: int, given: str | Sequence[int]) -> tuple[str, Prompt]:
-        made = self._text_prompt(given) if isinstance(given, str) else TokenPrompt(tuple(given))
-        return f"prompt[{place}]", made
-
-    def _text_prompt(self, text: str) -> TextPrompt:
-        return TextPrompt(text, self.add_special_tokens is not False)
+    def _read_prompt(self, given: str | Sequence[int]) -> Prompt:
+        if isinstance(given, str):
+            return TextPrompt(given, self.add_special_tokens is not False)
+        if self.add_special_tokens:
+            raise invalid_field("add_special_tokens", "only a text gets them; leave it out")
+        return TokenPrompt(tuple(given))
 
 
 def _template_message(path: str, message: ChatMessage) -> dict[str, Any]:

@@ -132,6 +132,16 @@ def test_unsupported_field_is_refused_by_name(field: str, value: object) -> None
     assert error.mapping.status == 400
 
 
+@pytest.mark.parametrize("prompt", [[5, 6], [[5], [6]]])
+def test_special_tokens_are_refused_beside_token_ids(prompt: list[object]) -> None:
+    body = {"model": "m", "prompt": prompt, "add_special_tokens": True}
+    with pytest.raises(ApiError, match="only a text gets them") as caught:
+        parse_completion(body).to_generation_requests()
+    assert caught.value.param == "add_special_tokens"
+    made = parse_completion(body | {"add_special_tokens": False}).to_generation_requests()
+    assert len(made) == (2 if isinstance(prompt[0], list) else 1)
+
+
 def test_value_under_two_names_is_accepted_if_equal() -> None:
     body = SMALL | {"max_tokens": 5, "max_new_tokens": 5, "n_predict": 5}
     assert parse_chat(body).to_generation_request().options.max_tokens == 5
