@@ -87,5 +87,8 @@ def unused_fields(swarm: ModelSwarm) -> list[str]:
         "spec.model.tokenSecretRef": model.token_secret_ref is not None,
         "spec.rollout": "rollout" in swarm.spec.model_fields_set,
         "spec.pools[].podTemplate": any(pool.pod_template for pool in swarm.spec.pools),
+        "spec.pools[].failureDomainKey": any(
+            "failure_domain_key" in pool.model_fields_set for pool in swarm.spec.pools
+        ),
     }
     return [field for field, is_given in given.items() if is_given]

@@ -19,11 +19,11 @@ from modelswarm.local.commands import (
     gateway_names,
     server_command,
 )
-from modelswarm.local.planning import plan_document
+from modelswarm.local.planning import plan_document, unused_fields
 from modelswarm.local.run_folder import RunFolder
 from modelswarm.local.swarm import LocalSwarm
 from modelswarm.placement.memory import CONTEXT_BYTES
-from modelswarm.resources.spec import Sessions
+from modelswarm.resources.spec import Pool, Sessions
 from modelswarm_gateway.settings import Settings, parse_settings
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
@@ -169,6 +169,17 @@ def test_address_of_up_is_checked_before_a_process_starts(
     assert run(["up", "absent.yaml", flag, value]) == 2, "the file is read after it"
 
     assert sentence in capsys.readouterr().err
+
+
+def test_fields_without_effect_on_one_machine_are_named() -> None:
+    example = load_example()
+    for fields, named in (
+        ({}, []),
+        ({"failureDomainKey": "topology.kubernetes.io/zone"}, ["spec.pools[].failureDomainKey"]),
+    ):
+        pools = [Pool.model_validate({"name": "only"} | fields)]
+        spec = example.spec.model_copy(update={"pools": pools})
+        assert unused_fields(example.model_copy(update={"spec": spec})) == named
 
 
 def test_ignored_hangup_stays_ignored() -> None:
