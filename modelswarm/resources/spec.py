@@ -120,7 +120,7 @@ class Model(Part):
     )
     chat_template: Annotated[str, Field(min_length=1, max_length=65536)] | None = Field(
         default=None,
-        description="A Jinja chat template, instead of the model's or the tokenizer's own.",
+        description="A Jinja chat template of at most 65536 characters, instead of the model's or the tokenizer's own.",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         default="auto",
@@ -275,8 +275,8 @@ class ResourceAmounts(Part):
 
 class Accelerator(Part):
     memory: Quantity = Field(
-        description="Memory of the device, such as 80Gi; of devices that differ, the smallest. If absent, the label "
-        "nvidia.com/gpu.memory of the nodes that match the pool's nodeSelector tells it."
+        description="Memory of the device, such as 80Gi; of devices that differ, the smallest. Without `accelerator`, "
+        "the label nvidia.com/gpu.memory of the nodes that match the pool's nodeSelector tells it."
     )
 
 

@@ -72,8 +72,10 @@ def _meaning(schema: Schema) -> str:
     notes = [schema["description"].replace("|", "\\|")]
     if "enum" in schema:
         notes.append("One of " + ", ".join(f"`{value}`" for value in schema["enum"]) + ".")
-    if "minimum" in schema or "maximum" in schema:
-        notes.append(f"{schema.get('minimum', '')} to {schema.get('maximum', 'any')}.")
+    if "minimum" in schema:
+        notes.append(f"{schema['minimum']} to {schema.get('maximum', 'any')}.")
+    elif "maximum" in schema:
+        notes.append(f"At most {schema['maximum']}.")
     if "maxItems" in schema:
         notes.append(f"At most {schema['maxItems']}.")
     for part in (schema, schema.get("items", {}), schema.get("additionalProperties", {})):

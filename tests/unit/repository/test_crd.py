@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ from modelswarm.resources.status import (
     parse_timestamp,
 )
 from tools.crd.definition import build_definition
-from tools.crd.reference import BEGIN, END, replace_reference
+from tools.crd.reference import BEGIN, END, render_reference, replace_reference
 from tools.crd.schema import SchemaError, fields_without_description, structural_schema
 from tools.make_crd import CHART_FILE, CRD_FILE, REFERENCE_PAGE, render_crd
 
@@ -57,6 +58,12 @@ def test_reference_page_is_the_generated_one() -> None:
 
     assert replace_reference(page, build_definition()) == page
     assert page.index(BEGIN) < page.index(END)
+
+
+def test_limits_of_a_field_are_whole_sentences() -> None:
+    table = render_reference(build_definition())
+    assert "1 to 512." in table
+    assert re.findall(r"[^|]  .{9}", table) == []
 
 
 def test_every_field_and_rule_has_a_description() -> None:
