@@ -73,6 +73,8 @@ REFUSED: list[Request] = [
     ("GET", "/v1/models?x=1", None),
     ("GET", "/v1/sessions/none", None),
     ("DELETE", "/v1/sessions/none", None),
+    ("GET", "/v1/sessions/none?model=none", None),
+    ("DELETE", "/v1/sessions/none?model=none", None),
 ]
 
 

@@ -137,12 +137,14 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         ),
     ),
     ("GET", _SESSION): Operation(
-        "Return the state of a session", "Session", codes=(*OF_SESSIONS, Code.NOT_FOUND)
+        "Return the state of a session",
+        "Session",
+        codes=(*OF_SESSIONS, Code.NOT_FOUND, Code.MODEL_NOT_FOUND),
     ),
     ("DELETE", _SESSION): Operation(
         "Close a session and free its KV",
         "ClosedSession",
-        codes=(*OF_SESSIONS, Code.NOT_FOUND),
+        codes=(*OF_SESSIONS, Code.NOT_FOUND, Code.MODEL_NOT_FOUND),
     ),
     ("GET", "/health"): Operation("Tell that the process runs", "Health"),
     ("GET", "/live"): Operation("Tell that the process runs", "Health"),
