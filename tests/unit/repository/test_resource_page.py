@@ -1,4 +1,4 @@
-"""docs/modelswarm-resource.md has valid documents and complete tables."""
+"""docs/modelswarm-resource.md has valid documents and complete tables, docs/kubernetes.md every taint."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from modelswarm.resources.loading import parse_document
 from modelswarm.resources.spec import ModelSwarm
+from modelswarm_operator.informer.parsing import DEPARTURE_TAINTS
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.status.problems import PRIORITY
 
@@ -55,6 +56,11 @@ def test_every_label_and_annotation_is_named() -> None:
     assert len(labels) > 10
     for label in labels:
         assert f"`{label}" in PAGE, label
+
+
+def test_every_taint_of_a_leaving_node_is_listed() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    assert [taint for taint in DEPARTURE_TAINTS if f"`{taint}`" not in page] == []
 
 
 def test_protected_pod_template_fields_are_listed() -> None:
