@@ -33,7 +33,7 @@ _SECONDS = Seconds(min=0, max=86400)
     type=Seconds(min=0, min_open=True, max=86400),
     default=600.0,
     show_default=True,
-    help="Seconds after which this command stops waiting. The drain continues.",
+    help="Seconds after those of --wait after which this command stops waiting. The drain continues.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each state as a line of JSON.")
 def drain(
@@ -71,7 +71,7 @@ def drain(
         except DrainTimeoutError as error:
             left = _remaining(last)
             message = f"{left} still there" if left else "it has not reported that it is empty"
-            raise ModelSwarmError(f"{server}: {message} after {timeout:g} s") from error
+            raise ModelSwarmError(f"{server}: {message} after {wait + timeout:g} s") from error
 
 
 def _full_name(client: SwarmClient, server: str) -> str:
