@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.eventually import eventually
 from support.processes.swarm import Running
 
 from modelswarm.client.hf import AutoDistributedModelForCausalLM
+from modelswarm.protocol.wire import api_pb2
 
 PROMPTS = torch.tensor([[65, 12, 200, 7, 9, 31, 8, 100], [90, 91, 92, 93, 94, 95, 96, 97]])
 PADDED = torch.tensor([[0, 0, 0, 65, 12, 200], [90, 91, 92, 93, 94, 95]])
@@ -27,11 +30,15 @@ class Killer:
     def put(self, value: Any) -> None:
         self.calls += 1
         if self.calls == 5:
-            session = self._swarm.wait_session(lambda each: bool(each.route))
-            self._swarm.kill(session.route[-1].peer)
+            self._swarm.kill(self._newest_route()[-1].peer)
 
     def end(self) -> None:
         pass
+
+    def _newest_route(self) -> Sequence[api_pb2.Hop]:
+        """Return the route of the session that began last. A session of an earlier test may still be open."""
+        sessions = self._swarm.sessions
+        return eventually("it has a route", lambda: [s.route for s in sessions() if s.route])[-1]
 
 
 def generate_with_a_kill(swarm: Running, model: Any, ids: Any, **wanted: Any) -> Any:
