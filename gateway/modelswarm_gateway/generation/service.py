@@ -467,14 +467,18 @@ def _with_forced_tokens(grammar: Grammar, request: GenerationRequest) -> Grammar
 def _add_rows(
     turn: TurnRequest, request: GenerationRequest, sizes: RowSizes, position: int | None
 ) -> tuple[TurnRequest, RowsBuffer | None]:
-    """Return the turn with the rows that the request asks for. `position`: where appended input begins."""
+    """Return the turn with the rows that the request asks for. `position`: where appended input begins.
+
+    Raise ApiError.
+    """
     wanted = request.rows
     if wanted is None:
         return turn, None
-    start = (position or 0) if wanted.all_positions else len(turn.tokens) - 1
+    start, end = (position or 0) if wanted.all_positions else len(turn.tokens) - 1, len(turn.tokens)
     if request.resume_after is not None:
         start = request.resume_after  # the row that leads to the next token
-    return with_rows(turn, wanted, sizes, start if wanted.after is None else wanted.after)
+        end = start + 1
+    return with_rows(turn, wanted, sizes, start, end)
 
 
 def _resume(

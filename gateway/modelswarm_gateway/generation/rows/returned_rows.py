@@ -11,7 +11,7 @@ from modelswarm.protocol.messages import ReturnedRows
 from modelswarm_gateway.backend.token_stream import RowsEvent
 from modelswarm_gateway.core.interface.row_sizes import RowSizes
 from modelswarm_gateway.core.interface.turn import TurnRequest
-from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.errors import ApiError, Code, invalid_field
 
 # Bytes of rows that are on their way to one client; with the rest of a part, less than gRPC's limit of 4 MiB.
 WINDOW_BYTES = 2 << 20
@@ -96,9 +96,17 @@ def check_rows(wanted: RowOptions | None, sizes: RowSizes) -> None:
 
 
 def with_rows(
-    turn: TurnRequest, wanted: RowOptions, sizes: RowSizes, start: int
+    turn: TurnRequest, wanted: RowOptions, sizes: RowSizes, start: int, end: int
 ) -> tuple[TurnRequest, RowsBuffer]:
-    """Return the turn that also returns rows from `start` on, with the credit that their size allows."""
+    """Return the turn that also returns rows, with the credit that their size allows.
+
+    They begin at `start`, or where the client says: at `end` at most, where its rows end. Raise ApiError.
+    """
+    if wanted.after is not None:
+        start = wanted.after
+    if start > end:
+        detail = f"{start}; allowed: 0 to {end}, because the client has no later rows"
+        raise invalid_field("rows_after", detail)
     row_bytes = sizes.logit_bytes * wanted.logits + sizes.hidden_bytes * wanted.hidden_states
     returned = ReturnedRows(start, wanted.logits, wanted.hidden_states)
     made = replace(
