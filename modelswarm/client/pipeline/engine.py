@@ -103,10 +103,7 @@ class PipelineEngine:
 
     async def answer(self, job: Job) -> Response:
         """Return the whole answer. Raise ApiError."""
-        async with aclosing(self._attempts(job, self._ask)) as parts:
-            async for response in parts:
-                return response
-        raise RuntimeError("an attempt gave no answer")
+        return await _only(self._attempts(job, self._ask))
 
     def stream(self, job: Job) -> AsyncGenerator[Response, None]:
         """Yield the parts of the answer; the last one has a finish reason. Raise ApiError."""
@@ -114,10 +111,7 @@ class PipelineEngine:
 
     async def score(self, job: Job) -> float:
         """Return the mean negative log likelihood of a prompt of token ids. Raise ApiError."""
-        async with aclosing(self._attempts(job, self._score)) as scores:
-            async for score in scores:
-                return score
-        raise RuntimeError("an attempt gave no score")
+        return await _only(self._attempts(job, self._score))
 
     async def find_adapter(self, name: str) -> ServedModel:
         """Return a LoRA adapter of the model. Raise UserError if the gateway lists no such one."""
@@ -267,6 +261,13 @@ class PipelineEngine:
         if not isinstance(prompt, str):
             return len(prompt)
         return len((await self._client.tokenize(prompt, model=model)).token_ids)
+
+
+async def _only(parts: AsyncGenerator[Part, None]) -> Part:
+    """Read the attempts to their end, behind which the limit of prompts is raised; return their only part."""
+    async with aclosing(parts):
+        [part] = [each async for each in parts]
+        return part
 
 
 def _pause_after(error: ApiError) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from itertools import count
 
 import pytest
@@ -18,7 +19,7 @@ from modelswarm.client.api.errors import ErrorFacts
 from modelswarm.client.pipeline.engine import Job, PipelineEngine
 from modelswarm.client.pipeline.generation_config import GenerationConfig
 from modelswarm.client.pipeline.prompts import Prompt
-from modelswarm.client.pipeline.response import failed
+from modelswarm.client.pipeline.response import Response, failed
 from modelswarm.client.pipeline.runs import BatchRun
 from modelswarm.errors import UserError
 
@@ -42,6 +43,27 @@ async def test_unreachable_gateway_fails_a_prompt_after_the_timeout() -> None:
         await engine.answer(Job(0, Prompt(text="a"), GenerationConfig(), 1))
 
     assert next(seconds) > 4  # it was tried again meanwhile
+    await engine.close()
+
+
+@pytest.mark.parametrize("ask", [PipelineEngine.answer, PipelineEngine.score])
+async def test_answers_raise_the_limit_that_a_refusal_lowered(
+    ask: Callable[[PipelineEngine, Job], Awaitable[Response | float]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, _ = make_engine(progress_timeout=3)
+
+    async def attempt(job: Job) -> AsyncGenerator[Response, None]:
+        yield Response("a", 1, 1, index=job.index)
+
+    monkeypatch.setattr(engine, "_ask", attempt)
+    monkeypatch.setattr(engine, "_score", attempt)
+    engine._admission.lower_limit()
+    assert engine._admission.limit == 1
+    assert await ask(engine, Job(7, Prompt(text="a"), GenerationConfig(), 1)) == Response(
+        "a", 1, 1, index=7
+    )
+    assert engine._admission.limit == engine.most
     await engine.close()
 
 
