@@ -25,8 +25,12 @@ from modelswarm_gateway.errors import ApiError, Code, parse_code
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.service import GenerationService
 
-# Else all calls to a gateway would share one connection, which has a bounded number of streams.
-OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
+OWN_CONNECTION = (
+    # Else all calls to a gateway would share one connection, which has a bounded number of streams.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Log probabilities of a long prompt are one part, of up to some 100 MiB; gRPC takes 4 MiB by itself.
+    ("grpc.max_receive_message_length", 256 << 20),
+)
 
 
 def is_forwarded(context: Context) -> bool:
