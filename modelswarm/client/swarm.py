@@ -15,6 +15,8 @@ from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 CALL_TIMEOUT_SECONDS = 5.0
+# A snapshot names each session with its route: thousands of them exceed the 4 MiB that gRPC takes by itself.
+_OPTIONS = (("grpc.max_receive_message_length", 64 << 20),)
 
 Route: TypeAlias = tuple[api_pb2.Hop, ...]
 """The hops of a session, head first."""
@@ -31,7 +33,7 @@ class DrainTimeoutError(ModelSwarmError):
 class SwarmClient:
     def __init__(self, target: str) -> None:
         self._target = target
-        self._channel = grpc.insecure_channel(target)
+        self._channel = grpc.insecure_channel(target, options=_OPTIONS)
         self._swarm = api_pb2_grpc.SwarmStub(self._channel)
 
     def __enter__(self) -> Self:
