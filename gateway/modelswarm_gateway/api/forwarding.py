@@ -146,7 +146,8 @@ class Forwarder:
 
         Raise PeerUnreachable or PeerGone.
         """
-        headers = _forwarded_headers(original.headers) | {"content-type": "application/json"}
+        headers = _forwarded_headers(original.headers)
+        headers["content-type"] = "application/json"
         if last_event_id is not None:
             headers["last-event-id"] = last_event_id
         request = self._client.build_request(
@@ -179,9 +180,10 @@ def whole_answer(answer: httpx.Response) -> Response:
     return Response(answer.content, answer.status_code, headers)
 
 
-def _forwarded_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def _forwarded_headers(headers: Mapping[str, str]) -> httpx.Headers:
+    """Return the headers to send, of the bytes that the client sent: starlette reads each byte as one character."""
     passed_on = {name: headers[name] for name in REQUEST_HEADERS if name in headers}
-    return passed_on | {FORWARDED_HEADER: "1"}
+    return httpx.Headers(passed_on | {FORWARDED_HEADER: "1"}, encoding="latin-1")
 
 
 async def _read_parts(answer: httpx.Response, is_alive: AliveCheck) -> AsyncIterator[bytes]:

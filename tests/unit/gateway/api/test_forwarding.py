@@ -124,6 +124,29 @@ async def test_forwarded_request_keeps_its_request_id() -> None:
     await server.stop()
 
 
+async def test_forwarded_header_keeps_its_bytes() -> None:
+    """A client's key may have any bytes; starlette reads each as one character."""
+    received = list[bytes]()
+
+    async def take_key(scope: Scope, receive: Receive, send: Send) -> None:
+        received.append(dict(scope["headers"])[b"authorization"])
+        await echo_headers(scope | {"headers": []}, receive, send)
+
+    server = AsgiServer(take_key, bind_socket("--http", "127.0.0.1:0"))
+    await server.start()
+    forwarder, key = Forwarder(), b"Bearer schl\xfc\xc3\xbcssel"
+    headers = {"authorization": key.decode("latin-1")}
+    original = OriginalRequest("/v1/completions", headers, {})
+    try:
+        async with forwarder.forward(server.target, original, "5", is_alive) as response:
+            assert response.status == 200
+        await forwarder.call("DELETE", server.target, "/v1/sessions/s", {}, headers)
+    finally:
+        await forwarder.close()
+        await server.stop()
+    assert received == [key, key]
+
+
 async def stream_answer(scope: Scope, receive: Receive, send: Send) -> None:
     headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
