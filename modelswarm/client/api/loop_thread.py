@@ -210,7 +210,8 @@ class _Pump(Generic[Result]):
                 continue
             taken += 1
             if taken == READ_AHEAD // 2:
-                self._loop.call_soon_threadsafe(self._make_room, taken)
+                with suppress(RuntimeError):  # the loop has ended: nothing waits for room
+                    self._loop.call_soon_threadsafe(self._make_room, taken)
                 taken = 0
             yield item
 

@@ -81,6 +81,19 @@ def test_end_of_the_thread_ends_its_streams() -> None:
         next(thread.iterate(Source(1).run()))
 
 
+def test_items_read_ahead_end_with_the_error_of_a_closed_client() -> None:
+    thread = LoopThread("test")
+    source = Source(10 * READ_AHEAD)
+    items = thread.iterate(source.run())
+    assert next(items) == 0
+    eventually("items are read ahead", lambda: source.made > READ_AHEAD)
+    thread.end_streams()
+    thread.close()
+    with pytest.raises(ClosedClientError):
+        list(items)
+    assert source.is_ended
+
+
 def test_call_from_the_thread_itself_is_refused(thread: LoopThread) -> None:
     async def call_again() -> None:
         thread.call(asyncio.sleep(0))
