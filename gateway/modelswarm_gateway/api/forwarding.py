@@ -156,21 +156,26 @@ class Forwarder:
             headers=headers,
             content=json.dumps(original.body).encode(),
         )
-        try:
-            answer = await await_while_alive(self._client.send(request, stream=True), is_alive)
-        except CONNECT_ERRORS as error:
-            raise PeerUnreachable(f"{target}: {error!r}") from error
-        except (httpx.HTTPError, OSError) as error:
-            raise PeerGone from error
-        back = [
-            (n.encode(), answer.headers[n].encode())
-            for n in RESPONSE_HEADERS
-            if n in answer.headers
-        ]
-        try:
+        async with contextlib.AsyncExitStack() as taken:
+
+            async def send() -> httpx.Response:
+                """Return the answer. It is closed also if it comes when the wait for it has ended."""
+                answer = await self._client.send(request, stream=True)
+                taken.push_async_callback(lambda: asyncio.shield(answer.aclose()))
+                return answer
+
+            try:
+                answer = await await_while_alive(send(), is_alive)
+            except CONNECT_ERRORS as error:
+                raise PeerUnreachable(f"{target}: {error!r}") from error
+            except (httpx.HTTPError, OSError) as error:
+                raise PeerGone from error
+            back = [
+                (n.encode(), answer.headers[n].encode())
+                for n in RESPONSE_HEADERS
+                if n in answer.headers
+            ]
             yield ForwardedResponse(answer.status_code, back, _read_parts(answer, is_alive))
-        finally:
-            await asyncio.shield(answer.aclose())
 
 
 def whole_answer(answer: httpx.Response) -> Response:

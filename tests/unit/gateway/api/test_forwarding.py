@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
+from support.eventually import SECONDS
 from support.gateway_service import make_service
 
 from modelswarm_gateway.api import forwarding
@@ -130,7 +131,8 @@ async def test_forwarded_header_keeps_its_bytes() -> None:
 
     async def take_key(scope: Scope, receive: Receive, send: Send) -> None:
         received.append(dict(scope["headers"])[b"authorization"])
-        await echo_headers(scope | {"headers": []}, receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
 
     server = AsgiServer(take_key, bind_socket("--http", "127.0.0.1:0"))
     await server.start()
@@ -235,6 +237,41 @@ async def test_forwarded_answer_may_be_silent_while_its_gateway_lives(
         assert _has_keepalive(server.target)
     await forwarder.close()
     await server.stop()
+
+
+async def test_answer_that_comes_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open one would count for the most connections of a gateway, and its owner would go on sending."""
+    monkeypatch.setattr(forwarding, "ALIVE_CHECK_SECONDS", 0.05)
+    asked, answered, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def answer_when_asked(scope: Scope, receive: Receive, send: Send) -> None:
+        await asked.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x", "more_body": True})
+        answered.set()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left.set()
+
+    async def is_moved() -> bool:
+        asked.set()
+        await answered.wait()
+        await asyncio.sleep(0.1)  # until the answer is received here
+        return False
+
+    server = AsgiServer(answer_when_asked, bind_socket("--http", "127.0.0.1:0"))
+    await server.start()
+    forwarder = Forwarder()
+    with pytest.raises(PeerGone):
+        async with forwarder.forward(
+            server.target, OriginalRequest("/v1/completions", {}, {}), None, is_moved
+        ):
+            pytest.fail("there is no answer to read")
+    try:
+        await asyncio.wait_for(left.wait(), SECONDS)
+    finally:
+        await forwarder.close()
+        await server.stop()
 
 
 def _has_keepalive(target: str) -> bool:
