@@ -224,6 +224,11 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)  # workers are in its group
         process.wait()
+        with suppress(
+            ChildProcessError
+        ):  # in a container the gateway is the first process, and gets its workers
+            while True:
+                os.waitpid(-process.pid, 0)
 
 
 def _release(process: subprocess.Popen[bytes], sockets: list[socket.socket]) -> None:

@@ -303,6 +303,33 @@ def test_processes_end_with_their_gateway(end: str) -> None:
     eventually("the end of all processes", lambda: not processes & set(running_processes()))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process takes orphans in")
+def test_first_process_of_a_container_keeps_no_dead_worker() -> None:
+    """Each would hold an entry of the process table until the gateway ends."""
+    script = (
+        "import asyncio, ctypes, os\n"
+        "from support.models.tokenizers import make_tokenizer\n"
+        "ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: orphans are its own, as for process 1\n"
+        "text = make_tokenizer()\n"
+        "asyncio.run(text.encode('hi', special=False))\n"
+        "text.close()\n"
+        "try:\n"
+        "    print(os.waitpid(-1, 0))\n"
+        "except ChildProcessError:\n"
+        "    print('none')\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+        env=environment,
+    )
+    assert ended.stdout == "none\n", ended.stderr
+
+
 def children_of(pid: int) -> list[int]:
     return [child for child, parent in running_processes().items() if parent == pid]
 
