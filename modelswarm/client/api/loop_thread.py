@@ -56,7 +56,7 @@ class LoopThread:
     def __init__(self, name: str, *, ends_at_exit: bool = False) -> None:
         """`ends_at_exit`: close it when the program ends; else its owner does."""
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
         self._lock = (
             threading.Lock()
         )  # everything is started either before `is_closed`, or not at all
@@ -64,6 +64,7 @@ class LoopThread:
         self._pid = os.getpid()
         self._pumps: weakref.WeakSet[_Pump[Any]] = weakref.WeakSet()
         self._thread.start()
+        weakref.finalize(self, _end_abandoned, self._loop, self._pid).atexit = False
         if ends_at_exit:
             _ending_at_exit.add(self)
 
@@ -119,7 +120,6 @@ class LoopThread:
         others.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
 
     def _start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
         problem = ""
@@ -139,6 +139,21 @@ class LoopThread:
                 return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         coroutine.close()
         raise ClosedClientError(problem)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run the loop until it is stopped, and free it. It knows no LoopThread, which may be collected meanwhile."""
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _end_abandoned(loop: asyncio.AbstractEventLoop, pid: int) -> None:
+    """End the loop of a LoopThread that was collected without a close. It waits for nothing: any thread may call it."""
+    if os.getpid() == pid and not loop.is_closed():
+        ending = asyncio.run_coroutine_threadsafe(_end_tasks(), loop)
+        ending.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
 
 
 _ending_at_exit: weakref.WeakSet[LoopThread] = weakref.WeakSet()
@@ -221,6 +236,14 @@ class _Pump(Generic[Result]):
 
 
 _present_pump: ContextVar[_Pump[Any] | None] = ContextVar("_present_pump", default=None)
+
+
+async def _end_tasks() -> None:
+    """Let all tasks end for LAST_SECONDS, such as those that close a session, and cancel the rest."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    if others:
+        await asyncio.wait(others, timeout=LAST_SECONDS)
+    await _cancel_others()
 
 
 async def _cancel_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -12,7 +13,12 @@ import pytest
 from support.eventually import eventually
 from support.processes.programs.held_gateway import held_gateway
 
-from modelswarm.client.api import Client, ClosedClientError, LoopThread
+from modelswarm.client.api import (
+    Client,
+    ClosedClientError,
+    GatewayUnreachableError,
+    LoopThread,
+)
 from modelswarm.client.api.loop_thread import READ_AHEAD
 
 
@@ -123,6 +129,29 @@ with Client("http://127.0.0.1:9") as client:
     )
     said = "the client was made in another process; make one in this process\n"
     assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
+
+
+def test_client_that_is_dropped_without_a_close_ends_its_thread() -> None:
+    """A program that makes one for each request would have a thread and five open files more with each."""
+    others = set(threading.enumerate())
+    client = Client("http://127.0.0.1:9")
+    [made] = set(threading.enumerate()) - others
+    with pytest.raises(GatewayUnreachableError):
+        client.models()
+    assert made.is_alive()
+    del client
+    gc.collect()
+    eventually("the end of the thread", lambda: not made.is_alive())
+
+
+def test_session_of_a_stream_that_is_dropped_is_freed() -> None:
+    with held_gateway() as gateway:
+        gateway.say("two")
+        stream = Client(gateway.url).stream_complete("one", model="m")
+        assert next(stream).text == "two"
+        del stream
+        gc.collect()
+        eventually("the session", lambda: gateway.closed == [gateway.asked[0]["session_id"]])
 
 
 def test_program_may_end_with_an_open_client() -> None:
