@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from modelswarm.process.run_files import remove_run_file, write_run_file
+from modelswarm.process.run_files import publish_addresses, remove_run_file
 from modelswarm.protocol.identity import peer_id
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
 from modelswarm_gateway.api.forwarding import Forwarder
@@ -106,7 +106,7 @@ class GatewayApp:
             "metrics": http_servers[1].target,
         }
         if settings.run_file is not None:
-            write_run_file(settings.run_file, {**targets, "peer": node.peer})
+            publish_addresses(settings.run_file, {**targets, "peer": node.peer})
         log.info("%s serves %s", node.peer, ", ".join(f"{n} at {t}" for n, t in targets.items()))
         try:
             await self._stopping.wait()

@@ -15,6 +15,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from modelswarm.errors import UserError
+
 RunFile = TypeVar("RunFile", bound=BaseModel)
 
 
@@ -59,6 +61,16 @@ def write_run_file(path: Path, fields: Mapping[str, str | int]) -> None:
     except OSError:
         partial.unlink(missing_ok=True)  # a full disk
         raise
+
+
+def publish_addresses(path: Path, fields: Mapping[str, str | int]) -> None:
+    """Write the file of `--run-file`. Raise UserError if it cannot be written."""
+    try:
+        write_run_file(path, fields)
+    except OSError as error:
+        raise UserError(
+            "--run-file", f"{path} cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def clear_run_file(path: Path) -> None:

@@ -24,7 +24,7 @@ from modelswarm.kube.errors import KubeError, UnreachableError
 from modelswarm.process.command_line import run_with_exit_code
 from modelswarm.process.early_signals import exit_on_signals
 from modelswarm.process.parent_watch import exit_with_parent
-from modelswarm.process.run_files import remove_run_file, write_run_file
+from modelswarm.process.run_files import publish_addresses, remove_run_file
 from modelswarm_operator.controller.manager import Manager
 from modelswarm_operator.kube.access_review import find_missing_permissions
 from modelswarm_operator.kube.leader_election import Lease
@@ -96,7 +96,7 @@ class OperatorApp:
         )
         port = await probes.start(*settings.metrics)
         if settings.run_file is not None:
-            write_run_file(settings.run_file, {"health": port})
+            publish_addresses(settings.run_file, {"health": port})
         try:
             return await self._run_operator(client)
         finally:

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from modelswarm.process.run_files import clear_run_file, remove_run_file, write_run_file
+from modelswarm.errors import UserError
+from modelswarm.process.run_files import (
+    clear_run_file,
+    publish_addresses,
+    remove_run_file,
+    write_run_file,
+)
 from modelswarm.process.start_progress import (
     StartFile,
     StartPhase,
@@ -53,6 +59,13 @@ def test_file_that_cannot_be_written_leaves_no_partial_file(tmp_path: Path) -> N
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_addresses_that_cannot_be_written_name_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "file" / "run.json"):  # a folder, and one in a file
+        with pytest.raises(UserError, match=rf"^--run-file: {path} cannot be written: \w"):
+            publish_addresses(path, {"http": "127.0.0.1:1"})
 
 
 def test_ended_process_leaves_neither_file_nor_partial_file(tmp_path: Path) -> None:
