@@ -224,9 +224,8 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)  # workers are in its group
         process.wait()
-        with suppress(
-            ChildProcessError
-        ):  # in a container the gateway is the first process, and gets its workers
+        # In a container the gateway is the first process: the workers are its children now.
+        with suppress(ChildProcessError):
             while True:
                 os.waitpid(-process.pid, 0)
 
