@@ -57,9 +57,8 @@ class LoopThread:
         """`ends_at_exit`: close it when the program ends; else its owner does."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
-        self._lock = (
-            threading.Lock()
-        )  # everything is started either before `is_closed`, or not at all
+        # Everything is started either before `_is_closed`, or not at all.
+        self._lock = threading.Lock()
         self._is_closed = False
         self._pid = os.getpid()
         self._pumps: weakref.WeakSet[_Pump[Any]] = weakref.WeakSet()
