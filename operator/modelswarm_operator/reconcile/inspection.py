@@ -144,8 +144,9 @@ class _Inspection:
             if _is_running(pod)
             and (problem := self._diagnosis.diagnose_pod(pod, f"inspection of {address}"))
         ]
-        if self._rejection:
-            found.append(rejection("The pod that inspects the model", self._rejection))
+        refused = self._turn.rejection_of(self._slot, self._rejection)
+        if refused and not any(map(_is_running, self._pods)):
+            found.append(rejection("The pod that inspects the model", refused))
         failure = self._turn.history_of(self._slot).last_failure
         if failure.startswith(_UNFIT_PREFIX):
             cause = shorten(failure.removeprefix(_UNFIT_PREFIX))

@@ -168,8 +168,8 @@ def _find_problems(observed: Observed, spec: Spec, layout: Layout, inventory: Po
     turn.requeue_at(next_stuck_at(inventory.servers, turn.policy, turn.now, drain))
     for states in chosen:
         found += _empty_slot_problems(states, turn, observed.rejected)
-    for what, why in observed.rejected.items():
-        if "/" in what and what in turn.slots:  # else it is correct by now, or not wanted
+    for what in [one for one in turn.slots if "/" in one]:  # others are correct, or not wanted
+        if why := turn.rejection_of(what, observed.rejected.get(what, "")):
             found.append(rejection(what.replace("/", " "), why))
     if turn.is_budget_spent:
         found.append(_budget_problem(turn))
@@ -185,7 +185,7 @@ def _empty_slot_problems(
         history = turn.history_of(slot)
         if state.current is not None or state.candidate is not None:
             continue
-        if refused := rejected.get(slot, ""):
+        if refused := turn.rejection_of(slot, rejected.get(slot, "")):
             found.append(rejection(f"The pod of slot {slot}", refused))
         elif history.failures and not history.last_failure.startswith(REJECTED_PREFIX):
             message = f"Slot {slot} failed {history.failures} times; last: {history.last_failure}"

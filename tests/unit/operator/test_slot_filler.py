@@ -185,6 +185,19 @@ def test_refused_create_is_retried_with_backoff_under_its_name() -> None:
     assert cluster.condition("Degraded")["status"] == "False"
 
 
+def test_next_leader_still_reports_refused_creates() -> None:
+    """It knows them from the status only, and its first attempt may be minutes away."""
+    cluster = ModelCluster(spec=make_spec(1, 2), quota=1)
+    for _ in range(30):
+        cluster.run_turn()
+        cluster.pass_time(10.0)
+    before = cluster.condition("Degraded")
+    assert before["reason"] == "CreateRefused"
+    cluster.rejected.clear()
+    cluster.run_turn()
+    assert cluster.condition("Degraded") == before
+
+
 def test_incarnation_whose_name_is_taken_is_skipped() -> None:
     cluster = ModelCluster(spec=make_spec(1, 1))
     cluster.run_turn()

@@ -74,6 +74,15 @@ class Turn:
         )
         self.requeue_at(self.history_of(slot).not_before)
 
+    def rejection_of(self, slot: str, told: str) -> str:
+        """Return the API server's reason for its last rejection; "" if there is none.
+
+        `told`: the reason that this process was told. A process that has just begun to lead knows the status only.
+        """
+        history = self.history_of(slot)
+        stored = history.last_failure.removeprefix(REJECTED_PREFIX) if history.rejections else ""
+        return told or stored
+
     def is_due(self, slot: str) -> bool:
         """Return True if the slot's wait is over; else requeue for its end.
 
