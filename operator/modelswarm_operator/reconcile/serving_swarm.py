@@ -18,7 +18,7 @@ from modelswarm_operator.reconcile.pods.rollout import (
     Retirement,
     coverage_by_model,
     fillable_slots,
-    max_unschedulable,
+    max_waiting,
     retire_older_plan,
     retire_replaced,
     retire_surplus,
@@ -155,7 +155,7 @@ def _retire(spec: Spec, layout: Layout, inventory: PodInventory, turn: Turn, cho
     for states in chosen:
         retire_replaced(states, spec, retirement, turn)
     retire_surplus(surplus, spec, retirement)
-    waiting = max_unschedulable(chosen)
+    waiting = max_waiting(chosen, spec, turn)
     retire_older_plan(from_older_plan, spec, retirement, layout.model_hash, routes, waiting)
 
 

@@ -314,6 +314,28 @@ def test_model_without_a_route_gives_its_room_to_the_next() -> None:
     assert served == ["good"] * 4 and len(cluster.ready_pods()) == 4
 
 
+@pytest.mark.parametrize("change", [{"rollout": {"surge": 0}}, {"replicas": 1}])
+def test_new_model_gets_room_in_a_full_cluster(change: dict[str, Any]) -> None:
+    """The other way would be to suspend the swarm: the old model keeps one whole route, and no second one."""
+    cluster = ModelCluster(spec=make_spec(2, 2), nodes={"n0": Node("n0", capacity=4)})
+    cluster.settle()
+    cluster.edit_spec(model={"source": "demo://counting", "servedName": "new"})
+    run_turns(cluster, lambda: assert_coverage(cluster, 2), 20)
+    assert cluster.condition("Degraded")["reason"] == "NoCapacity"
+    cluster.edit_spec(**change)
+    run_turns(cluster, lambda: assert_coverage(cluster, 1), 60)
+    assert {pod.view.annotations[names.SERVED_NAME] for pod in cluster.server_pods()} == {"new"}
+    assert cluster.condition("Progressing")["reason"] == "Settled"
+
+
+def test_new_spans_get_room_of_a_used_up_quota_without_surge() -> None:
+    cluster = ModelCluster(quota=4)
+    cluster.settle()
+    cluster.edit_spec(spans={"count": 1}, rollout={"surge": 0})
+    run_turns(cluster, lambda: assert_coverage(cluster, 1), 900)
+    assert cluster.condition("Progressing")["reason"] == "Settled"
+
+
 def test_paused_swarm_changes_nothing() -> None:
     cluster = make_large_cluster()
     cluster.edit_spec(paused=True, replicas=3)

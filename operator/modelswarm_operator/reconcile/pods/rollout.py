@@ -108,6 +108,14 @@ class Retirement:
         staying = (server for server in servers if server.pod.name not in turn.deletes)
         self._coverage = coverage_by_model(staying, blocks)
 
+    def is_needed(self, server: Server, kept: int) -> bool:
+        """Return True if without it less than `kept` others of its model serve one of its blocks."""
+        own = self._coverage.get(server.model_hash)
+        if own is None:
+            return True
+        first, last = block_range(server, len(own))
+        return any(each - server.is_serving < kept for each in own[first:last])
+
     def retire(self, server: Server, floor: int, reason: str) -> None:
         """Delete the pod if at least `floor` others serve each of its blocks; of other models, whole routes count."""
         if server.pod.name in self._turn.deletes:
@@ -171,9 +179,13 @@ def retire_surplus(servers: Iterable[Server], spec: Spec, retirement: Retirement
         retirement.retire(server, spec.replicas, f"{spec.replicas} servers per span are desired")
 
 
-def max_unschedulable(chosen: Iterable[Sequence[SlotState]]) -> int:
-    """Return the largest number of pods of one span that find no node."""
-    return max((sum(_is_unschedulable(state) for state in states) for states in chosen), default=0)
+def max_waiting(chosen: Iterable[Sequence[SlotState]], spec: Spec, turn: Turn) -> int:
+    """Return the largest number of pods of one span that find no node or, without surge, that a quota refuses."""
+
+    def waits(state: SlotState) -> bool:
+        return _is_unschedulable(state) or (_replaces_in_place(spec) and _is_rejected(state, turn))
+
+    return max((sum(map(waits, states)) for states in chosen), default=0)
 
 
 def retire_older_plan(
@@ -187,7 +199,8 @@ def retire_older_plan(
     """Delete pods of an earlier plan when current ones serve their blocks, or wait for room that only these can give.
 
     `routes`: complete routes of each model. Servers of different models cannot share one, so those of another model
-    stay until the current ones alone form one. A model that forms none serves no session, and gives its room away.
+    stay until the current ones alone form one. A model that forms none serves no session, and gives its room away. One
+    that does gives away what it has above the replicas or, without surge, above one less.
     """
     floor = max(min(1, spec.replicas), spec.replicas - waiting)
     covered = spec.replicas == 0 or routes.get(model_hash, 0) > 0
@@ -199,7 +212,8 @@ def retire_older_plan(
         may_serve = server.is_serving or server.may_return
         if may_serve and server.model_hash != model_hash and not covered:
             has_route = routes.get(server.model_hash, 0) > 0 or server.model_hash in returning
-            if has_route or not waiting:
+            kept = max(1, spec.replicas - _replaces_in_place(spec))
+            if not waiting or (has_route and retirement.is_needed(server, kept)):
                 continue
             least = 0
         retirement.retire(server, least, "of an earlier plan")
