@@ -168,7 +168,8 @@ class Executor:
     def _record_rejection(self, swarm: SwarmView, what: str, why: str) -> None:
         """Record a rejected write; the next turn reads it in `Observed.rejected`."""
         self._cache.record_rejection(swarm.uid, what, why)
-        self._metrics.rejected.labels("pods" if "/" not in what else what.split("/")[0]).inc()
+        kind = CHILDREN[what.partition("/")[0]] if "/" in what else POD
+        self._metrics.rejected.labels(kind.plural).inc()
         log.warning("%s/%s: the API server rejected %s: %s", swarm.namespace, swarm.name, what, why)
 
     async def _delete_pod(self, swarm: SwarmView, action: DeletePod) -> None:
@@ -213,6 +214,7 @@ class Executor:
         try:
             self._update_cache(POD, await self._client.patch(path, body))
         except RejectedError as error:  # one pod's labels delay nothing else
+            self._metrics.rejected.labels(POD.plural).inc()
             name = f"{swarm.namespace}/{action.name}"
             log.warning("pod %s: its labels cannot be corrected: %s", name, error)
         except NotFoundError:
@@ -259,6 +261,11 @@ class Executor:
             await self._client.delete(kind.path(swarm.namespace, action.name), action.uid)
         except (NotFoundError, ConflictError) as error:
             log.info("%s/%s: %s %s: %s", swarm.namespace, swarm.name, kind.kind, action.name, error)
+        except RejectedError as error:  # one object that a policy keeps delays nothing else
+            self._metrics.rejected.labels(kind.plural).inc()
+            name = f"{kind.kind} {swarm.namespace}/{action.name}"
+            log.warning("%s cannot be deleted: %s", name, error)
+            return
         self._enqueue(self._cache.forget(kind, action.uid))
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.operator.model_cluster import ModelCluster, inspect_demo_model, make_spec
 
 from modelswarm.errors import UserError
-from modelswarm.kube.errors import RejectedError
+from modelswarm.kube.errors import NotFoundError, RejectedError
 from modelswarm.resources.spec import Model, Spec
 from modelswarm_operator.controller.executor import Executor
 from modelswarm_operator.controller.worker import Workers, WorkItem
@@ -25,7 +25,15 @@ from modelswarm_operator.reconcile.model.facts import parse_inspection
 from modelswarm_operator.reconcile.model.span_plan import make_layout
 from modelswarm_operator.reconcile.pods.inventory import NodeHealth, NodeState
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.actions import Decision, DeletePod, LabelPod, RecordEvent
+from modelswarm_operator.reconcile.state.actions import (
+    Action,
+    ApplyChild,
+    Decision,
+    DeleteChild,
+    DeletePod,
+    LabelPod,
+    RecordEvent,
+)
 from modelswarm_operator.reconcile.state.observed import NodeView
 
 Json = dict[str, Any]
@@ -381,26 +389,42 @@ async def test_resync_lists_nodes_that_seem_to_be_out_of_service() -> None:
     assert not seen.nodes["fresh"].out_of_service
 
 
-class PodKeepingApi:
-    """An API server whose admission refuses every change and deletion of a pod."""
+class RefusingApi:
+    """An API server whose admission refuses every change and deletion."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+
+    async def get(self, path: str) -> Json:
+        raise NotFoundError(404, "NotFound", path)
 
     async def patch(self, path: str, body: Json) -> Json:
         self.asked.append(path)
         raise RejectedError(403, "Forbidden", "denied by policy")
 
-    async def delete(self, path: str, uid: str, grace_seconds: int | None) -> Json:
+    async def apply(self, path: str, body: Json, manager: str) -> Json:
+        return await self.patch(path, body)
+
+    async def delete(self, path: str, uid: str, grace_seconds: int | None = None) -> Json:
         return await self.patch(path, {})
 
 
 @pytest.mark.parametrize(
-    "action", [LabelPod("p-1", "P", {names.SPAN: "0"}), DeletePod("p-1", "P", "its node is gone")]
+    ("action", "resource"),
+    [
+        (LabelPod("p-1", "P", {names.SPAN: "0"}), "pods"),
+        (DeletePod("p-1", "P", "its node is gone"), "pods"),
+        (DeleteChild("PodDisruptionBudget", "b", "B"), "poddisruptionbudgets"),
+        (ApplyChild({"kind": "Service", "metadata": {"name": "s"}}), "services"),
+    ],
 )
-async def test_refused_pod_change_does_not_fail_the_turn(action: LabelPod | DeletePod) -> None:
+async def test_refused_change_is_counted_and_fails_no_turn(action: Action, resource: str) -> None:
     """A failed turn is repeated after up to a minute and ignores events until then."""
-    api: Any = PodKeepingApi()
-    executor = Executor(api, Cache(), EventRecorder(api, "me"), Metrics(), lambda uids: None)
+    api: Any = RefusingApi()
+    metrics = Metrics()
+    executor = Executor(api, Cache(), EventRecorder(api, "me"), metrics, lambda uids: None)
     await executor.execute(ModelCluster().observe().swarm, [action])
     assert len(api.asked) == 1
+    labels = {"resource": resource}
+    name = "modelswarm_operator_rejected_writes_total"
+    assert metrics.registry.get_sample_value(name, labels) == 1
