@@ -60,13 +60,20 @@ class BeamSearch(TurnBackend):
 
     @override
     def session(self, session: str) -> SessionView | None:
-        """Return the state of the first beam's session, or of a session that is none of this search."""
+        """Return the state of the first beam's session, or of a session that is none of this search.
+
+        Each step reuses the prompt that the search itself has computed: no earlier turn had it. The first answer counts
+        what ran again for all beams.
+        """
         if session not in self._turns:
             return self._backend.session(session)
-        if self._failed is not None:
-            return self._failed
-        found = self._sessions.sessions if self._sessions else ()
-        return self._backend.session(found[0]) if found else None
+        beams = self._sessions
+        found = beams.sessions if beams else ()
+        view = self._failed or (self._backend.session(found[0]) if found else None)
+        if view is None or beams is None:
+            return view
+        is_first = self._turns[session][0] == 0
+        return replace(view, reused=0, replayed=beams.replayed if is_first else 0)
 
     @override
     def close_session(self, session: str) -> None:
@@ -129,6 +136,7 @@ class BeamSearch(TurnBackend):
         """Put the whole answer into its stream."""
         assert self._sessions is not None
         stream.prompt_logprobs = self._sessions.prompt_logprobs
+        stream.reroutes = self._sessions.reroutes
         tokens = self._answers[choice].tokens
         for place, each in enumerate(tokens):
             is_last = place == len(tokens) - 1

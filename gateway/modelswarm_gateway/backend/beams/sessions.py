@@ -40,6 +40,7 @@ class BeamSessions:
         self._later = replace(self._first, sampling=unscored, is_resumed=True)
         self._lanes: list[_Lane] = []
         self.prompt_logprobs: list[PromptLogprob] = []
+        self.reroutes = self.replayed = 0  # of all steps: faults, and entries that ran again
 
     @property
     def sessions(self) -> list[str]:
@@ -62,7 +63,7 @@ class BeamSessions:
                 lane = self._open_lane() if source.session is None else before[source.session]
                 turns[place] = lane, self._start_turn(lane, logs[place])
         for place, (lane, stream) in turns.items():
-            events[place] = await _first_token(stream)
+            events[place] = await self._await_step(lane, stream)
             lane.log = (*logs[place], events[place].token)
             if not self.prompt_logprobs:
                 self.prompt_logprobs = list(stream.prompt_logprobs)
@@ -87,7 +88,7 @@ class BeamSessions:
         for place, (lane, stream) in forks.items():
             own = sources[place].session
             try:
-                events[place] = await _first_token(stream)
+                events[place] = await self._await_step(lane, stream)
             except ApiError as error:
                 if own is None or error.code is not Code.NO_CAPACITY:
                     raise
@@ -103,6 +104,13 @@ class BeamSessions:
         # Only the first turn of a session may be refused: it reserves the room of the whole answer.
         turn = self._later if lane.log else self._first
         return self._backend.start_turn(lane.session, replace(turn, tokens=log))
+
+    async def _await_step(self, lane: _Lane, stream: TokenStream) -> TokenEvent:
+        event = await _first_token(stream)
+        view = self._backend.session(lane.session)
+        self.reroutes += stream.reroutes
+        self.replayed += view.replayed if view else 0
+        return event
 
     def _open_lane(self) -> _Lane:
         lane = _Lane(self._backend.open_session(self._model))
