@@ -117,9 +117,6 @@ class Generation:
         self._released: list[TokenLogprob] = []  # of the next chunk
         self._rows = start.rows
         self._echoes = request.echo and start.resumed is None  # before the first token
-        # Further answers to a prompt are forks of the first: its tokens count once.
-        prompt = 0 if turn.sampling.choice else len(turn.tokens)
-        self._meter = context.metrics.meter_turn(request.model, prompt, start.requested_at)
         self._finish: str | None = None  # the finish reason, once the turn has completed
         self._failure: Code | None = None
         self._refused = self._closed = self._aborted = False
@@ -144,6 +141,9 @@ class Generation:
             self._session, self._stream = self._start_turn()
         else:
             self._session, self._stream = self._resume_turn(start.resumed)
+        counts = not (turn.sampling.choice or start.resumed)  # neither a fork nor the same turn
+        prompt = len(turn.tokens) if counts else 0
+        self._meter = context.metrics.meter_turn(request.model, prompt, start.requested_at)
         self._meter.on_started(context.clock())
 
     def start_choice(self, choice: int) -> Generation:
@@ -496,5 +496,5 @@ class Generation:
             return TurnOutcome.RECOVERED if self._stream.reroutes else TurnOutcome.COMPLETED
         if self._refused:
             return TurnOutcome.REFUSED
-        was_cancelled = self._failure in (None, *CLIENT_ENDED)
-        return TurnOutcome.CANCELLED if was_cancelled else TurnOutcome.FAILED
+        left = (None, *CLIENT_ENDED, Code.SESSION_ELSEWHERE)  # the last: for another gateway
+        return TurnOutcome.CANCELLED if self._failure in left else TurnOutcome.FAILED

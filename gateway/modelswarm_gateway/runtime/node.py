@@ -337,6 +337,8 @@ class Node:
                     self._fail_stream(session, error)
                 case OwnershipLost(session=session):
                     log.warning("released session %s: another gateway owns it", session)
+                    stream = self._streams.get(session)
+                    self.recovery_events.finish(session, stream, "abandoned")
                     self._fail_stream(session, session_taken_over())
                     self.recovery_events.session_closed(session)
                 case SessionLocation() | FetchedLog():

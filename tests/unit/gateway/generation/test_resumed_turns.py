@@ -12,6 +12,7 @@ from support.models.tokenizers import encode_bytes, model_files
 from modelswarm.protocol.messages import FenceAck, Finish, Token
 from modelswarm_gateway.api.http.openai_requests import parse_completion
 from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation import generation as generation_module
 from modelswarm_gateway.generation.generation import Generation, OutputChunk, TurnStart
 from modelswarm_gateway.generation.resumption import LogMark, resume_turn
@@ -61,6 +62,9 @@ async def test_unseen_text_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     resumed = resume_turn(PROMPT, kept, seen - 1, str(LogMark(log[:seen])))
     start = TurnStart(turn, tokenizer, 0.0, resumed=resumed)
     chunks = await read(Generation(service._context, request, start))
+    name, labels = "modelswarm_gateway_tokens_total", {"model": MODEL, "kind": "prompt"}
+    counted = service.metrics.registry.get_sample_value(name, labels)
+    assert counted == len(PROMPT), "the prompt of a resumed turn counts once"
     assert max(len(chunk.tokens) for chunk in chunks) <= 8 + 2  # with those of half a character
     assert [token for chunk in chunks for token in chunk.tokens] == ANSWER[2:]
     assert "".join(chunk.text for chunk in chunks) == "23456789 é€ 0123456789"
@@ -68,3 +72,28 @@ async def test_unseen_text_comes_in_parts(monkeypatch: pytest.MonkeyPatch) -> No
     assert [chunk.finish for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
     for chunk in chunks:
         assert chunk.mark == str(LogMark(log[: chunk.end]))
+
+
+async def test_turn_that_another_gateway_takes_over_has_not_failed() -> None:
+    service, node = await make_service_with_files(model_files())
+    node.recovery_events.observer = service.metrics
+    body = {"model": MODEL, "prompt": PROMPT, "session_id": "s"}
+    request = parse_completion(body).to_generation_request()
+    _, tokenizer = service.find_model(MODEL)
+    turn = TurnRequest(tuple(PROMPT), len(ANSWER), tokenizer.defaults.sampling(request.options, 1))
+    generation = Generation(service._context, request, TurnStart(turn, tokenizer, 0.0))
+    session = generation._session
+    node.recovery_events.record_reroute(session, node._streams[session], "link_down")
+    node._core._recovery.relinquish(node._core._sessions[session], keeps_log=True)
+    node.tick()
+    with pytest.raises(ApiError) as ended:
+        await generation.next_chunk(SECONDS)
+    assert ended.value.code is Code.SESSION_ELSEWHERE
+    generation.close()
+    for name, labels in {
+        "streams": {"outcome": "cancelled"},
+        "recoveries": {"outcome": "abandoned", "cause": "link_down"},
+    }.items():
+        name = f"modelswarm_gateway_{name}_total"
+        labels["model"] = MODEL
+        assert service.metrics.registry.get_sample_value(name, labels) == 1, name
