@@ -53,12 +53,6 @@ def counting_from(at: int, per_minute: float, before: float = 0) -> str:
     return f"{before}+0x{at - 1} {before + per_minute}+{per_minute}x{MINUTES - at}"
 
 
-def restarting(*at: int, per_minute: float = 10) -> str:
-    """Return a counter that begins anew at these minutes."""
-    parts = pairwise((0, *at, MINUTES))
-    return " ".join(f"{per_minute}+{per_minute}x{end - start - 1}" for start, end in parts)
-
-
 def starting(*at: int) -> str:
     """Return the start time of a process that starts again at these minutes."""
     parts = pairwise((0, *at, MINUTES))
@@ -101,6 +95,7 @@ def operator(name: str, namespace: str, leads: bool, faulty: bool = False) -> Se
         of("last_resync_timestamp_seconds"): f"0+60x{MINUTES}" if leads else steady(0),
         of("swarms", condition="Ready", status="True"): steady(int(leads)),
         of("swarms", condition="Ready", status="False"): steady(0),
+        of("swarms", condition="Progressing", status="True"): steady(0),
         of("swarms", condition="Degraded", status="True"): steady(9 if faulty else 0),
         process(name, namespace): starting(*range(10, 170, 10)) if faulty else steady(0),
     }
@@ -111,10 +106,8 @@ def server(name: str, namespace: str, model: str, faulty: bool = False) -> Serie
         own = {"namespace": namespace, "pod": name, "model": model, "blocks": "0:4", **labels}
         return selector(f"modelswarm_server_{metric}", own)
 
-    steps = restarting(*range(10, 170, 10)) if faulty else counting(100)
     return {
         of("build_info", version="1"): steady(1),
-        of("step_seconds_count"): steps,
         of("out_of_memory_steps_total"): counting(5 if faulty else 0),
         process(name, namespace): starting(*range(10, 170, 10)) if faulty else steady(0),
     }

@@ -23,7 +23,6 @@ from support.kubernetes.alerts import (
     later,
     objections,
     operator,
-    restarting,
     selector,
     server,
     starting,
@@ -38,6 +37,7 @@ from tools.make_metrics_page import PAGE
 GATEWAY, OPERATOR, SERVER = "modelswarm_gateway", "modelswarm_operator", "modelswarm_server"
 READY, SWARMS = f"{GATEWAY}_model_ready", f"{OPERATOR}_swarms"
 DEGRADED = vary(change(0, 1), SWARMS, "condition=Degraded", "pod=operator-0")
+PROGRESSING = vary(change(1, 0), SWARMS, "condition=Progressing", "pod=operator-0")
 UNREADY = {
     **vary(change(0, 1), SWARMS, "condition=Ready", "status=False", "pod=operator-0"),
     **vary(change(1, 0), SWARMS, "condition=Ready", "status=True", "pod=operator-0"),
@@ -80,6 +80,14 @@ FAULTS = {
     "a gateway has no link": Fault(
         "ModelSwarmServersUnreachable",
         vary(change(1, 0), READY, "pod=gateway-1"),
+        64,
+        65,
+        MODEL,
+    ),
+    "a gateway has no link while another model is suspended": Fault(
+        "ModelSwarmServersUnreachable",
+        vary(change(1, 0), READY, "pod=gateway-1")
+        | vary(steady(1), SWARMS, "condition=Ready", "status=False", "pod=operator-0"),
         64,
         65,
         MODEL,
@@ -150,9 +158,9 @@ FAULTS = {
         69,
         {"namespace": "team-a", "model": "m"},
     ),
-    "a server restarts": Fault(
+    "a server restarts before it has run a step": Fault(
         "ModelSwarmProcessRestarting",
-        vary(restarting(60, 70, 80), f"{SERVER}_step_seconds_count", "pod=m-s0-1"),
+        vary(starting(60, 70, 80), "process_start_time_seconds", "pod=m-s0-1"),
         84,
         85,
         {"namespace": "team-a", "pod": "m-s0-1"},
@@ -181,9 +189,11 @@ HEALTHY: dict[str, Series] = {
     | SERVERS_GONE
     | vary(change(1, 0), SWARMS, "condition=Ready", "status=True", "pod=operator-0"),
     "a model starts slowly for the first time": vary(change(0, 1), READY)
-    | vary(change(1, 0), SWARMS, "condition=Ready", "status=False", "pod=operator-0"),
+    | vary(change(1, 0), SWARMS, "condition=Ready", "status=False", "pod=operator-0")
+    | PROGRESSING,
     "a model starts slowly while another one is degraded": vary(change(0, 1), READY)
     | vary(change(1, 0), SWARMS, "condition=Ready", "status=False", "pod=operator-0")
+    | PROGRESSING
     | vary(change(1, 0, at=14), SWARMS, "condition=Degraded", "pod=operator-0"),
     "a span is lost for some minutes": vary(change(1, 0, until=64), READY)
     | vary(change(0, 1, until=64), SWARMS, "condition=Degraded", "pod=operator-0"),
@@ -214,8 +224,7 @@ HEALTHY: dict[str, Series] = {
     | vary(counting(300), f"{GATEWAY}_requests_total", "code=200")
     | vary(counting(1), f"{GATEWAY}_requests_total", "code=429"),
     "two steps find a device full": vary(change(0, 2), f"{SERVER}_out_of_memory_steps_total", "pod=m-s0-1"),
-    "a process restarts twice": vary(starting(60, 70), "process_start_time_seconds")
-    | vary(restarting(60, 70), f"{SERVER}_step_seconds_count"),
+    "a process restarts twice": vary(starting(60, 70), "process_start_time_seconds"),
 }  # fmt: skip
 
 
