@@ -19,6 +19,7 @@ from modelswarm_operator.reconcile.status.problems import Problem, summarize
 from modelswarm_operator.reconcile.status.status import ReadyCounts
 
 UNCOVERED = "SpanUncovered"
+_HARMLESS = "PodTemplateReserved"  # keeps no server from getting ready
 _MAX_STARTS = 3  # servers whose start is described
 _MAX_READY_MESSAGE = 1300  # characters before the warning about chats, which must be complete
 
@@ -73,8 +74,9 @@ def _ready(situation: SwarmSummary, lost: bool) -> ConditionUpdate:
         return ConditionUpdate(
             READY, False, "Suspended", "spec.replicas is 0: no servers are desired."
         )
-    if situation.problems and not lost:
-        reason, message = summarize(situation.problems)
+    causes = [problem for problem in situation.problems if problem.reason != _HARMLESS]
+    if causes and not lost:
+        reason, message = summarize(causes)
         return ConditionUpdate(READY, False, reason, message)
     if situation.is_inspecting:
         return ConditionUpdate(

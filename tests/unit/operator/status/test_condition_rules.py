@@ -30,6 +30,7 @@ CALM = SwarmSummary(
 )
 READY_ONCE = [Condition(type=READY, status="True", reason="AllServersReady")]
 CRASH = Problem("Crashing", "It crashes.")
+RESERVED = Problem("PodTemplateReserved", "This field is the operator's.")
 
 
 def counts(*ready: int, desired: int = 2) -> ReadyCounts:
@@ -63,6 +64,10 @@ def decide(
             (False, "Suspended", "spec.replicas is 0: no servers are desired."),
         ),
         ({"ready_counts": counts(0), "problems": [CRASH]}, (False, "Crashing", "It crashes.")),
+        (
+            {"ready_counts": counts(0), "problems": [RESERVED], "starts": ["a loads"]},
+            (False, "Starting", "No server is ready yet for blocks 0:1. a loads."),
+        ),
         (
             {"ready_counts": counts(), "is_inspecting": True, "is_paused": True},
             (False, "Inspecting", "A pod inspects the model before servers are planned."),
