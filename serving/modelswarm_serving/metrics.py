@@ -60,7 +60,7 @@ class Metrics:
 
     def observe_step(self, rows: int, seconds: float, failed: bool) -> None:
         if rows:  # no token waits for a step of KV transfers
-            self._rows.inc(rows)
+            self._rows.inc(0 if failed else rows)
             self._step_seconds.observe(seconds)
             self._step_rows.observe(rows)
         if failed:

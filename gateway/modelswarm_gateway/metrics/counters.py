@@ -27,9 +27,9 @@ from modelswarm_gateway.errors import TABLE
 from modelswarm_gateway.metrics.collectors import PREFIX, SwarmCollector
 from modelswarm_gateway.metrics.vllm import VllmCollector
 
-FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, 60, 120)
 # A stream may be held for the hold limit, 5 minutes by default; a histogram answers no quantile behind its last bound.
 _HELD = (60, 120, 300, 600)
+FIRST_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3, 6, 12, 30, *_HELD)
 NEXT_TOKEN_BUCKETS = (
     0.001,
     0.0025,
@@ -48,7 +48,24 @@ NEXT_TOKEN_BUCKETS = (
     *_HELD,
 )
 REQUEST_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 300, 600, 1800)
-QUEUE_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+# A request may wait for the lease of a lost gateway: 30 s by default, and at most a minute.
+QUEUE_BUCKETS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1,
+    2.5,
+    5,
+    10,
+    30,
+    *_HELD[:2],
+)
 RECOVERY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 4, 8, 16, 32, *_HELD)
 HOP_BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 OTHER_MODEL = "other"

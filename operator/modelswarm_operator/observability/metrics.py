@@ -29,6 +29,7 @@ from modelswarm_operator.kube.resources import (
     SERVICE,
     SWARM,
 )
+from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import PodView
 
 _RESOURCES = {kind.plural for kind in (SWARM, POD, NODE, SERVICE, BUDGET, EVENT, LEASE, REVIEW)}
@@ -110,6 +111,7 @@ class Metrics:
         for role in ("server", "inspect"):
             self.created.labels(role)
             self.deleted.labels(role)
+        self.deleted.labels("other")  # pods that are kept for their users
         self.count_pods(())
         self.count_swarms(())
 
@@ -130,7 +132,8 @@ class Metrics:
     def count_pods(self, pods: Iterable[PodView]) -> None:
         totals = dict.fromkeys(POD_STATES, 0)
         for pod in pods:
-            totals[pod_state(pod)] += 1
+            if pod.labels.get(names.ROLE) == names.SERVER:  # others inspect a model, or are kept
+                totals[pod_state(pod)] += 1
         for state, total in totals.items():
             self.pods.labels(state).set(total)
 

@@ -21,10 +21,13 @@ from modelswarm_gateway.backend.token_stream import TokenStream
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import TABLE
+from modelswarm_gateway.generation.session_locator import WAIT_SECONDS
 from modelswarm_gateway.metrics.counters import (
     EJECTION_CAUSES,
+    FIRST_TOKEN_BUCKETS,
     MIGRATION_CAUSES,
     NEXT_TOKEN_BUCKETS,
+    QUEUE_BUCKETS,
     RECOVERY_BUCKETS,
     REMOVED_AT_A_TIME,
     REROUTE_CAUSES,
@@ -34,6 +37,10 @@ from modelswarm_gateway.metrics.counters import (
 from modelswarm_gateway.models.registry import FORGET_SECONDS
 from modelswarm_gateway.runtime.node import Node
 from modelswarm_operator.observability.metrics import Metrics as OperatorMetrics
+from modelswarm_operator.reconcile.state import names
+from modelswarm_operator.reconcile.state.observed import PodView
+from modelswarm_serving.metrics import Metrics as ServerMetrics
+from modelswarm_serving.model.base import Compute, ModelShape
 from tools.dashboard.metric_registries import (
     BLOCKS,
     MODEL,
@@ -53,6 +60,7 @@ CAUSES = {
     "ejections": EJECTION_CAUSES,
     "migrations": MIGRATION_CAUSES,
 }
+SHAPE = ModelShape(0, 4, BLOCKS, 8, 16, 10, 64, 256)
 UNITS = ("_seconds", "_bytes", "_ratio", "_info")
 
 
@@ -331,3 +339,24 @@ def test_bounds_of_pauses_go_beyond_the_default_hold_limit() -> None:
     limit = parse_duration(Sessions().hold_limit)
     assert max(NEXT_TOKEN_BUCKETS) > limit
     assert max(RECOVERY_BUCKETS) > limit
+    assert max(FIRST_TOKEN_BUCKETS) > limit
+    assert max(QUEUE_BUCKETS) > WAIT_SECONDS
+
+
+def test_rows_of_a_failed_step_do_not_count_as_run() -> None:
+    """Sessions of such a step run again one by one."""
+    metrics = ServerMetrics(MODEL, SHAPE, Compute())
+    metrics.observe_step(3, 0.1, True)
+    metrics.observe_step(2, 0.1, False)
+    labels = {"model": MODEL, "blocks": f"{SHAPE.first}:{SHAPE.last}"}
+    assert read_value(metrics.registry, "modelswarm_server_rows_total", **labels) == 2
+    assert read_value(metrics.registry, "modelswarm_server_failed_steps_total", **labels) == 1
+
+
+def test_operator_counts_server_pods_only() -> None:
+    metrics = OperatorMetrics()
+    roles = (names.SERVER, names.INSPECT, names.KEPT)
+    metrics.count_pods(
+        PodView(role, role, 0.0, {names.ROLE: role}, {}, "Succeeded") for role in roles
+    )
+    assert read_value(metrics.registry, "modelswarm_operator_pods", state="failed") == 1
