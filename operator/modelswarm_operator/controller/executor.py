@@ -14,7 +14,13 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 
 from modelswarm.kube.client import KubeClient
-from modelswarm.kube.errors import ConflictError, NotFoundError, RejectedError
+from modelswarm.kube.errors import (
+    ConflictError,
+    KubeError,
+    NotFoundError,
+    RejectedError,
+    ThrottledError,
+)
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.informer.parsing import swarm_view
 from modelswarm_operator.kube.events import EventRecorder
@@ -72,17 +78,34 @@ class Executor:
         self._free_writers = asyncio.Semaphore(MAX_CONCURRENT_WRITES)
 
     async def execute(self, swarm: SwarmView, actions: Sequence[Action]) -> None:
-        """Carry out the actions in order. Raises the first error of the first failing step; no later step happens."""
+        """Carry out the actions in order. Raises the first error of the first failing step.
+
+        Of later steps, Events happen if the API server has answered: status has their transitions, so no other turn
+        would record them.
+        """
+        refusal: KubeError | None = None
         for together in _steps(actions):
-            if len(together) == 1:
-                await self._execute_one(swarm, together[0])
+            if refusal is not None and not isinstance(together[0], RecordEvent):
                 continue
-            done = await asyncio.gather(
-                *(self._execute_one(swarm, action) for action in together), return_exceptions=True
-            )
-            for failed in done:
-                if failed is not None:
-                    raise failed
+            try:
+                await self._execute_step(swarm, together)
+            except (ConflictError, RejectedError, ThrottledError) as error:
+                if isinstance(together[0], WriteStatus):
+                    raise
+                refusal = error
+        if refusal is not None:
+            raise refusal
+
+    async def _execute_step(self, swarm: SwarmView, together: Sequence[Action]) -> None:
+        if len(together) == 1:
+            await self._execute_one(swarm, together[0])
+            return
+        done = await asyncio.gather(
+            *(self._execute_one(swarm, action) for action in together), return_exceptions=True
+        )
+        for failed in done:
+            if failed is not None:
+                raise failed
 
     async def _execute_one(self, swarm: SwarmView, action: Action) -> None:
         async with self._free_writers:

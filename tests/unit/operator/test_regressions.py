@@ -10,7 +10,7 @@ import pytest
 from support.operator.model_cluster import ModelCluster, inspect_demo_model, make_spec
 
 from modelswarm.errors import UserError
-from modelswarm.kube.errors import NotFoundError, RejectedError
+from modelswarm.kube.errors import ConflictError, NotFoundError, RejectedError
 from modelswarm.resources.spec import Model, Spec
 from modelswarm_operator.controller.executor import Executor
 from modelswarm_operator.controller.worker import Workers, WorkItem
@@ -28,6 +28,7 @@ from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import (
     Action,
     ApplyChild,
+    CreatePod,
     Decision,
     DeleteChild,
     DeletePod,
@@ -428,3 +429,29 @@ async def test_refused_change_is_counted_and_fails_no_turn(action: Action, resou
     labels = {"resource": resource}
     name = "modelswarm_operator_rejected_writes_total"
     assert metrics.registry.get_sample_value(name, labels) == 1
+
+
+class BusyQuotaApi:
+    """An API server that others keep from counting a new pod in its quota."""
+
+    def __init__(self) -> None:
+        self.events: list[Json] = []
+
+    async def post(self, path: str, body: Json, *, strict: bool = False) -> Json:
+        if not path.endswith("/events"):
+            raise ConflictError(
+                409, "Conflict", "the quota has been modified; please apply your changes"
+            )
+        self.events.append(body)
+        return body
+
+
+async def test_event_is_recorded_although_the_create_conflicts() -> None:
+    """The status has its transition already, so the next turn would record none."""
+    api: Any = BusyQuotaApi()
+    executor = Executor(api, Cache(), EventRecorder(api, "me"), Metrics(), lambda uids: None)
+    create = CreatePod("0-0", {"metadata": {"name": "p-1"}})
+    event = RecordEvent("Warning", "NotReady", "No server is ready.")
+    with pytest.raises(ConflictError):
+        await executor.execute(ModelCluster().observe().swarm, [create, event])
+    assert [each["reason"] for each in api.events] == ["NotReady"]
