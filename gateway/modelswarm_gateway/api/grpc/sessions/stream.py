@@ -38,6 +38,7 @@ class SessionStream:
         self._service, self._newest = service, newest
         self._control = SessionControl(service, is_forwarded=False)
         self._key: SessionKey | None = None
+        self._model = ""
         self._keep = False
         self._blocks: api_pb2.BlockRange | None = None
         self._position = 0
@@ -45,8 +46,8 @@ class SessionStream:
 
     @property
     def model(self) -> str:
-        """Return the model of the session; empty before it is open."""
-        return "" if self._key is None else self._key[0]
+        """Return the model of the session, also of one that was refused or is closed; empty before one is asked for."""
+        return self._model
 
     async def answer(self, requests: AsyncIterator[api_pb2.SessionRequest]) -> Responses:
         """Yield the answers to the requests, until one closes the session or no more come. Raise ApiError."""
@@ -124,6 +125,7 @@ class SessionStream:
         return self._key
 
     async def _open(self, wanted: api_pb2.OpenSession) -> api_pb2.SessionResponse:
+        self._model = wanted.model
         try:
             if wanted.attach:
                 key = await self._attach(wanted)
@@ -132,6 +134,7 @@ class SessionStream:
         except ApiError as error:
             raise move_field(error, "open", api_pb2.OpenSession.DESCRIPTOR) from error
         self._key, self._keep, self._newest[key] = key, wanted.keep, self
+        self._model = key[0]
         opened = await self._state()
         self._blocks = opened.state.blocks if opened.state.HasField("blocks") else None
         self._request_timeout = opened.state.ttl or self._service.settings.idle_seconds
