@@ -6,13 +6,14 @@ import logging
 
 import httpx
 import pytest
+from google.protobuf.message import Message
 from support.gateway_service import make_service_with_model
 
 from modelswarm.protocol.wire import api_pb2
 from modelswarm_gateway.api.fields.headers import REFUSED_HEADERS
-from modelswarm_gateway.api.grpc.interceptor.malformed_requests import find_unknown_field
+from modelswarm_gateway.api.grpc.interceptor.malformed_requests import MAX_PARTS, find_fault
 from modelswarm_gateway.api.http.app import build_http_app
-from modelswarm_gateway.errors import TABLE, ApiError
+from modelswarm_gateway.errors import TABLE, ApiError, Code
 
 BODY = {"model": "none", "prompt": "hi"}
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -92,16 +93,39 @@ def test_error_says_whether_the_request_may_be_repeated() -> None:
     assert (headers["retry-after"], headers["retry-after-ms"]) == ("1", "250")
 
 
+def place_of_fault(request: Message) -> str | None:
+    fault = find_fault(request)
+    return None if fault is None else fault.param
+
+
 def test_unknown_protobuf_field_is_found_with_its_place() -> None:
     tag = bytes([0xF8, 0x3F, 1])  # field 1023, a varint of 1
     request = api_pb2.GenerateRequest(model="m", prompt="x")
     request.sampling.temperature = 1
-    assert find_unknown_field(request) is None
+    assert place_of_fault(request) is None
     raw = request.SerializeToString()
-    assert find_unknown_field(api_pb2.GenerateRequest.FromString(raw + tag)) == "1023"
+    assert place_of_fault(api_pb2.GenerateRequest.FromString(raw + tag)) == "1023"
     request.sampling.MergeFromString(tag)
-    assert find_unknown_field(request) == "sampling.1023"
+    assert place_of_fault(request) == "sampling.1023"
     chat = api_pb2.Messages(messages=[api_pb2.Message(role="user", content="x")])
     chat.messages[0].MergeFromString(tag)
     request = api_pb2.GenerateRequest(model="m", chat=chat)
-    assert find_unknown_field(request) == "chat.messages.1023"
+    assert place_of_fault(request) == "chat.messages.1023"
+
+
+def test_number_of_parts_in_a_protobuf_request_is_bounded() -> None:
+    """A request of 16 MiB has room for eight million: all are counted together, before one is read."""
+    half = api_pb2.Message(tool_calls=[api_pb2.ToolCall()] * (MAX_PARTS // 2))
+    request = api_pb2.GenerateRequest(chat=api_pb2.Messages(messages=[half]))
+    assert place_of_fault(request) is None
+    request.chat.messages.append(half)
+    assert place_of_fault(request) == "chat.messages.tool_calls"
+    texts = api_pb2.GenerateRequest(chat=api_pb2.Messages(documents=["1"] * (MAX_PARTS + 1)))
+    fault = find_fault(texts)
+    assert fault is not None
+    assert (fault.code, fault.param) == (Code.INVALID_REQUEST, "chat.documents")
+    biases = dict.fromkeys(range(MAX_PARTS + 1), 1.0)
+    sampling = api_pb2.Sampling(logit_bias=biases)
+    assert place_of_fault(api_pb2.GenerateRequest(sampling=sampling)) == "sampling.logit_bias"
+    numbers = api_pb2.TokenIds(ids=range(MAX_PARTS + 1))
+    assert place_of_fault(api_pb2.GenerateRequest(tokens=numbers)) is None
