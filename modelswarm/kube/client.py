@@ -39,6 +39,8 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 JSON = "application/json"
 
+_NO_JSON = "is not JSON, or only a part of it, or nested too deeply"
+
 RecordCall = Callable[[str, str, int, float], None]
 """Called after each request but watches: verb, path, HTTP status (0: no answer), seconds."""
 
@@ -310,9 +312,9 @@ class KubeClient:
 def _document(code: int, text: bytes, retry_after: str | None) -> Json:
     try:
         document: Any = _parse(text) if text else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         if code < 300:
-            raise UnreachableError("the answer is not JSON, or only a part of it") from None
+            raise UnreachableError(f"the answer {_NO_JSON}") from None
         document = {"message": text[:200].decode(errors="replace")}
     if code >= 300:
         raise error_of(code, document, retry_after)
@@ -338,5 +340,5 @@ def _parse(text: bytes) -> Any:
 def _parse_event(line: bytes) -> Any:
     try:
         return json.loads(line)
-    except ValueError as error:
-        raise UnreachableError("an event of a watch is not JSON, or only a part of it") from error
+    except (ValueError, RecursionError) as error:
+        raise UnreachableError(f"an event of a watch {_NO_JSON}") from error

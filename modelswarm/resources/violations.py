@@ -75,6 +75,8 @@ def _describe_violation(detail: ErrorDetails, root: type[BaseModel]) -> str:
         return f"required. {_field_description(location, root)}"
     if kind == "modelswarm":
         return detail["msg"]
+    if kind.startswith("recursion"):  # its `repr` would be as deep
+        return "nested too deeply; allowed: fewer levels"
     return f"{_abbreviate(detail['input'])} is not allowed; allowed: {_describe_allowed(kind, context, location)}"
 
 

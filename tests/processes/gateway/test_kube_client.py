@@ -130,7 +130,9 @@ async def test_a_list_is_read_page_by_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ["<html>", {"items": []}, {"metadata": {"resourceVersion": "1"}}]
+    "answer",
+    ["<html>", {"items": []}, {"metadata": {"resourceVersion": "1"}}, "[" * 9_000 + "]" * 9_000],
+    ids=["html", "no version", "no items", "deep"],
 )
 async def test_an_answer_that_is_no_list_is_no_answer(tmp_path: Path, answer: Any) -> None:
     async with connected(tmp_path, (200, answer)) as (client, _):

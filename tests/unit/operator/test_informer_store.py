@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 from typing import Any
 
 import pytest
 
+from modelswarm_operator.app import accept_deep_json
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.kube.resources import NODE, POD, SERVICE, SWARM
 
@@ -22,6 +25,8 @@ def make_swarm(uid: str, version: int, name: str = "counting", **more: Any) -> J
         "creationTimestamp": more.pop("created", "2026-11-21T10:00:00Z"),
     }
     spec = {"model": {"source": "demo://counting", **more.pop("model", {})}}
+    if "pools" in more:
+        spec["pools"] = more.pop("pools")
     return {"metadata": {**meta, **more}, "spec": spec}
 
 
@@ -322,3 +327,23 @@ def test_random_events_end_in_the_listed_state(seed: int) -> None:
     assert found is not None
     phases = {pod.uid: pod.phase for pod in found.pods}
     assert phases == {uid: pod["status"]["phase"] for uid, pod in store.items()}
+
+
+def test_list_with_a_swarm_that_is_nested_deeply_is_read() -> None:
+    """The spec of that swarm is refused. All other swarms are served."""
+    limit = sys.getrecursionlimit()
+    deep = make_swarm("s1", 2, pools=[{"name": "a", "podTemplate": {"spec": {"x": "deep"}}}])
+    text = json.dumps([deep, make_swarm("s2", 2, "other")])
+    text = text.replace('"deep"', "[" * 9_980 + "]" * 9_980)
+    made = Cache()
+    try:
+        accept_deep_json()
+        items = json.loads(text)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert made.replace(SWARM, items, 2) == {"s1", "s2"}
+    refused, served = made.observed("s1"), made.observed("s2")
+    assert refused is not None
+    assert served is not None
+    assert refused.swarm.spec_problem.endswith(": nested too deeply; allowed: fewer levels")
+    assert served.swarm.spec is not None
