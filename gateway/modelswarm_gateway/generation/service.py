@@ -19,6 +19,7 @@ from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
 from modelswarm_gateway.core.interface.errors import PromptTooLong
 from modelswarm_gateway.core.interface.row_sizes import RowSizes
+from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation, TurnRequest
 from modelswarm_gateway.errors import (
     ApiError,
@@ -312,6 +313,10 @@ class GenerationService:
             key[0], TokenPrompt(()), "session_id", SamplingOptions(), session_id=key[1], append=True
         )
         await self._locator.acquire(nothing, key, lambda _: None)
+
+    async def find_session(self, key: SessionKey) -> SessionLocation:
+        """Return what the servers know of a session that is not kept here. Raise ApiError."""
+        return await self._locator.find(key)
 
     async def is_owned_by(self, request: GenerationRequest, target: str) -> bool | None:
         """Return whether the gateway at `target` still owns the session of a named request; None if the servers know

@@ -11,7 +11,7 @@ from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
 from modelswarm_gateway.core.interface.views import SessionView
 from modelswarm_gateway.errors import ApiError, Code, invalid_field, model_not_found
 from modelswarm_gateway.generation.continuation import session_exists
-from modelswarm_gateway.generation.named_sessions import SessionKey, wire_name
+from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.request import GenerationRequest, Prompt, TokenPrompt
 from modelswarm_gateway.generation.rows.block_ranges import placeholder
 from modelswarm_gateway.generation.service import GenerationService
@@ -210,7 +210,7 @@ async def check_elsewhere(service: GenerationService, key: SessionKey) -> Sessio
     """
     if service.backend.model_card(key[0]) is None:
         raise model_not_found(key[0])
-    location = await service.backend.find_session(wire_name(key), key[0])
+    location = await service.find_session(key)
     if location.is_owner_alive:
         raise OwnedElsewhere(location.owner_target)
     return location

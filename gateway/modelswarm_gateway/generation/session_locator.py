@@ -45,6 +45,21 @@ class SessionLocator:
     ) -> None:
         self._backend, self._named_sessions, self._clock = backend, named_sessions, clock
         self._in_progress: set[SessionKey] = set()
+        self._lookups = 0  # searches for clients that begin no turn
+
+    async def find(self, key: SessionKey) -> SessionLocation:
+        """Return what the servers know of a session, whose name is not claimed. Raise ApiError."""
+        self._check_place()
+        self._lookups += 1
+        try:
+            return await self._backend.find_session(wire_name(key), key[0])
+        finally:
+            self._lookups -= 1
+
+    def _check_place(self) -> None:
+        if len(self._in_progress) + self._lookups >= MAX_SEARCHES:
+            detail = f"{MAX_SEARCHES} named sessions are being searched for already; retry in 1 s"
+            raise ApiError(Code.NO_CAPACITY, detail, param="session_id", retry_after=1.0)
 
     async def acquire(self, request: GenerationRequest, key: SessionKey, check: CheckLog) -> int:
         """Return once a turn may begin here: the highest epoch that a session of that name has reached.
@@ -59,9 +74,7 @@ class SessionLocator:
             return 0
         if key in self._in_progress:
             raise self._named_sessions.busy_error(key)
-        if len(self._in_progress) >= MAX_SEARCHES:
-            detail = f"{MAX_SEARCHES} named sessions are being searched for already; retry in 1 s"
-            raise ApiError(Code.NO_CAPACITY, detail, param="session_id", retry_after=1.0)
+        self._check_place()
         self._in_progress.add(key)
         try:
             return (

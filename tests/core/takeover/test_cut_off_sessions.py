@@ -151,12 +151,14 @@ def service_of(sessions: GatewaySessions) -> GenerationService:
 
     backend = SimpleNamespace(
         model_card=lambda _: object(),
-        find_session=sessions.find_session,
         session=sessions.session,
         parked_turn=sessions.parked_turn,
     )
     service = SimpleNamespace(
-        named_sessions=sessions.named_sessions, backend=backend, await_turn_end=nothing
+        named_sessions=sessions.named_sessions,
+        backend=backend,
+        await_turn_end=nothing,
+        find_session=sessions.locator.find,
     )
     return cast("GenerationService", service)
 
