@@ -28,6 +28,7 @@ from modelswarm_gateway.generation.request import (
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.tool_calls.families import find_format
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.models.tokenizer import UNKNOWN_LIMIT
 
 # Fields that `parse_chat` reads.
 _CHAT_FIELDS = (
@@ -102,7 +103,8 @@ async def detokenize(service: GenerationService, asked: DetokenizeRequest) -> st
     card, tokenizer = await service.wait_for_model(asked.model)
     prompt = TokenPrompt(tuple(asked.tokens))
     wanted = GenerationRequest(asked.model, prompt, "tokens", SamplingOptions())
-    tokens = await encode_prompt(wanted, tokenizer, card.max_length)  # checks the ids
+    limit = card.max_length or UNKNOWN_LIMIT  # a body has room for eight million
+    tokens = await encode_prompt(wanted, tokenizer, limit)  # checks the ids
     return tokenizer.decode_all(tokens)
 
 

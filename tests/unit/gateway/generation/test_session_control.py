@@ -42,7 +42,7 @@ async def test_searches_of_clients_that_begin_no_turn_are_bounded(
     ]
     await asyncio.sleep(0)
     with pytest.raises(ApiError) as refused:
-        await session_state(service, (MODEL, "c"))
+        await asyncio.wait_for(session_state(service, (MODEL, "c")), SECONDS)
     assert (refused.value.code, refused.value.retry_after) == (Code.NO_CAPACITY, 1.0)
     node.on_link_down("s0/1/x", "it ends the searches")
     async with asyncio.timeout(SECONDS):

@@ -11,6 +11,7 @@ from support.models.tokenizers import BEGIN, CHAT_TEMPLATE, byte_level, encode_b
 from tokenizers import processors
 
 from modelswarm_gateway.api.http.app import build_http_app
+from modelswarm_gateway.models.tokenizer import UNKNOWN_LIMIT
 from tools.dashboard.metric_registries import MODEL
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -86,3 +87,14 @@ async def test_last_message_can_be_left_open(text: str) -> None:
 )
 async def test_wrong_field_is_named(path: str, fields: dict[str, Any], param: str) -> None:
     assert (await post(path, **fields))["error"]["param"] == param
+
+
+async def test_tokens_are_bounded_while_no_server_is_linked() -> None:
+    """No server tells the context then. A body has room for eight million tokens, whose text may have gigabytes."""
+    service, node = await make_service_with_files(model_files())
+    node.on_link_down("s0/1/x", "it ended")
+    transport = httpx.ASGITransport(app=build_http_app(service))
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        for count, status in ((UNKNOWN_LIMIT + 1, 400), (UNKNOWN_LIMIT, 200)):
+            body = {"model": MODEL, "tokens": encode_bytes("a") * count}
+            assert (await client.post("/detokenize", json=body)).status_code == status
