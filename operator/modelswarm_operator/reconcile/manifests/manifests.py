@@ -161,7 +161,7 @@ def _server_container(
 ) -> Json:
     span = layout.spans[slot.span]
     arguments = {
-        "--model": layout.source,
+        "--model": _literal(layout.source),
         "--served-name": layout.served_name,
         "--blocks": f"{span.first}:{span.last}",
         "--listen": f"0.0.0.0:{LINKS_PORT}",
@@ -288,7 +288,7 @@ def _pod_spec(model: Model, container: Json, cache_limit: int) -> Json:
 
 def tokenizer_flags(model: Model) -> dict[str, str]:
     """Return the flags for a tokenizer and a chat template that replace the model's own."""
-    flags = {"--tokenizer": model.tokenizer} if model.tokenizer else {}
+    flags = {"--tokenizer": _literal(model.tokenizer)} if model.tokenizer else {}
     return flags | (
         {"--chat-template": f"{TEMPLATE_DIR}/{TEMPLATE_FILE}"} if model.chat_template else {}
     )
@@ -297,8 +297,13 @@ def tokenizer_flags(model: Model) -> dict[str, str]:
 def _adapter_flags(model: Model) -> list[str]:
     flags = ["--max-lora-rank", str(model.max_lora_rank)] if model.adapters else []
     for adapter in model.adapters:
-        flags += ["--adapters", f"{adapter.name}={adapter.source}"]
+        flags += ["--adapters", f"{adapter.name}={_literal(adapter.source)}"]
     return flags
+
+
+def _literal(text: str) -> str:
+    """Return an argument that the kubelet leaves as `text`: it puts variables, also those of Secrets, for `$(NAME)`."""
+    return text.replace("$", "$$")
 
 
 def _template_annotation(model: Model) -> dict[str, str]:
@@ -344,7 +349,7 @@ def inspection_pod(
     container = {
         "name": names.CONTAINER,
         "command": ["modelswarm-inspect"],
-        "args": ["--model", address, *flags, "--output", "/dev/termination-log"],
+        "args": ["--model", _literal(address), *flags, "--output", "/dev/termination-log"],
         "resources": _inspection_resources(pool),
         **_container(builder, spec.model),
     }

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}ü"
 
 
-def create_first_pod(**model: str) -> Json:
+def create_first_pod(**model: Any) -> Json:
     cluster = ModelCluster(spec=make_spec(1, 1, model={"source": "demo://counting", **model}))
     cluster.run_turn()
     return next(iter(cluster.pods.values())).manifest
@@ -105,3 +105,15 @@ def test_large_annotations_are_not_cached() -> None:
 
     assert pod_view({"metadata": metadata}).annotations == {"modelswarm.io/blocks": "0:4"}
     assert swarm_view({"metadata": metadata}).annotations == {"modelswarm.io/blocks": "0:4"}
+
+
+def test_addresses_name_no_variables_of_the_container() -> None:
+    """The kubelet would put the Secret of the token there, and the server's error would show it in status."""
+    secret = {"tokenSecretRef": {"name": "database", "key": "password"}}
+    address, kept = "file:///$(HF_TOKEN)/a$b", "file:///$$(HF_TOKEN)/a$$b"
+    pod = create_first_pod(source=address, tokenizer=address, **secret)
+    assert (parse_flags(pod)["--model"], parse_flags(pod)["--tokenizer"]) == (kept, kept)
+    adapters = [{"name": "law", "source": address}]
+    pod = create_first_pod(tokenizer="demo://counting", adapters=adapters)
+    assert parse_flags(pod)["--adapters"] == f"law={kept}"
+    assert parse_flags(pod)["--advertise"] == "$(POD_IP):7000"
