@@ -330,11 +330,8 @@ class GenerationService:
     def _parked_turn(self, key: SessionKey) -> ParkedTurn | None:
         """Return the log and the last turn of a session that is kept here; None if there is none."""
         sessions = self.named_sessions
-        return (
-            self.backend.parked_turn(sessions.session_name(key))
-            if sessions.has_session(key)
-            else None
-        )
+        is_here = sessions.has_session(key)
+        return self.backend.parked_turn(sessions.session_name(key)) if is_here else None
 
     def _opened_turn(
         self, turn: TurnRequest, key: SessionKey, request: GenerationRequest
@@ -439,7 +436,10 @@ def _with_tokens(source: GrammarSource | None, tokenizer: ModelTokenizer) -> Gra
     """Return a client's grammar with the model's tokens that it names."""
     if source is None or source.kind not in (GrammarKind.GRAMMAR, GrammarKind.STRUCTURAL_TAG):
         return source
-    found = tokenizer.tokens_within(source.text)
+    try:
+        found = tokenizer.tokens_within(source.text)
+    except ValueError as error:
+        raise invalid_field(source.param, str(error)) from error
     return replace(source, tokens=tuple(sorted(found.items())))
 
 

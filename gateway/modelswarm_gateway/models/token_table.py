@@ -21,6 +21,9 @@ from modelswarm.checkpoint.tokenizer import MAX_TOKEN_BYTES
 
 # Texts of a model that are kept as strings; most answers use fewer tokens.
 CACHED_TEXTS = 4096
+# Beginnings of names that are compared in one text: about 0.3 s.
+MAX_LOOKUPS = 1 << 20
+_ENTRY_BYTES = 150  # of a name in a table, beside its characters
 _COUNT = struct.Struct("!I")
 _SHOWN, _ADDED = 1, 2  # flags of a token: it has a text in an answer, it is added to the vocabulary
 _ANY_ADDED = re.compile(b"[%c-%c]" % (_ADDED, _ADDED | _SHOWN))
@@ -71,7 +74,12 @@ class TokenTable:
         self._is_byte_level = "ByteLevel" in _kinds(decoder)
         self._has_bytes = "ByteFallback" in _kinds(decoder)
         self._shown_text = lru_cache(maxsize=CACHED_TEXTS)(self._read_shown_text)
+        self._named = self._tokens_to_name()
+        self._lengths: dict[str, set[int]] = {}  # of those names, by their first character
+        for name in self._named:
+            self._lengths.setdefault(name[0], set()).add(len(name))
         self.memory_bytes = len(content) + CACHED_TEXTS * MAX_TOKEN_BYTES
+        self.memory_bytes += sum(_ENTRY_BYTES + len(name) for name in self._named)
 
     def decode(self, ids: Sequence[int], markers: Sequence[str] = ()) -> str:
         """Return the text of the tokens. Ids without a token have none; of special tokens only `markers` have one."""
@@ -112,15 +120,29 @@ class TokenTable:
         return text if text in markers and self._flags_of(token) & _ADDED else None
 
     def tokens_within(self, text: str) -> dict[str, int]:
-        """Return the added tokens within the text that a grammar must name, with their ids.
+        """Return the added tokens within the text that a grammar must name, with their ids, in the order of these.
 
-        To llguidance these are the special ones, and those in angle brackets: its texts never match them.
+        ValueError after MAX_LOOKUPS: a text of a grammar has 256 KiB, and a model 100,000 such tokens.
         """
+        found: set[str] = set()
+        lookups = 0
+        for start, first in enumerate(text):
+            lengths = self._lengths.get(first, ())
+            lookups += len(lengths)
+            if lookups > MAX_LOOKUPS:
+                raise ValueError(f"over {MAX_LOOKUPS} beginnings of the model's tokens; shorten it")
+            found.update(
+                name for each in lengths if (name := text[start : start + each]) in self._named
+            )
+        return dict(sorted(((n, self._named[n]) for n in found), key=lambda item: item[1]))
+
+    def _tokens_to_name(self) -> dict[str, int]:
+        """Return the added tokens that llguidance's texts never match: special ones, and those in angle brackets."""
         found: dict[str, int] = {}
         for added in _ANY_ADDED.finditer(self._flags):
             name = self._text(added.start())
             is_special = not self._flags[added.start()] & _SHOWN
-            if name in text and (is_special or (name.startswith("<") and name.endswith(">"))):
+            if name and (is_special or (name.startswith("<") and name.endswith(">"))):
                 found[name] = added.start()
         return found
 
