@@ -32,6 +32,8 @@ _VALID = re.compile(rb"[!-~]{1,128}")
 _TRACEPARENT = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?"
 )
+# Names of sessions and ids of responses: who knows one may use it, and logs are read by others than clients.
+_NAMES = re.compile(r"(?<=^/v1/sessions/).+?(?=/fork$|$)|(?<=^/v1/responses/)[^/]+")
 # Of requests that change nothing. They are neither logged nor counted: probes send several a second.
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
@@ -126,6 +128,6 @@ def set_model(scope: Scope, model: str) -> None:
 
 
 def _raw_path(scope: Scope) -> str:
-    """Return the path as it was sent; the decoded one may contain line ends."""
+    """Return the path as it was sent, without names of sessions; the decoded one may contain line ends."""
     raw: bytes = scope.get("raw_path") or b"?"
-    return raw.decode("ascii", "replace")
+    return _NAMES.sub("...", raw.decode("ascii", "replace"))

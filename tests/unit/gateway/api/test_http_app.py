@@ -186,6 +186,21 @@ async def test_request_is_logged_with_its_id(caplog: pytest.LogCaptureFixture) -
     assert lines[1].startswith("request other: POST /%0Aforged: 404 not_found after ")
 
 
+async def test_log_names_no_session_and_no_response(caplog: pytest.LogCaptureFixture) -> None:
+    """The name of a session is the right to continue it."""
+    caplog.set_level(logging.INFO)
+    client = make_client()
+    await client.post("/v1/sessions/my%2Fsecret/fork?model=none", json={})
+    await client.delete("/v1/sessions/secret/forks?model=none")
+    await client.delete(f"/v1/responses/resp_{'5ec7e7' * 10}")
+    lines = [record.getMessage() for record in caplog.records if "request " in record.getMessage()]
+    assert [line.split(": ")[1] for line in lines] == [
+        "POST /v1/sessions/.../fork",
+        "DELETE /v1/sessions/...",
+        "DELETE /v1/responses/...",
+    ]
+
+
 async def test_compressed_body_is_refused_with_415() -> None:
     body = gzip.compress(b"{}")
     answer = await make_client().post(CHAT, content=body, headers={"content-encoding": "gzip"})
