@@ -20,6 +20,7 @@ from modelswarm.process.start_progress import StartPhase
 from modelswarm.protocol.identity import PeerId, name_of
 from modelswarm.protocol.messages import Hello, Lane, ModelFileChunk, ModelFileRequest, Send
 from modelswarm.protocol.messages import reply_address as reply
+from modelswarm.protocol.wire.codec import printable
 from modelswarm_gateway.models.encode_pool import MAX_LARGE_REQUESTS
 from modelswarm_gateway.models.model_process import ModelProcessError
 from modelswarm_gateway.models.tokenizer import (
@@ -412,6 +413,7 @@ class ModelRegistry:
         self._on_change()
 
     def _reject_files(self, entry: ModelEntry, reason: str) -> None:
+        reason = printable(reason)  # it may repeat words of the files
         pause = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(entry.failures, 10))
         log.error("cannot use the files of %s, retry in %g s: %s", entry.name, pause, reason)
         entry.failures, entry.files_problem = entry.failures + 1, reason

@@ -40,6 +40,8 @@ MIN_TEMPERATURE = 1e-6
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-3, 1e6
 MIN_TYPICAL_P = 1e-9
 MAX_COUNT = (1 << 31) - 1
+# Most end tokens of a model. Each turn carries them to its servers, and keeps them; known models have at most ten.
+MAX_END_TOKENS = 1024
 _HUGE = 1e300
 T = TypeVar("T")
 

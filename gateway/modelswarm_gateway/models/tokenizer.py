@@ -32,7 +32,11 @@ from modelswarm_gateway.models.model_process import (
 )
 from modelswarm_gateway.models.model_requests import SMALL_REQUEST_BYTES, ModelRequests
 from modelswarm_gateway.models.model_worker import too_many_characters
-from modelswarm_gateway.models.sampling_defaults import SamplingDefaults, read_defaults
+from modelswarm_gateway.models.sampling_defaults import (
+    MAX_END_TOKENS,
+    SamplingDefaults,
+    read_defaults,
+)
 from modelswarm_gateway.models.token_table import TokenTable
 
 REQUIRED_FILES = ("tokenizer.json",)
@@ -107,6 +111,9 @@ class ModelTokenizer:
             answer = self._process.answer
             self._table = TokenTable(self._process.table, answer["decoder"])
             self.defaults: SamplingDefaults = read_defaults(generation, config, answer["eos"])
+            if (count := len(self.defaults.eos)) > MAX_END_TOKENS:
+                detail = f"{count} end tokens; allowed: at most {MAX_END_TOKENS}"
+                raise ModelFilesError(f"eos_token_id: {detail}")
             self.vocabulary = _vocabulary(config, answer["size"])
         except BaseException:
             self.close()

@@ -43,7 +43,7 @@ from modelswarm_gateway.models.circuit_breaker import (
 )
 from modelswarm_gateway.models.model_process import ModelProcessError, child_environment
 from modelswarm_gateway.models.model_requests import SMALL_REQUEST_BYTES
-from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from modelswarm_gateway.models.sampling_defaults import MAX_END_TOKENS, SamplingOptions
 from modelswarm_gateway.models.token_table import TokenTable, pack_table
 from modelswarm_gateway.models.tokenizer import EncodeError, ModelFilesError, ModelTokenizer
 
@@ -188,6 +188,29 @@ def test_table_decodes_as_the_library_does(make: Any) -> None:
         ids = [(start * step) % (tokenizer.get_vocab_size() + 9) for step in range(1, 12)]
         assert text.decode(ids) == tokenizer.decode(ids, skip_special_tokens=True)
     assert text.decode([-1, 1 << 40]) == tokenizer.decode([])
+
+
+def test_model_of_too_many_end_tokens_is_refused() -> None:
+    """A thousand turns with 500,000 of them would take 4 GB of a gateway."""
+    for count in (MAX_END_TOKENS, MAX_END_TOKENS + 1):
+        ends = json.dumps({"eos_token_id": list(range(count))}).encode()
+        files = model_files() | {"generation_config.json": ends, "tokenizer_config.json": b"{}"}
+        if count == MAX_END_TOKENS:
+            assert len(make_tokenizer(files).defaults.eos) == count
+            continue
+        with pytest.raises(ModelFilesError, match="eos_token_id: 1025 end tokens; allowed"):
+            make_tokenizer(files)
+
+
+async def test_files_write_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """The library's error repeats this text of the file."""
+    harness = RegistryHarness()
+    harness.registry.on_peer_connected(HELLO)
+    content = json.dumps({"version": "1\nforged\x1b[2J"}).encode()
+    harness.send_files("s0/1/a", model_files() | {"tokenizer.json": content})
+    await harness.wait_until_idle()
+    [line] = [each for each in caplog.messages if "forged" in each]
+    assert line.isprintable()
 
 
 def test_search_for_tokens_in_a_grammar_is_bounded() -> None:
