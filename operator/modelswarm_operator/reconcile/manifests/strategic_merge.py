@@ -96,21 +96,27 @@ def _merge_named_list(base: list[Any], patch: Any, key: str, path: str, where: s
            for item in patch):  # fmt: skip
         return [_strip_directives(item) for item in patch
                 if not isinstance(item, Mapping) or item.get(_DIRECTIVE) != "replace"]  # fmt: skip
-    merged = [dict(item) for item in base]
+    merged: list[dict[str, Any] | None] = [dict(item) for item in base]  # None: deleted
+    places: dict[Any, list[int]] = {}  # by the merge key, since a patch may have 100,000 items
+    for place, one in enumerate(base):
+        if isinstance(one.get(key), str | int | float):
+            places.setdefault(one[key], []).append(place)
     for index, item in enumerate(patch):
         at = f"{where}[{index}]"
         if not isinstance(item, Mapping) or key not in item:
             raise UserError(at, f"needs a {key}, the merge key of this list")
         if not isinstance(item[key], str | int):
             raise UserError(f"{at}.{key}", "must be a string or a number")
-        found = [one for one in merged if one.get(key) == item[key]]
+        found = places.get(item[key])
         if item.get(_DIRECTIVE) == "delete":
-            merged = [one for one in merged if one.get(key) != item[key]]
+            for place in places.pop(item[key], ()):
+                merged[place] = None
         elif found:
-            merged[merged.index(found[0])] = _merge_object(found[0], item, path, at)
+            merged[found[0]] = _merge_object(merged[found[0]] or {}, item, path, at)
         else:
+            places[item[key]] = [len(merged)]
             merged.append(_merge_object({}, item, path, at))
-    return merged
+    return [one for one in merged if one is not None]
 
 
 def _retain_keys(base: Object, patch: Object, where: str) -> Object:

@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from modelswarm.errors import UserError
 from modelswarm_operator.reconcile.manifests.strategic_merge import merge_pod
@@ -139,3 +140,31 @@ def test_directives_never_reach_the_pod() -> None:
 def test_invalid_patch_is_refused_with_its_field(patch: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         merge_spec(patch)
+
+
+class CountedName(str):
+    """A name that counts how often it is compared."""
+
+    __slots__ = ()
+    comparisons = 0
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        CountedName.comparisons += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_names_of_a_long_list_are_not_compared_with_each_other() -> None:
+    """A document has room for 100,000: minutes of the operator's time in each turn of the swarm."""
+    names = [CountedName(f"v{number}") for number in range(300)]
+    patch = {"spec": {"volumes": [{"name": name, "emptyDir": {}} for name in names]}}
+    once = merge_pod({"spec": {"volumes": []}}, patch, "it")
+    assert merge_pod(once, patch, "it") == once
+    CountedName.comparisons = 0
+    merge_pod(once, patch, "it")
+    assert CountedName.comparisons < 10 * len(names)
+    deleted = [{"name": name, "$patch": "delete"} for name in names[1:]]
+    rest = merge_pod(once, {"spec": {"volumes": deleted}}, "it")
+    assert rest == {"spec": {"volumes": [{"name": "v0", "emptyDir": {}}]}}
