@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from modelswarm.protocol.identity import Address, PeerId
+from modelswarm.protocol.link.hello_checks import MODEL
 from modelswarm.resources.labels import INCARNATION, LINKS, LINKS_PORT, ROLE, SERVED_NAME, SERVER
 from modelswarm_gateway.discovery.dialer import Endpoint
 
@@ -109,12 +110,13 @@ def parse_pod(content: object) -> Pod:
         raise ValueError(f"its label {INCARNATION} is {incarnation!r}, not a number")
     ports = [port for c in found.spec.containers for port in c.ports if port.name == LINKS]
     status, containers = found.status, found.status.containerStatuses
+    model = found.metadata.annotations.get(SERVED_NAME, "")  # of 256 KiB, if its author likes
     return Pod(
         namespace=found.metadata.namespace,
         name=found.metadata.name,
         uid=found.metadata.uid,
         incarnation=int(incarnation),
-        model=found.metadata.annotations.get(SERVED_NAME, ""),
+        model=model if MODEL.fullmatch(model) else "",
         ip=status.podIP,
         port=ports[0].containerPort if ports else LINKS_PORT,
         phase=status.phase,

@@ -246,3 +246,11 @@ def test_random_pod_events_end_in_the_listed_state(seed: int) -> None:
         expected = PodStore()
         expected.replace_scope("ns", current_pods.values())
         assert harness.store.endpoints() == expected.endpoints()
+
+
+@pytest.mark.parametrize(("name", "model"), [("a/b", "a/b"), ("a\nforged", ""), ("a" * 129, "")])
+def test_model_of_a_pod_has_a_name_that_a_server_may_have(name: str, model: str) -> None:
+    """It becomes a place among the known models, a line of the log and a label of metrics."""
+    pod = make_pod("p")
+    pod["metadata"]["annotations"] = {"modelswarm.io/served-name": name}
+    assert parse_pod(pod).model == model
