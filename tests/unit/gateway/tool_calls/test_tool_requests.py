@@ -237,6 +237,18 @@ def test_arguments_reach_the_template_as_the_family_takes_them() -> None:
         assert prompt.tools == [tool()]
 
 
+def test_reasoning_reaches_gpt_oss_under_its_own_name() -> None:
+    """The template refuses `thinking` beside the content of a message with calls."""
+    asked = {**ASSISTANT, "reasoning": "hm", "tool_calls": [call("1")]}
+    for content, expected in ((None, "hm"), ("I look.", None)):
+        messages = [*HI, {**asked, "content": content}, answer("1")]
+        request = parse_chat({"model": "m", "messages": messages, "tools": [tool()]})
+        form = find_format("tools <|channel|><|message|>")
+        prompt = fit_to_format(request.to_generation_request(), form).prompt
+        assert isinstance(prompt, ChatPrompt)
+        assert prompt.messages[1].get("thinking") == expected
+
+
 @pytest.mark.parametrize(
     ("template", "parser", "family"),
     [
