@@ -1,8 +1,9 @@
-"""Checks that a model folder has a tokenizer whose every id is a row of the embedding, and a bounded decoder.
+"""Checks that a model folder has a tokenizer whose ids are rows of the embedding, and a bounded decoder.
 
-Called by the server before it loads a span, so that no gateway can send an id outside the embedding. A gateway decodes
-on its event loop, at each token of each stream, so the decoder's time is bounded by the tokens' texts. The `tokenizers`
-library is imported lazily: only servers and gateways have it. Knows no chat templates.
+Called by the server before it loads a span. Special tokens may lie behind the embedding, as the token of images in the
+Gemma 3 models that see none. A gateway refuses a text with one of these. It decodes on its event loop, at each token of
+each stream, so the decoder's time is bounded by the tokens' texts. The `tokenizers` library is imported lazily: only
+servers and gateways have it. Knows no chat templates.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ def token_texts(tokenizer: Tokenizer) -> tuple[list[str | None], str]:
 
 
 def check_tokenizer(folder: Path, vocab: int) -> None:
-    """Raise ModelSourceError if the tokenizer is missing, too large, unreadable or has an id of `vocab` or more."""
+    """Raise ModelSourceError if the tokenizer is missing, too large, unreadable or has an id of `vocab` or more.
+
+    Ids of special tokens may be larger.
+    """
     from tokenizers import Tokenizer
 
     path = folder / TOKENIZER_FILE
@@ -77,7 +81,11 @@ def check_tokenizer(folder: Path, vocab: int) -> None:
     texts, fault = token_texts(tokenizer)
     if fault:
         raise ModelSourceError("model", f"{path}: {fault}")
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {place for place, token in added if token.special}
     largest = len(texts) - 1
+    while largest >= vocab and (largest in special or texts[largest] is None):
+        largest -= 1
     if largest >= vocab:
         raise ModelSourceError(
             "model",

@@ -172,7 +172,7 @@ def load(content: bytes, eos: str | None) -> tuple[Tokenizer | None, dict[str, A
     decoder = tokenizer.decoder
     head = {
         "decoder": None if decoder is None else json.loads(decoder.__getstate__()),
-        "size": tokenizer.get_vocab_size(with_added_tokens=True),
+        "size": len(texts),
         "eos": None if eos is None else tokenizer.token_to_id(eos),
         "resident": read_resident_bytes() or 0,
     }

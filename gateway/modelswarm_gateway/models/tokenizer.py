@@ -198,6 +198,10 @@ class ModelTokenizer:
             raise EncodeError(f"the model's tokenizer refuses this text: {head['unencodable']}")
         ids = array("I")
         ids.frombytes(data)
+        if (largest := max(ids, default=0)) >= self.vocabulary:
+            [name] = self._table.names([largest])
+            detail = f"the model has no embedding for its token {name}"
+            raise EncodeError(f"{detail}: {largest}, allowed up to {self.vocabulary - 1}")
         return ids.tolist()
 
     @property

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from support.models.tiny_models import TINY, VOCAB, load_whole, make_model, write_tokenizer
+from tokenizers import Tokenizer
 from transformers import AutoConfig
 
 from modelswarm.checkpoint.facts import read_config, read_config_and_plan, read_facts
@@ -211,6 +212,20 @@ def test_tokenizer_larger_than_the_vocabulary_is_refused(copy: Path) -> None:
         ModelSourceError, match=r"vocab_size .* is 150, but .* has ids up to 199; allowed .* 200"
     ):
         check_tokenizer(copy, 150)
+
+
+def test_special_tokens_behind_the_vocabulary_are_accepted(copy: Path) -> None:
+    """As `<image_soft_token>` of the text-only Gemma 3 of 1B and 270M parameters."""
+    write_tokenizer(copy, 200)
+    path = str(copy / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(path)
+    check_tokenizer(copy, 200)
+    tokenizer.add_tokens(["usual"])
+    tokenizer.save(path)
+    with pytest.raises(ModelSourceError, match="has ids up to 201"):
+        check_tokenizer(copy, 200)
 
 
 @pytest.mark.parametrize(

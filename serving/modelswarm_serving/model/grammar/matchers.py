@@ -101,12 +101,16 @@ class GrammarMatchers:
         It takes token 0 where no token has such a name. If that is a text, a special end token of the model is named.
         """
         text = self._path.read_text("utf-8")
-        made = LLTokenizer(text, n_vocab=self._vocab)
+        width: int | None = self._vocab
+        try:
+            made = LLTokenizer(text, n_vocab=width)
+        except ValueError:  # special tokens lie behind the logits: it needs a place for each
+            width, made = None, LLTokenizer(text)
         if made.is_special_token(made.eos_token):
             return made
         known = [token for token in model_end_tokens(self._path.parent) if token < self._vocab]
         ends = [token for token in known if made.is_special_token(token)]
-        return LLTokenizer(text, n_vocab=self._vocab, eos_token=ends) if ends else made
+        return LLTokenizer(text, n_vocab=width, eos_token=ends) if ends else made
 
     def prepare(self, grammar: Grammar) -> str | None:
         """Compile the grammar; return why it cannot be used. Called off the engine thread."""

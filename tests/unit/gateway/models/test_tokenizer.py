@@ -24,7 +24,7 @@ from modelswarm_gateway.models.chat_template import (
     template_variables,
 )
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
-from modelswarm_gateway.models.tokenizer import ModelFilesError
+from modelswarm_gateway.models.tokenizer import EncodeError, ModelFilesError
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -112,6 +112,14 @@ async def test_named_templates_use_the_default_one() -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     text = make_tokenizer(settings={"chat_template": named})
     assert await text.encode_chat(HI) == encode_bytes("yes")
+
+
+async def test_text_with_a_token_that_has_no_embedding_is_refused() -> None:
+    [last] = encode_bytes("z")
+    text = make_tokenizer(config={"vocab_size": last})
+    assert await text.encode("a", special=False) == encode_bytes("a")
+    with pytest.raises(EncodeError, match=f"no embedding for its token z: {last}, allowed up to"):
+        await text.encode("az", special=False)
 
 
 async def test_model_without_template_completes_but_cannot_chat() -> None:

@@ -152,6 +152,20 @@ def test_masks_equal_a_replayed_matcher_at_each_step(
         assert _allowed(GrammarMatchers(tokenizer_file, VOCAB), pick) == wanted
 
 
+def test_special_token_behind_the_logits_is_never_allowed(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, VOCAB)
+    file = tmp_path / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(file))
+    width = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.save(str(file))
+    matchers = GrammarMatchers(file, width)
+    assert matchers.start() == ""
+    bits = np.frombuffer(matchers.mask(_pick(_schema(PERSON), [])), np.uint8)
+    assert len(bits) == (width + 31) // 32 * 4
+    assert 0 < np.flatnonzero(np.unpackbits(bits, bitorder="little")).max() < width
+
+
 def test_rewound_log_gives_the_mask_of_its_tokens(matchers: GrammarMatchers) -> None:
     grammar = _schema(PERSON)
     tokens = _generate(matchers, grammar, 1)[:-1]
