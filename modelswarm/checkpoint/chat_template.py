@@ -90,11 +90,21 @@ def select_template(jinja: str | None, settings: Mapping[str, Any]) -> tuple[str
     """
     if jinja is not None:
         return jinja, TEMPLATE_FILE
-    source = settings.get("chat_template")
-    if isinstance(source, list):
-        named = {e.get("name"): e.get("template") for e in source if isinstance(e, dict)}
-        source = named.get("default")
+    source = _named_templates(settings).get("default")
     return (source, TOKENIZER_SETTINGS_FILE) if isinstance(source, str) else None
+
+
+def tool_template(settings: Mapping[str, Any]) -> str:
+    """Return the template of requests with tools, as in Hermes 3; "" if the model has one template for all."""
+    source = _named_templates(settings).get("tool_use")
+    return source if isinstance(source, str) else ""
+
+
+def _named_templates(settings: Mapping[str, Any]) -> dict[Any, Any]:
+    source = settings.get("chat_template")
+    if not isinstance(source, list):
+        return {"default": source}
+    return {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
 
 
 def template_fault(folder: Path) -> str | None:

@@ -91,7 +91,8 @@ async def tokenize_prompt(service: GenerationService, asked: TokenizeRequest) ->
     """Return what the prompt is for its model, without running it. Raise ApiError."""
     wanted = asked.to_generation_request()
     card, tokenizer = await service.wait_for_model(asked.model)
-    form = find_format(tokenizer.chat_template, service.settings.tool_call_parser)
+    template = tokenizer.chat_template(has_tools=wanted.has_tools)
+    form = find_format(template, service.settings.tool_call_parser)
     wanted = fit_to_format(wanted, form)
     tokens = await encode_prompt(wanted, tokenizer, card.max_length)
     names = tokenizer.token_names(tokens) if asked.return_token_strs else None

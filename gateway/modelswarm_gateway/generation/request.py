@@ -134,6 +134,10 @@ class GenerationRequest:
     beams: BeamOptions | None = None  # of a beam search, whose best answers are returned
     blocks: BlockRange | None = None  # of the session; None: all, on tokens
 
+    @property
+    def has_tools(self) -> bool:
+        return self.answer is not None and bool(self.answer.tools)
+
 
 def fit_to_format(request: GenerationRequest, form: ChatFormat) -> GenerationRequest:
     """Return the request with its prompt as the model's chat template takes it. Raise ApiError if it has no parser."""

@@ -189,13 +189,17 @@ class GenerationService:
     async def count_prompt(self, request: GenerationRequest) -> int:
         """Return the tokens of the request's prompt. Raise ApiError."""
         card, tokenizer = await self.wait_for_model(request.model)
-        form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)
+        form = self._format(request, tokenizer)
         request = fit_to_format(request, form)
         return len(await encode_prompt(request, tokenizer, card.max_length))
 
+    def _format(self, request: GenerationRequest, tokenizer: ModelTokenizer) -> ChatFormat:
+        template = tokenizer.chat_template(has_tools=request.has_tools)
+        return find_format(template, self.settings.tool_call_parser)
+
     async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
         card, tokenizer = await self.wait_for_model(request.model)
-        form = find_format(tokenizer.chat_template, self.settings.tool_call_parser)
+        form = self._format(request, tokenizer)
         request = fit_to_format(request, form)
         sizes = row_sizes(request, card)
         check_rows(request.rows, sizes)

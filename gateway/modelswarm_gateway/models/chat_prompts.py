@@ -39,12 +39,14 @@ class ChatPrompts:
         special_tokens: Mapping[str, str],
         requests: ModelRequests,
         cpu_seconds: float,
+        tool_text: str = "",
     ) -> None:
         """Compile `template`, a text and the name of its file. Call it in a thread. Raise ModelProcessError.
 
-        `cpu_seconds`: processor time of one request.
+        `cpu_seconds`: processor time of one request. `tool_text`: template of requests with tools; "": the same.
         """
         self._text, self._file = template or ("", "")
+        self._tool_text = tool_text
         self._special_tokens, self._requests = special_tokens, requests
         self._cpu_seconds = cpu_seconds
         self._budget_failures = 0
@@ -53,10 +55,9 @@ class ChatPrompts:
             self._fault = ""
             self._compile()
 
-    @property
-    def template(self) -> str:
+    def template(self, *, has_tools: bool) -> str:
         """Return the template's text; "" without one."""
-        return self._text
+        return self._tool_text if has_tools and self._tool_text else self._text
 
     @property
     def fault(self) -> str:
@@ -83,14 +84,15 @@ class ChatPrompts:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": last["content"] + _END_TAG}]
         variables = template_variables(messages, extra, self._special_tokens, tools)
-        fields = {"template": self._text, "variables": variables, "limit": limit, "after": after}
+        text = self.template(has_tools=bool(tools))
+        fields = {"template": text, "variables": variables, "limit": limit, "after": after}
         fields["until"] = _END_TAG if continues else ""
         try:
             request = pack_request(fields, self._cpu_seconds, self._cpu_seconds)
         except (RecursionError, ValueError) as error:
             raise TemplateError(f"the messages cannot be given to a template: {error}") from error
         # A character of the template takes up to six bytes.
-        is_large = len(request.content) > SMALL_REQUEST_BYTES + 6 * len(self._text)
+        is_large = len(request.content) > SMALL_REQUEST_BYTES + 6 * len(text)
         if is_large:
             request = pack_request(fields, self._cpu_seconds, large_seconds(len(request.content)))
         return request, is_large

@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template
+from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template, tool_template
 from modelswarm.checkpoint.tokenizer import entries_fault
 from modelswarm.process.start_progress import StartPhase
 from modelswarm_gateway.models.chat_prompts import ChatPrompts, large_seconds
@@ -107,7 +107,8 @@ class ModelTokenizer:
         try:
             enter_phase(StartPhase.TEMPLATE)
             template = _template(files, settings)
-            self._chat = ChatPrompts(template, special, self._requests, cpu_seconds)
+            for_tools = "" if TEMPLATE_FILE in files else tool_template(settings)
+            self._chat = ChatPrompts(template, special, self._requests, cpu_seconds, for_tools)
             answer = self._process.answer
             self._table = TokenTable(self._process.table, answer["decoder"])
             self.defaults: SamplingDefaults = read_defaults(generation, config, answer["eos"])
@@ -204,10 +205,9 @@ class ModelTokenizer:
             raise EncodeError(f"{detail}: {largest}, allowed up to {self.vocabulary - 1}")
         return ids.tolist()
 
-    @property
-    def chat_template(self) -> str:
-        """Return the text of the model's chat template; "" without one."""
-        return self._chat.template
+    def chat_template(self, *, has_tools: bool) -> str:
+        """Return the text of the model's chat template, of requests with tools or without; "" without one."""
+        return self._chat.template(has_tools=has_tools)
 
     def decode(self, ids: Sequence[int], markers: Sequence[str] = ()) -> str:
         """Return the text. Special tokens have none, unless they are among `markers`."""

@@ -18,6 +18,7 @@ from support.models.tokenizers import (
 )
 
 from modelswarm.checkpoint.tokenizer import MAX_TOKENIZER_COMMAS
+from modelswarm_gateway.generation.tool_calls.families import find_format
 from modelswarm_gateway.models.chat_template import (
     ChatTemplate,
     TemplateError,
@@ -112,6 +113,19 @@ async def test_named_templates_use_the_default_one() -> None:
     named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
     text = make_tokenizer(settings={"chat_template": named})
     assert await text.encode_chat(HI) == encode_bytes("yes")
+
+
+async def test_requests_with_tools_take_the_template_for_tools() -> None:
+    """As those of Hermes 3, whose default template shows no tools."""
+    named = [{"name": "tool_use", "template": "{{ tools }}<tool_call>"}]
+    named.append({"name": "default", "template": "yes"})
+    text = make_tokenizer(settings={"chat_template": named})
+    assert await text.encode_chat(HI, tools=[{}]) == encode_bytes("[{}]<tool_call>")
+    assert await text.encode_chat(HI) == encode_bytes("yes")
+    assert find_format(text.chat_template(has_tools=True)).family_name == "hermes"
+    assert find_format(text.chat_template(has_tools=False)).family_name == ""
+    replaced = model_files(settings={"chat_template": named}) | {"chat_template.jinja": b"own"}
+    assert await make_tokenizer(replaced).encode_chat(HI, tools=[{}]) == encode_bytes("own")
 
 
 async def test_text_with_a_token_that_has_no_embedding_is_refused() -> None:
