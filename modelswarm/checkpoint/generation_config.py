@@ -80,8 +80,14 @@ def _read_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def end_tokens(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the end tokens of the files; config.json counts only where generation_config.json has none."""
-    return token_ids(generation.get("eos_token_id")) or token_ids(config.get("eos_token_id"))
+    """Return the end tokens of the files; config.json counts only where generation_config.json has none.
+
+    Some models nest the settings of their text.
+    """
+    nested = config.get("text_config")
+    sources = (generation, config, nested if isinstance(nested, dict) else {})
+    found = (token_ids(source.get("eos_token_id")) for source in sources)
+    return next(filter(None, found), ())
 
 
 def model_bad_words(generation: Mapping[str, Any], eos: Set[int]) -> tuple[tuple[int, ...], ...]:

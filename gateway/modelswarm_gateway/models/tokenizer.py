@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template, tool_template
+from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.tokenizer import entries_fault
 from modelswarm.process.start_progress import StartPhase
 from modelswarm_gateway.models.chat_prompts import ChatPrompts, large_seconds
@@ -301,11 +302,13 @@ def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> tuple[
 def _vocabulary(config: Mapping[str, Any], tokens: int) -> int:
     """Return the vocabulary size: token ids below it are valid. Some models nest their text settings.
 
-    `tokens`: tokens of the tokenizer, if the settings have no size.
+    Without a size there, as in Gemma 3 of 4B, the family's own counts, else that of the tokenizer, `tokens`.
     """
     nested = config.get("text_config")
     for source in (config, nested if isinstance(nested, dict) else {}):
         size = source.get("vocab_size")
         if isinstance(size, int) and size > 0:
             return size
-    return tokens
+    family = FAMILIES.get(str(config.get("model_type")))
+    default = None if family is None else family.defaults.get("vocab_size")
+    return default if isinstance(default, int) else tokens

@@ -186,6 +186,9 @@ def test_eos_comes_from_generation_config_and_tokenizer() -> None:
     config = {"eos_token_id": 8}
     text = make_tokenizer(generation={}, settings=no_eos, config=config)
     assert text.defaults.eos == (8,)
+    nested = {"eos_token_id": None, "text_config": {"eos_token_id": [1, 106]}}
+    text = make_tokenizer(generation={}, settings=no_eos, config=nested)
+    assert text.defaults.eos == (1, 106)
 
 
 SAMPLES = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
@@ -224,6 +227,9 @@ def test_vocabulary_size_comes_from_the_model_config() -> None:
     assert make_tokenizer().vocabulary == BYTES_FROM + 256
     nested = {"vocab_size": None, "text_config": {"vocab_size": 1000}}
     assert make_tokenizer(config=nested).vocabulary == 1000
+    unstated: dict[str, Any] = {"vocab_size": None, "model_type": "gemma3", "text_config": {}}
+    assert make_tokenizer(config=unstated).vocabulary == 262_208
+    assert make_tokenizer(config={**unstated, "model_type": "none"}).vocabulary == BYTES_FROM + 256
 
 
 def test_tokenizer_of_too_many_entries_is_refused_unbuilt() -> None:
