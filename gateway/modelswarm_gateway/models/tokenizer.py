@@ -100,7 +100,7 @@ class ModelTokenizer:
         self.digest = hashlib.sha256(files.get("tokenizer.json", b"")).hexdigest()[:16]
         settings, config = _json(files, "tokenizer_config.json"), _json(files, "config.json")
         generation = _json(files, "generation_config.json")
-        special = _special_tokens(settings, _json(files, "special_tokens_map.json"))
+        special = _special_tokens(*_special_sources(files, settings))
         self._process = _start_process(files, special.get("eos_token"), name)
         self._requests = ModelRequests(self._process, places)
         self._cpu_seconds = cpu_seconds
@@ -279,6 +279,14 @@ def _json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelFilesError(f"{name}: must be a JSON object")
     return value
+
+
+def _special_sources(
+    files: Mapping[str, bytes], settings: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], ...]:
+    """Return what names the special tokens, as transformers has it: the older file wins until settings have ids."""
+    older = _json(files, "special_tokens_map.json")
+    return (settings,) if "added_tokens_decoder" in settings else (older, settings)
 
 
 def _special_tokens(*sources: Mapping[str, Any]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from datetime import datetime
 from typing import Any
@@ -12,6 +13,7 @@ from support.models.tokenizers import (
     BEGIN,
     BYTES_FROM,
     END,
+    SPECIALS,
     encode_bytes,
     make_tokenizer,
     model_files,
@@ -230,6 +232,15 @@ def test_vocabulary_size_comes_from_the_model_config() -> None:
     unstated: dict[str, Any] = {"vocab_size": None, "model_type": "gemma3", "text_config": {}}
     assert make_tokenizer(config=unstated).vocabulary == 262_208
     assert make_tokenizer(config={**unstated, "model_type": "none"}).vocabulary == BYTES_FROM + 256
+
+
+async def test_older_file_of_special_tokens_counts_as_in_transformers() -> None:
+    older = {"special_tokens_map.json": json.dumps({"bos_token": "<|user|>"}).encode()}
+    ids_known: dict[str, Any] = {"added_tokens_decoder": {}}
+    for settings, expected in (({}, "<|user|>"), (ids_known, "<|begin|>")):
+        files = model_files(template="{{ bos_token }}", settings=settings) | older
+        ids = await make_tokenizer(files).encode_chat(HI)
+        assert ids == [SPECIALS.index(expected)]
 
 
 def test_tokenizer_of_too_many_entries_is_refused_unbuilt() -> None:
