@@ -14,7 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.models.hub_server import serve
+from support.models.hub_server import COMMIT, serve
 from support.models.tiny_models import make_model
 from support.processes.forked_process import fork_process
 from support.processes.swarm import HASH, plan, write_document
@@ -391,7 +391,7 @@ def test_plan_of_a_hub_model_downloads_only_headers(shell: Shell, tmp_path: Path
         home = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
         shown = shell.output("plan", str(path), **home)
 
-    assert "hf://org/tiny@main, 4 blocks" in shown
+    assert f"hf://org/tiny@{COMMIT}, 4 blocks" in shown
     fetched = {name for name in hub.fetched if name.endswith(".safetensors")}
     assert fetched < {shard.name for shard in shell.folder.glob("*.safetensors")}
 

@@ -31,6 +31,7 @@ from modelswarm.checkpoint.sources import SourceLocations, resolve, resolve_conf
 from modelswarm.checkpoint.tokenizer import check_tokenizer
 from modelswarm.demo import counting_folder
 from modelswarm.errors import ModelSourceError
+from modelswarm.resources.spec import API_VERSION, KIND
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +162,19 @@ def test_single_file_model_is_inspected_by_its_header(tmp_path: Path) -> None:
 
         assert (found.facts, hub.ranged) == (read_facts(folder), ["model.safetensors"])
         assert "model.safetensors" not in hub.fetched
+
+
+def test_plan_of_a_hub_model_names_the_commit(hub: Hub, tmp_path: Path) -> None:
+    """Servers load what was planned, also those that start again after the branch has moved."""
+    spec = {"model": {"source": "hf://acme/tiny", "revision": "main"}, "spans": {"count": 2}}
+    document = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "a"}, "spec": spec}
+    path = tmp_path / "swarm.yaml"
+    path.write_text(json.dumps(document))
+    environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+    command = [sys.executable, "-m", "modelswarm.cli", "plan", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+
+    assert f"hf://acme/tiny@{COMMIT}, 4 blocks" in done.stdout, done.stderr
 
 
 def test_gated_model_is_inspected_with_the_environment_token(hub: Hub, tmp_path: Path) -> None:
