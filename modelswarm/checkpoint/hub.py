@@ -155,13 +155,16 @@ def _check_hash(model: HubModel, path: Path, stated: str) -> None:
 def read_remote_header(model: HubModel, file: str, endpoint: str | None) -> dict[str, TensorEntry]:
     """Read the header of one safetensors file by HTTP ranges, without the weights: stored name -> entry."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import SafetensorsParsingError
+    from huggingface_hub.errors import RemoteEntryNotFoundError, SafetensorsParsingError
 
     with _translated_errors(model, endpoint):
         try:
             found = HfApi(endpoint=endpoint).parse_safetensors_file_metadata(
                 model.name, file, revision=model.revision
             )
+        except RemoteEntryNotFoundError as error:
+            detail = f"has no {file} (safetensors weights are needed)"
+            raise ModelSourceError("model", f"{model} {detail}") from error
         except SafetensorsParsingError as error:
             raise ModelSourceError("model", f"{model}: {file} is not a safetensors file") from error
     return {

@@ -164,6 +164,18 @@ def test_single_file_model_is_inspected_by_its_header(tmp_path: Path) -> None:
         assert "model.safetensors" not in hub.fetched
 
 
+def test_hub_model_without_safetensors_is_refused_by_the_file(tmp_path: Path) -> None:
+    """As most models of 2022, which have pytorch_model.bin alone."""
+    folder = make_model(tmp_path / "one", "qwen3", shard_size="1GB")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with serve("acme/one", folder) as hub:
+        locations = SourceLocations(hub_endpoint=hub.url, hub_cache=tmp_path / "cache")
+        message = refusal_message("hf://acme/one", locations=locations)
+
+    missing = "has no model.safetensors (safetensors weights are needed)"
+    assert message == f"hf://acme/one@{COMMIT} {missing}"
+
+
 def test_plan_of_a_hub_model_names_the_commit(hub: Hub, tmp_path: Path) -> None:
     """Servers load what was planned, also those that start again after the branch has moved."""
     spec = {"model": {"source": "hf://acme/tiny", "revision": "main"}, "spans": {"count": 2}}
