@@ -119,7 +119,7 @@ def inspect_model(
     size = max(
         stated_bytes(folder), whole
     )  # the files may have other parts, such as a vision tower
-    warnings = (*template_faults(tokenizer_folder), *generation_warnings(tokenizer_folder))
+    warnings = (*template_faults(tokenizer_folder), *generation_warnings(folder))
     return Inspection(facts, revision, tokenizer_folder, warnings, size)
 
 

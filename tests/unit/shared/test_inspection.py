@@ -264,7 +264,7 @@ def test_tokenizer_and_template_of_the_package_can_be_used() -> None:
     assert template_faults(counting_folder()) == found.warnings == ()
 
 
-def test_fields_of_generation_config_without_effect_are_named(copy: Path) -> None:
+def test_fields_of_generation_config_without_effect_are_named(copy: Path, folder: Path) -> None:
     path = copy / "generation_config.json"
     path.write_text(json.dumps({"num_beams": 4, "guidance_scale": 1, "top_p": 0.5, "top_h": 0.4}))
 
@@ -274,6 +274,9 @@ def test_fields_of_generation_config_without_effect_are_named(copy: Path) -> Non
     path.write_text(json.dumps({"suppress_tokens": list(range(600))}))
     [warning] = inspect_model(f"file://{copy}").warnings
     assert "bad_words_ids, suppress_tokens" in warning
+    # The tokenizer's folder has one too, and no server reads it.
+    assert "suppress_tokens" in inspect_model(f"file://{copy}", f"file://{folder}").warnings[0]
+    assert inspect_model(f"file://{folder}", f"file://{copy}").warnings == ()
     path.write_text(json.dumps({"top_p": 0.5}))
     assert inspect_model(f"file://{copy}").warnings == ()
 
