@@ -189,7 +189,7 @@ def _projection(
     if not {a.dtype, b.dtype} <= _STORED:
         raise UserError(field, f"{where} is stored as {a.dtype}; allowed: F32, BF16, F16")
     inputs, outputs = sizes
-    path = f"{plan.family.tables.blocks}.{block}.{module}"
+    path = _module_path(a.stored_name)
     rank = _pattern(config.get("rank_pattern"), path, config["r"])
     if (a.shape, b.shape) != ((rank, inputs), (outputs, rank)):
         shown = f"lora_A {list(a.shape)} and lora_B {list(b.shape)}"
@@ -200,6 +200,13 @@ def _projection(
     alpha = _pattern(config.get("alpha_pattern"), path, config["lora_alpha"])
     scale = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
     return Projection(block, module, a.stored_name, b.stored_name, rank, scale)
+
+
+def _module_path(stored: str) -> str:
+    """Return the module's name in peft's model, for its patterns: Gemma 3 with images nests its blocks."""
+    match = _LAYOUT.fullmatch(stored)
+    assert match is not None
+    return match[1]
 
 
 def _pattern(patterns: Mapping[str, Any] | None, path: str, default: Any) -> Any:

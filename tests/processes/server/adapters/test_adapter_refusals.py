@@ -16,6 +16,8 @@ from support.models.adapters import make_adapter
 from support.models.chain import OPTIONS
 from support.models.tiny_models import make_model
 
+from modelswarm.checkpoint.config.adapter_config import read_adapter
+from modelswarm.checkpoint.facts import read_config_and_plan
 from modelswarm.errors import UserError
 from modelswarm_serving.model.transformer.startup import load_span, plan_shape
 
@@ -132,6 +134,23 @@ def test_missing_tensors_of_listed_layers_are_refused(
         assert "has no tensors for self_attn.q_proj of block 1" in refusal(model, folder)
     else:
         plan_shape(model, 0, 4, replace(OPTIONS, adapters={"law": folder}))
+
+
+def test_patterns_name_modules_as_peft_has_them(tmp_path: Path) -> None:
+    """Gemma 3 with images has its blocks in `model.language_model`, so patterns with whole names say that too."""
+    text = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1}
+    config = {"model_type": "gemma3", "text_config": {**text, "head_dim": 8}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    nested = "model.language_model.layers.0.self_attn.q_proj"
+    name = f"base_model.model.{nested}.lora_{{}}.weight"
+    tensors = {name.format("A"): torch.zeros(2, 64), name.format("B"): torch.zeros(64, 2)}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    patterns = {"rank_pattern": {nested: 2}, "alpha_pattern": {nested: 6}}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(fields | patterns))
+    facts, plan = read_config_and_plan(tmp_path)
+    [found] = read_adapter("law", tmp_path, plan, facts.all_blocks, 16).projections
+    assert (found.rank, found.scale) == (2, 3.0)
 
 
 def test_rank_above_the_limit_is_refused(model: Path, good: Path) -> None:
