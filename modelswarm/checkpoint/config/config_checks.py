@@ -53,6 +53,9 @@ def check_config(config: Mapping[str, Any], path: Path) -> Fields:
     _check_layer_types(fields)
     is_partial_served = family.path is BlockPath.GENERIC
     check_rope(text, lambda field, value, rule: refuse(path, field, value, rule), is_partial_served)
+    if text.get("per_layer_config"):
+        rule = "allowed is none, as all blocks have the fields of the model"
+        refuse(path, "per_layer_config", text["per_layer_config"], rule)
     if text.get("use_bidirectional_attention"):
         value = text["use_bidirectional_attention"]
         refuse(path, "use_bidirectional_attention", value, "allowed is false")

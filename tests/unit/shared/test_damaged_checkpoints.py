@@ -221,6 +221,7 @@ CASES: list[tuple[str, Damage, str]] = [
         config(use_bidirectional_attention=True),
         FIELD + "use_bidirectional_attention is True; allowed is false",
     ),
+    ("layers", config(per_layer_config={"0": {"a": 1}}), FIELD + "per_layer_config is {{'0'"),
     ("not causal", config(is_causal=False), FIELD + "is_causal is False; allowed is true"),
     # inconsistent
     (
