@@ -176,7 +176,7 @@ def _resolve_hub(
     new = [file for file in files if file not in known]
     mark_unchecked(pinned, folder, new)
     _download(pinned, files, locations, on_bytes)
-    check_hashes(pinned, folder, [file for file in new if (folder / file).is_file()])
+    check_hashes(pinned, folder, [file for file in new if (folder / file).is_file()], on_bytes)
     return Checkpoint(source, folder, folder.name)
 
 

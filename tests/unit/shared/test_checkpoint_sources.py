@@ -103,6 +103,19 @@ def test_download_reports_all_bytes_of_the_shards(
     assert all(done <= total for done, total in seen)
 
 
+def test_comparison_of_hashes_is_progress_too(hub: Hub, locations: SourceLocations) -> None:
+    """`up` ends a start without progress for 180 s, which the hashes of a large model take."""
+    hub.hashes_weights = True
+    seen: list[tuple[int, int]] = []
+
+    found = resolve("hf://acme/tiny", (1, 2), locations, lambda *each: seen.append(each))
+
+    files = [file for file in found.folder.iterdir() if file.suffix == ".safetensors"]
+    size = sum(file.stat().st_size for file in files)
+    assert seen.count((size, size)) >= 2
+    assert 0 < seen[-len(files)][0] < size
+
+
 def test_downloaded_model_is_not_fetched_again(hub: Hub, locations: SourceLocations) -> None:
     first = resolve("hf://acme/tiny", None, locations)
     hub.fetched.clear()
