@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from support.models.tokenizers import END, make_tokenizer
+from support.models.tokenizers import END, encode_bytes, make_tokenizer
 from transformers import NoBadWordsLogitsProcessor
 
 from modelswarm.protocol.messages import Sampling
@@ -93,3 +93,16 @@ def test_generation_config_is_obeyed_or_named() -> None:
 def test_more_bad_words_than_fit_are_named_and_not_cut() -> None:
     defaults = read_defaults({"suppress_tokens": list(range(600))}, {}, None)
     assert (defaults.bad_words, defaults.ignored) == ((), ("bad_words_ids", "suppress_tokens"))
+
+
+def test_bad_word_that_cannot_be_encoded_is_refused_by_name() -> None:
+    text = make_tokenizer(config={"vocab_size": encode_bytes("z")[0]})
+    for word, detail in (("az", "no embedding for its token z"), ("a" * (3 << 20), "too long")):
+        asked = SamplingOptions(bad_words=("a", word))
+        with pytest.raises(ApiError, match=rf"bad_words\[1\]: the .*{detail}"):
+            asyncio.run(add_bad_words(text.defaults.sampling(asked, 1), asked, text))
+    text.close()
+    asked = SamplingOptions(bad_words=("b",))
+    with pytest.raises(ApiError) as caught:
+        asyncio.run(add_bad_words(text.defaults.sampling(asked, 1), asked, text))
+    assert caught.value.mapping.status == 503
