@@ -36,6 +36,8 @@ _NOT_OBEYED: dict[str, tuple[object, ...]] = {
     "remove_invalid_values": (False,),
     "watermarking_config": (),
     "stop_strings": ([],),
+    "max_time": (),
+    "token_healing": (False,),
 }
 
 

@@ -274,6 +274,10 @@ def test_fields_of_generation_config_without_effect_are_named(copy: Path, folder
     path.write_text(json.dumps({"suppress_tokens": list(range(600))}))
     [warning] = inspect_model(f"file://{copy}").warnings
     assert "bad_words_ids, suppress_tokens" in warning
+    path.write_text(json.dumps({"max_time": 2.5, "token_healing": False}))
+    [warning] = inspect_model(f"file://{copy}").warnings
+    assert warning.startswith("generation_config.json: max_time would change answers")
+    path.write_text(json.dumps({"suppress_tokens": list(range(600))}))
     # The tokenizer's folder has one too, and no server reads it.
     assert "suppress_tokens" in inspect_model(f"file://{copy}", f"file://{folder}").warnings[0]
     assert inspect_model(f"file://{folder}", f"file://{copy}").warnings == ()
