@@ -23,10 +23,9 @@ from modelswarm_gateway.generation.request import (
     TextPrompt,
     TokenPrompt,
     encode_prompt,
-    fit_to_format,
+    fit_to_model,
 )
 from modelswarm_gateway.generation.service import GenerationService
-from modelswarm_gateway.generation.tool_calls.families import find_format
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.tokenizer import UNKNOWN_LIMIT
 
@@ -91,9 +90,7 @@ async def tokenize_prompt(service: GenerationService, asked: TokenizeRequest) ->
     """Return what the prompt is for its model, without running it. Raise ApiError."""
     wanted = asked.to_generation_request()
     card, tokenizer = await service.wait_for_model(asked.model)
-    template = tokenizer.chat_template(has_tools=wanted.has_tools)
-    form = find_format(template, service.settings.tool_call_parser)
-    wanted = fit_to_format(wanted, form)
+    wanted, _ = fit_to_model(wanted, tokenizer, service.settings.tool_call_parser)
     tokens = await encode_prompt(wanted, tokenizer, card.max_length)
     names = tokenizer.token_names(tokens) if asked.return_token_strs else None
     return TokenizedPrompt(tokens, card.max_length, names)

@@ -19,7 +19,7 @@ from modelswarm_gateway.errors import ApiError, Code, from_core, invalid_field, 
 from modelswarm_gateway.generation.grammar.source import CONTENT_KINDS, GrammarSource
 from modelswarm_gateway.generation.rows.returned_rows import RowOptions
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, check_answer
-from modelswarm_gateway.generation.tool_calls.families import ChatFormat
+from modelswarm_gateway.generation.tool_calls.families import ChatFormat, find_format
 from modelswarm_gateway.generation.tool_calls.template_input import template_messages
 from modelswarm_gateway.models.chat_template import TemplateError
 from modelswarm_gateway.models.encode_pool import TooManyTexts
@@ -134,9 +134,17 @@ class GenerationRequest:
     beams: BeamOptions | None = None  # of a beam search, whose best answers are returned
     blocks: BlockRange | None = None  # of the session; None: all, on tokens
 
-    @property
-    def has_tools(self) -> bool:
-        return self.answer is not None and bool(self.answer.tools)
+
+def fit_to_model(
+    request: GenerationRequest, tokenizer: ModelTokenizer, parser: str
+) -> tuple[GenerationRequest, ChatFormat]:
+    """Return the request as the model's chat template takes it, and the template's format.
+
+    `parser`: of tool calls, as in `find_format`. Raise ApiError if the request needs a parser that there is not.
+    """
+    has_tools = request.answer is not None and bool(request.answer.tools)
+    form = find_format(tokenizer.chat_template(has_tools=has_tools), parser)
+    return fit_to_format(request, form), form
 
 
 def fit_to_format(request: GenerationRequest, form: ChatFormat) -> GenerationRequest:

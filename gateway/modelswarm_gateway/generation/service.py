@@ -50,7 +50,7 @@ from modelswarm_gateway.generation.request import (
     TokenPrompt,
     check_prompt_scores,
     encode_prompt,
-    fit_to_format,
+    fit_to_model,
     prompt_scores,
     token_limit,
 )
@@ -60,7 +60,7 @@ from modelswarm_gateway.generation.rows.opaque_rows import add_opaque, check_inp
 from modelswarm_gateway.generation.rows.returned_rows import RowsBuffer, check_rows, with_rows
 from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.generation.tool_calls.answer import PROMPT_END_TOKENS
-from modelswarm_gateway.generation.tool_calls.families import ChatFormat, find_format
+from modelswarm_gateway.generation.tool_calls.families import ChatFormat
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.sampling_tokens import add_bad_words
@@ -189,18 +189,12 @@ class GenerationService:
     async def count_prompt(self, request: GenerationRequest) -> int:
         """Return the tokens of the request's prompt. Raise ApiError."""
         card, tokenizer = await self.wait_for_model(request.model)
-        form = self._format(request, tokenizer)
-        request = fit_to_format(request, form)
+        request, _ = fit_to_model(request, tokenizer, self.settings.tool_call_parser)
         return len(await encode_prompt(request, tokenizer, card.max_length))
-
-    def _format(self, request: GenerationRequest, tokenizer: ModelTokenizer) -> ChatFormat:
-        template = tokenizer.chat_template(has_tools=request.has_tools)
-        return find_format(template, self.settings.tool_call_parser)
 
     async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
         card, tokenizer = await self.wait_for_model(request.model)
-        form = self._format(request, tokenizer)
-        request = fit_to_format(request, form)
+        request, form = fit_to_model(request, tokenizer, self.settings.tool_call_parser)
         sizes = row_sizes(request, card)
         check_rows(request.rows, sizes)
         check_input_rows(request, card, sizes, self.backend.opaque_bytes)
@@ -326,9 +320,8 @@ class GenerationService:
         """Return whether the gateway at `target` still owns the session of a named request; None if the servers know
         of no running owner."""
         assert request.session_id is not None
-        location = await self.backend.find_session(
-            wire_name((request.model, request.session_id)), request.model
-        )
+        name = wire_name((request.model, request.session_id))
+        location = await self.backend.find_session(name, request.model)
         return target in location.owner_target.split(",") if location.is_owner_alive else None
 
     def _parked_turn(self, key: SessionKey) -> ParkedTurn | None:
