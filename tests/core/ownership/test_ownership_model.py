@@ -58,12 +58,17 @@ def test_small_worlds_keep_one_owner_and_its_log(world: World, floor: int) -> No
     [
         pytest.param(replicas(5, CUT_AND_KILL), 90_000, id="replicas-cut-kill"),
         pytest.param(
-            replace(replicas(4, STALL), slow_answers=True), 250_000, id="replicas-stall-slow"
+            replace(replicas(4, STALL), slow_answers=True),
+            250_000,
+            id="replicas-stall-slow",
+            marks=pytest.mark.soak,
         ),
         pytest.param(
             replicas(4, Budget(cuts=0, expiries=3, kills=1, stalls=1)), 150_000, id="replicas-taken"
         ),
-        pytest.param(pipeline(5, CUT_AND_KILL), 150_000, id="pipeline-cut-kill"),
+        pytest.param(
+            pipeline(5, CUT_AND_KILL), 150_000, id="pipeline-cut-kill", marks=pytest.mark.soak
+        ),
         pytest.param(pipeline(4, STALL), 150_000, id="pipeline-stall"),
     ],
 )

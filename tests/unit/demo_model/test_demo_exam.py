@@ -70,6 +70,7 @@ def test_eight_turns_with_refusals_are_right(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)  # 40 s of processor time, at low priority beside everything else
 def test_whole_exam_has_at_most_one_percent_wrong(model: LlamaForCausalLM) -> None:
     """Texts with typing errors and rare sums may be wrong; foreign, long, empty and plain texts and chats may not."""
     marks = grade(model, all_questions(Random(7)))

@@ -18,7 +18,7 @@ from modelswarm_serving.model.transformer.device_pages import warm_up_rows
 pytest.importorskip("triton", reason="torch has no Triton on this platform")
 
 FAST_SEEDS = range(24)
-SEEDS = range(24, 600)
+FULL_SEEDS, SOAK_SEEDS = range(24, 250), range(250, 600)
 SHARED_BYTES: dict[int | str, int] = {
     **{80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10},
     **{"gfx90a": 64 << 10, "gfx942": 64 << 10},
@@ -72,9 +72,10 @@ def test_captured_steps_are_not_in_the_memory_of_pages(fast_cases: list[dict[str
 
 
 @pytest.mark.full
-def test_many_random_calls_equal_dense_attention() -> None:
-    calls = run_interpreted(map(str, SEEDS))
-    assert len(calls) == len(SEEDS)
+@pytest.mark.parametrize("seeds", [FULL_SEEDS, pytest.param(SOAK_SEEDS, marks=pytest.mark.soak)])
+def test_many_random_calls_equal_dense_attention(seeds: range) -> None:
+    calls = run_interpreted(map(str, seeds))
+    assert len(calls) == len(seeds)
     assert not [case for case in calls if not case["difference"] <= case["limit"]]
 
 
