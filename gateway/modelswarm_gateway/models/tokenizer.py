@@ -202,7 +202,7 @@ class ModelTokenizer:
         ids.frombytes(data)
         if (largest := max(ids, default=0)) >= self.vocabulary:
             [name] = self._table.names([largest])
-            detail = f"the model has no embedding for its token {name}"
+            detail = f"the model has no embedding for its token {name[:100]}"
             raise EncodeError(f"{detail}: {largest}, allowed up to {self.vocabulary - 1}")
         return ids.tolist()
 
