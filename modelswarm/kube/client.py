@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import re
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -39,7 +40,11 @@ MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 JSON = "application/json"
 
-_NO_JSON = "is not JSON, or only a part of it, or nested too deeply"
+_NO_JSON = "is not JSON, or only a part of it"
+# Levels of an answer that are read; a spec may have fewer. The API server stores 10,000 in open fields, such as a pod
+# template's. Python's json reads some 1,000, so one such object would end every list and watch.
+MAX_LEVELS = 400
+_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[\]{}]')  # or a text, which may contain some
 
 RecordCall = Callable[[str, str, int, float], None]
 """Called after each request but watches: verb, path, HTTP status (0: no answer), seconds."""
@@ -323,22 +328,46 @@ def _document(code: int, text: bytes, retry_after: str | None) -> Json:
     return document
 
 
+def _read(text: bytes) -> Any:
+    """Parse JSON; what is nested below MAX_LEVELS is null. ValueError or RecursionError if it is none."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return json.loads(cut_levels(text))
+
+
+def cut_levels(text: bytes) -> bytes:
+    """Return the JSON with null for what is nested below MAX_LEVELS."""
+    parts, level, begin = [], 0, 0
+    for bracket in _BRACKET.finditer(text):
+        if bracket[0] in b"{[":
+            level += 1
+            if level == MAX_LEVELS + 1:
+                parts.append(text[begin : bracket.start()])
+        elif bracket[0] in b"}]":
+            if level == MAX_LEVELS + 1:
+                parts.append(b"null")
+                begin = bracket.end()
+            level -= 1
+    return b"".join((*parts, text[begin:]))
+
+
 def _parse(text: bytes) -> Any:
     """Parse JSON, a long text without garbage collection.
 
     A long list is many objects and no cycle. Looking for cycles meanwhile takes twice as long as parsing.
     """
     if len(text) < LONG_ANSWER_BYTES or not gc.isenabled():
-        return json.loads(text)
+        return _read(text)
     gc.disable()
     try:
-        return json.loads(text)
+        return _read(text)
     finally:
         gc.enable()
 
 
 def _parse_event(line: bytes) -> Any:
     try:
-        return json.loads(line)
+        return _read(line)
     except (ValueError, RecursionError) as error:
         raise UnreachableError(f"an event of a watch {_NO_JSON}") from error

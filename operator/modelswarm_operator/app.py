@@ -36,9 +36,6 @@ from modelswarm_operator.settings import Settings, parse_settings
 log = logging.getLogger(__name__)
 PROGRAM = "modelswarm-operator"
 MAX_CONNECTIONS = 32  # to the API server; the watches have their own
-# Depth of the JSON that is read. The API server stores 10,000 levels in an object, and Python reads 1,000 by default.
-# One such swarm would end every list and every watch of all swarms.
-JSON_LEVELS = 12_000
 PERMISSION_CHECK_SECONDS = 10.0  # between two checks while a permission is missing
 
 
@@ -48,14 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
-def accept_deep_json() -> None:
-    """Let this process read objects as deep as the API server stores them."""
-    sys.setrecursionlimit(JSON_LEVELS)
-
-
 def _run_app(settings: Settings) -> int:
     exit_on_signals()  # until the signal handlers of the event loop are set
-    accept_deep_json()
     set_up_logging(settings.json_logs)
     if settings.parent_fd is not None:
         exit_with_parent(settings.parent_fd)

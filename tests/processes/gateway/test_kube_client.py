@@ -131,13 +131,24 @@ async def test_a_list_is_read_page_by_page(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    ["<html>", {"items": []}, {"metadata": {"resourceVersion": "1"}}, "[" * 9_000 + "]" * 9_000],
-    ids=["html", "no version", "no items", "deep"],
+    ["<html>", {"items": []}, {"metadata": {"resourceVersion": "1"}}, "[" * 9_000],
+    ids=["html", "no version", "no items", "half of a deep one"],
 )
 async def test_an_answer_that_is_no_list_is_no_answer(tmp_path: Path, answer: Any) -> None:
     async with connected(tmp_path, (200, answer)) as (client, _):
         with pytest.raises(UnreachableError):
             await client.list_all(PODS, {})
+
+
+async def test_a_deeply_nested_object_ends_no_list_and_no_watch(tmp_path: Path) -> None:
+    deep = '{"n": ' + "[" * 9_980 + "]" * 9_980 + "}"
+    listed = f'{{"metadata": {{"resourceVersion": "7"}}, "items": [{deep}, {{"n": 2}}]}}'
+    event = f'{{"type": "ADDED", "object": {deep}}}\n{{"type": "BOOKMARK"}}\n'
+    async with connected(tmp_path, (200, listed), (200, event)) as (client, _):
+        items, _ = await client.list_all(PODS, {})
+        assert (len(items), items[1]) == (2, {"n": 2})
+        events = [event["type"] async for event in client.watch(PODS, {"watch": "true"}, 5.0)]
+        assert events == ["ADDED", "BOOKMARK"]
 
 
 async def test_a_delete_names_the_uid_of_its_object(tmp_path: Path) -> None:

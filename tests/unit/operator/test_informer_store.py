@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from typing import Any
 
 import pytest
 
-from modelswarm_operator.app import accept_deep_json
+from modelswarm.kube.client import MAX_LEVELS, cut_levels
 from modelswarm_operator.informer.cache import Cache
 from modelswarm_operator.kube.resources import NODE, POD, SERVICE, SWARM
 
@@ -331,19 +330,24 @@ def test_random_events_end_in_the_listed_state(seed: int) -> None:
 
 def test_list_with_a_swarm_that_is_nested_deeply_is_read() -> None:
     """The spec of that swarm is refused. All other swarms are served."""
-    limit = sys.getrecursionlimit()
     deep = make_swarm("s1", 2, pools=[{"name": "a", "podTemplate": {"spec": {"x": "deep"}}}])
     text = json.dumps([deep, make_swarm("s2", 2, "other")])
     text = text.replace('"deep"', "[" * 9_980 + "]" * 9_980)
-    made = Cache()
-    try:
-        accept_deep_json()
-        items = json.loads(text)
-    finally:
-        sys.setrecursionlimit(limit)
+    made, items = Cache(), json.loads(cut_levels(text.encode()))
     assert made.replace(SWARM, items, 2) == {"s1", "s2"}
     refused, served = made.observed("s1"), made.observed("s2")
     assert refused is not None
     assert served is not None
     assert refused.swarm.spec_problem.endswith(": nested too deeply; allowed: fewer levels")
     assert served.swarm.spec is not None
+
+
+def test_levels_of_an_answer_below_the_limit_are_null() -> None:
+    text = '{"]": "}", "a": ' + "[" * 500 + "1" + "]" * 500 + ', "b": [{}]}'
+    found = json.loads(cut_levels(text.encode()))
+    assert (found["]"], found["b"]) == ("}", [{}])
+    levels, inner = 1, found["a"]
+    while inner:
+        [inner] = inner
+        levels += 1
+    assert (levels, inner) == (MAX_LEVELS, None)
