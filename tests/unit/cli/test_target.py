@@ -30,10 +30,8 @@ from modelswarm.cli.options.target import (
     http_target,
 )
 from modelswarm.client.announcement import announced_grpc_port
-from modelswarm.client.swarm import DrainTimeoutError, SwarmClient
 from modelswarm.errors import ModelSwarmError, UnreachableError, UserError
 from modelswarm.local.run_folder import GatewayAddresses, NoSwarmError, RunFolder, RunInfo
-from modelswarm.protocol.wire import api_pb2
 
 INFO = RunInfo(
     "one", "m", 1, "127.0.0.1:9000", "127.0.0.1:9001", "127.0.0.1:9002", "127.0.0.1:9003"
@@ -186,19 +184,6 @@ def test_drain_option_without_an_effect_is_refused(capsys: pytest.CaptureFixture
     assert run(["drain", "s", "--undo", "--wait", "5"]) == 2
 
     assert "--wait has an effect only without --undo" in capsys.readouterr().err
-
-
-def test_late_drain_names_the_whole_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def end_late(*arguments: object, wait: float, timeout: float, **others: object) -> None:
-        assert (wait, timeout) == (5.0, 7.0)
-        raise DrainTimeoutError("late")
-
-    monkeypatch.setattr(SwarmClient, "fetch_snapshot", lambda client: api_pb2.Snapshot())
-    monkeypatch.setattr(SwarmClient, "drain_server", end_late)
-    assert run(["drain", "s", "--admin", "host:1", "--wait", "5", "--timeout", "2"]) == 1
-    assert "s: it has not reported that it is empty after 7 s" in capsys.readouterr().err
 
 
 def test_name_beside_an_address_is_refused() -> None:

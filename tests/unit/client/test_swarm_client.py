@@ -1,12 +1,16 @@
-"""The client of the admin API against a stand-in."""
+"""The client of the admin API, and the command that drains by it, against a stand-in."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
+import pytest
 from typing_extensions import override
 
+from modelswarm.cli import run
 from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
@@ -14,21 +18,40 @@ LARGE = 5 << 20  # bytes; gRPC takes 4 MiB unless it is told otherwise
 
 
 class Gateway(api_pb2_grpc.SwarmServicer):
-    """Has one model, whose name is as long as the names of thousands of sessions."""
+    """Has one model, whose name is as long as the names of thousands of sessions. Its drains never end."""
 
     @override
     def List(self, request: api_pb2.ListRequest, context: object) -> api_pb2.Snapshot:
         return api_pb2.Snapshot(models=[api_pb2.ModelState(model="m" * LARGE)])
 
+    @override
+    def Drain(
+        self, request: api_pb2.DrainRequest, context: grpc.ServicerContext
+    ) -> Iterator[api_pb2.DrainProgress]:
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        ended.wait()
+        yield from ()
 
-def test_snapshot_of_many_sessions_is_received() -> None:
+
+@pytest.fixture
+def target() -> Iterator[str]:
     server = grpc.server(ThreadPoolExecutor(1))
     gateway = Gateway()  # type: ignore[abstract]  # it is asked for nothing else
     api_pb2_grpc.add_SwarmServicer_to_server(gateway, server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with SwarmClient(f"127.0.0.1:{port}") as swarm:
-            assert len(swarm.fetch_snapshot().models[0].model) == LARGE
+        yield f"127.0.0.1:{port}"
     finally:
         server.stop(None).wait()
+
+
+def test_snapshot_of_many_sessions_is_received(target: str) -> None:
+    with SwarmClient(target) as swarm:
+        assert len(swarm.fetch_snapshot().models[0].model) == LARGE
+
+
+def test_late_drain_names_the_whole_time(target: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["drain", "s", "--admin", target, "--wait", "0.5", "--timeout", "0.25"]) == 1
+    assert "s: it has not reported that it is empty after 0.75 s" in capsys.readouterr().err
