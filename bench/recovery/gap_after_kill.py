@@ -52,10 +52,8 @@ def measure_gaps(
             undisturbed = client.run_stream(prompt, NEW)
             if victim is not None:
                 wait_replaced(swarm, victim)
-            disturbed, seconds, victim = stream_with_kill(
-                swarm, client, view, prompt, hop=number % 2
-            )
-            gaps.add(undisturbed, disturbed, seconds)
+            disturbed, gap, victim = stream_with_kill(swarm, client, view, prompt, hop=number % 2)
+            gaps.add(undisturbed, disturbed, gap)
     return gaps
 
 
