@@ -86,10 +86,15 @@ def end_tokens(generation: Mapping[str, Any], config: Mapping[str, Any]) -> tupl
 
     Some models nest the settings of their text.
     """
-    nested = config.get("text_config")
-    sources = (generation, config, nested if isinstance(nested, dict) else {})
+    sources = (generation, config, nested_settings(config))
     found = (token_ids(source.get("eos_token_id")) for source in sources)
     return next(filter(None, found), ())
+
+
+def nested_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of the text in a config.json that has other parts; empty if it is of text only."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else {}
 
 
 def model_bad_words(generation: Mapping[str, Any], eos: Set[int]) -> tuple[tuple[int, ...], ...]:

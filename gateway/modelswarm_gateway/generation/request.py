@@ -5,7 +5,6 @@ Built by the APIs, read by the service. Knows a model only as its tokenizer.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -21,15 +20,12 @@ from modelswarm_gateway.generation.rows.returned_rows import RowOptions
 from modelswarm_gateway.generation.tool_calls.answer import AnswerOptions, check_answer
 from modelswarm_gateway.generation.tool_calls.families import ChatFormat, find_format
 from modelswarm_gateway.generation.tool_calls.template_input import template_messages
-from modelswarm_gateway.models.chat_template import TemplateError
-from modelswarm_gateway.models.encode_pool import TooManyTexts
-from modelswarm_gateway.models.model_process import ModelProcessError
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.tokenizer import (
     UNKNOWN_LIMIT,
-    EncodeError,
     ModelTokenizer,
     TextTooLong,
+    as_api_errors,
 )
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 1000  # stop strings of a request, characters of one
@@ -206,19 +202,10 @@ async def encode_prompt(
     """Return the prompt's tokens, at least one. `limit`: positions of the context, 0 if unknown. Raise ApiError."""
     longest = limit if request.truncation is None else max(limit, UNKNOWN_LIMIT)
     try:
-        tokens = await _encode(request, text, longest)
+        with as_api_errors(request.prompt_field):
+            tokens = await _encode(request, text, longest)
     except TextTooLong as error:
         raise ApiError(Code.CONTEXT_LENGTH, str(error), param=request.prompt_field) from error
-    except TooManyTexts as error:
-        raise ApiError(
-            Code.NO_CAPACITY, str(error), param=request.prompt_field, retry_after=1.0
-        ) from error
-    except (TemplateError, EncodeError) as error:
-        raise invalid_request(request.prompt_field, f"{request.prompt_field}: {error}") from error
-    except ModelProcessError as error:
-        seconds = math.ceil(error.retry_after)
-        detail = f"{error}; retry in {seconds} s"
-        raise ApiError(Code.NO_SERVERS, detail, retry_after=float(seconds)) from error
     if request.truncation is not None:
         room = max(1, limit - max(1, token_limit(request, text) or 1)) if limit else 0
         tokens = request.truncation.apply(tokens, room)

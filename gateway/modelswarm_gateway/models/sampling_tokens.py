@@ -10,11 +10,9 @@ from dataclasses import replace
 
 from modelswarm.protocol.messages import Sampling
 from modelswarm.protocol.sampling import MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
-from modelswarm_gateway.errors import ApiError, Code, invalid_field, invalid_request
-from modelswarm_gateway.models.encode_pool import TooManyTexts
-from modelswarm_gateway.models.model_process import ModelProcessError
+from modelswarm_gateway.errors import invalid_field, invalid_request
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
-from modelswarm_gateway.models.tokenizer import EncodeError, ModelTokenizer, TextTooLong
+from modelswarm_gateway.models.tokenizer import ModelTokenizer, TextTooLong, as_api_errors
 
 
 async def add_bad_words(
@@ -26,13 +24,10 @@ async def add_bad_words(
     for place, word in enumerate(options.bad_words):
         field = f"bad_words[{place}]"
         try:
-            found = await _encode_word(word, text)
-        except (EncodeError, TextTooLong) as error:
+            with as_api_errors(field):
+                found = await _encode_word(word, text)
+        except TextTooLong as error:
             raise invalid_request(field, f"{field}: {error}") from error
-        except ModelProcessError as error:
-            raise ApiError(Code.NO_SERVERS, str(error), retry_after=error.retry_after) from error
-        except TooManyTexts as error:
-            raise ApiError(Code.NO_CAPACITY, str(error), param=field, retry_after=1.0) from error
         if not found or max(map(len, found)) > MAX_BAD_WORD_TOKENS:
             allowed = f"1 to {MAX_BAD_WORD_TOKENS} tokens of the model"
             raise invalid_request(field, f"{field}: must be {allowed}; give another word")

@@ -23,7 +23,6 @@ from modelswarm.checkpoint.tokenizer import MAX_TOKEN_BYTES
 CACHED_TEXTS = 4096
 # Beginnings of names that are compared in one text: about 0.3 s.
 MAX_LOOKUPS = 1 << 20
-_LONG_SEARCH = f"the search for the model's tokens in it takes over {MAX_LOOKUPS} comparisons"
 _ENTRY_BYTES = 150  # of a name in a table, beside its characters
 _COUNT = struct.Struct("!I")
 _SHOWN, _ADDED = 1, 2  # flags of a token: it has a text in an answer, it is added to the vocabulary
@@ -131,7 +130,8 @@ class TokenTable:
             lengths = self._lengths.get(first, ())
             lookups += len(lengths)
             if lookups > MAX_LOOKUPS:
-                raise ValueError(f"{_LONG_SEARCH}; use a shorter text")
+                detail = f"takes over {MAX_LOOKUPS} comparisons; use a shorter text"
+                raise ValueError(f"the search for the model's tokens in it {detail}")
             found.update(
                 name for each in lengths if (name := text[start : start + each]) in self._named
             )

@@ -10,18 +10,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template, tool_template
 from modelswarm.checkpoint.families.table import FAMILIES
+from modelswarm.checkpoint.generation_config import nested_settings
 from modelswarm.checkpoint.tokenizer import entries_fault
 from modelswarm.process.start_progress import StartPhase
+from modelswarm_gateway.errors import ApiError, Code, invalid_request
 from modelswarm_gateway.models.chat_prompts import ChatPrompts, large_seconds
 from modelswarm_gateway.models.chat_template import TemplateError
 from modelswarm_gateway.models.circuit_breaker import CircuitBreaker
 from modelswarm_gateway.models.detokenizer import Detokenizer
+from modelswarm_gateway.models.encode_pool import TooManyTexts
 from modelswarm_gateway.models.model_process import (
     CPU_SECONDS,
     SMALL,
@@ -77,6 +82,21 @@ class TextTooLong(Exception):
 
 class EncodeError(Exception):
     """The tokenizer cannot encode the text, or not within its time and memory; `str()` gives the reason."""
+
+
+@contextmanager
+def as_api_errors(field: str) -> Iterator[None]:
+    """Raise ApiError in place of what encoding raises, for the request's field. TextTooLong is left to the caller."""
+    try:
+        yield
+    except TooManyTexts as error:
+        raise ApiError(Code.NO_CAPACITY, str(error), param=field, retry_after=1.0) from error
+    except (TemplateError, EncodeError) as error:
+        raise invalid_request(field, f"{field}: {error}") from error
+    except ModelProcessError as error:
+        seconds = math.ceil(error.retry_after)
+        detail = f"{error}; retry in {seconds} s"
+        raise ApiError(Code.NO_SERVERS, detail, retry_after=float(seconds)) from error
 
 
 class ModelTokenizer:
@@ -312,8 +332,7 @@ def _vocabulary(config: Mapping[str, Any], tokens: int) -> int:
 
     Without a size there, as in Gemma 3 of 4B, the family's own counts, else that of the tokenizer, `tokens`.
     """
-    nested = config.get("text_config")
-    for source in (config, nested if isinstance(nested, dict) else {}):
+    for source in (config, nested_settings(config)):
         size = source.get("vocab_size")
         if isinstance(size, int) and size > 0:
             return size
