@@ -49,6 +49,13 @@ def parse_hub_source(source: str) -> HubModel:
     return HubModel("/".join(parts), revision or None)
 
 
+def pin_source(source: str, revision: str) -> str:
+    """Return the address of that commit of a hub's model, whose branch may move later; of others, their address."""
+    if not source.startswith(HUB_SCHEME) or not revision:
+        return source
+    return f"{source.partition('@')[0]}@{revision}"
+
+
 def download(
     model: HubModel,
     files: Sequence[str],

@@ -10,7 +10,7 @@ import dataclasses
 from importlib.util import find_spec
 from pathlib import Path
 
-from modelswarm.checkpoint.hub import HUB_SCHEME
+from modelswarm.checkpoint.hub import pin_source
 from modelswarm.checkpoint.inspection import inspect_model
 from modelswarm.errors import ModelSourceError, UserError
 from modelswarm.placement.dtype import ACCELERATORS, FAST_CPU, SLOW_CPU, Hardware
@@ -37,8 +37,7 @@ def plan_document(swarm: ModelSwarm, memory: str | None = None, device: str = "c
     for adapter in swarm.spec.model.adapters:
         _check_reachable(adapter.source, f"spec.model.adapters[{adapter.name}].source")
     found = inspect_model(source, swarm.spec.model.tokenizer)
-    if source.startswith(HUB_SCHEME):  # a branch may move before a server is started again
-        source = f"{source.partition('@')[0]}@{found.revision}"
+    source = pin_source(source, found.revision)  # for servers that are started again
     plan = plan_swarm(swarm, found.facts, source, limit, hardware=hardware)
     if swarm.spec.model.chat_template is not None:  # it replaces the model's own
         return plan

@@ -10,20 +10,18 @@ import json
 from functools import lru_cache
 
 from modelswarm.checkpoint.facts import ModelFacts
+from modelswarm.checkpoint.hub import HUB_SCHEME, pin_source
 from modelswarm.checkpoint.inspection import facts_document, facts_from_document, inspect_model
 from modelswarm.errors import ModelSourceError
 from modelswarm.resources.spec import Model
 from modelswarm.resources.status import ModelStatus
 
 _IN_PACKAGE = "demo://"
-_HUB = "hf://"
 
 
 def pinned_address(known: ModelStatus) -> str:
     """Return the address that servers load: the commit that was inspected, so that later pods have the same weights."""
-    if not is_from_hub(known.source) or not known.revision:
-        return known.source
-    return f"{known.source.partition('@')[0]}@{known.revision}"
+    return pin_source(known.source, known.revision)
 
 
 def known_model(model: Model, stored: ModelStatus | None) -> ModelStatus | None:
@@ -63,7 +61,7 @@ def _status(address: str, tokenizer: str | None, message: str) -> ModelStatus:
 
 def is_from_hub(source: str) -> bool:
     """Return True if servers download the files of this address."""
-    return source.startswith(_HUB)
+    return source.startswith(HUB_SCHEME)
 
 
 def facts_of(known: ModelStatus) -> ModelFacts:
