@@ -207,6 +207,7 @@ def test_tokens_of_logprobs_can_be_named_by_id(gateway: Endpoints) -> None:
             {"stream": True, "stream_options": {"continuous_usage_stats": True}},
             "stream_options.continuous_usage_stats",
         ),
+        ("completions", {"stream_options": {"include_usage": True}}, "stream_options"),
         (
             "chat/completions",
             {"continue_final_message": True, "add_generation_prompt": True},

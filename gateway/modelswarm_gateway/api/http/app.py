@@ -122,6 +122,7 @@ def _generation_routes(
         # Only a session may be at another gateway. Fields without an effect may be large: they are not kept.
         kept = {} if first.session_id is None else parsed.obeyed_fields()
         original = OriginalRequest(request.url.path, request.headers, kept)
+        usage_in_stream, usage_in_events = parsed.stream_usage()
         return GenerationResponse(
             service,
             first,
@@ -130,10 +131,10 @@ def _generation_routes(
             forward=ForwardContext(forwarder, original),
             response_format=ResponseFormat(
                 stream=bool(parsed.stream),
-                usage_in_stream=parsed.usage_in_stream,
+                usage_in_stream=usage_in_stream,
                 token_ids=bool(parsed.return_token_ids),
                 n=parsed.answer_count(),
-                usage_in_events=parsed.usage_in_events,
+                usage_in_events=usage_in_events,
                 names_as_ids=bool(parsed.return_tokens_as_token_ids),
                 prompt_logprobs=parsed.prompt_logprobs,
             ),

@@ -165,18 +165,16 @@ class _Request(RequestModel):
 
     default_max_tokens: ClassVar[int | None] = None
 
-    @property
-    def usage_in_stream(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def usage_in_events(self) -> bool:
-        """Return whether each event of a stream has the usage so far. Raise ApiError if the stream has none."""
-        wanted = self.stream_options and self.stream_options.continuous_usage_stats
-        if wanted and not self.usage_in_stream:
+    def stream_usage(self) -> tuple[bool, bool]:
+        """Return whether a stream ends with its usage, and whether its events have it so far. Raise ApiError."""
+        if (options := self.stream_options) is None:
+            return False, False
+        if not self.stream:
+            raise invalid_field("stream_options", "only a stream has options; send stream: true")
+        if options.continuous_usage_stats and not options.include_usage:
             param = "stream_options.continuous_usage_stats"
             raise invalid_request(param, f"{param}: it needs include_usage: true beside it")
-        return bool(wanted)
+        return bool(options.include_usage), bool(options.continuous_usage_stats)
 
     def answer_count(self) -> int:
         """Return the number of answers to the prompt. Raise ApiError for several answers of a named session."""
