@@ -285,6 +285,8 @@ def test_models_are_listed_in_anthropics_shape(client: anthropic.Anthropic) -> N
     assert listed == client.models.retrieve(TOY_MODEL)
     assert (listed.id, listed.type, listed.display_name) == (TOY_MODEL, "model", TOY_MODEL)
     assert listed.created_at.year > 2000
+    (beta,) = client.beta.models.list()  # which adds ?beta=true
+    assert (beta.id, client.beta.models.retrieve(TOY_MODEL).id) == (TOY_MODEL, TOY_MODEL)
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.models.retrieve("none")
     assert body_of(missing.value)["code"] == "model_not_found"

@@ -47,7 +47,7 @@ from modelswarm_gateway.api.http.relay import ForwardContext
 from modelswarm_gateway.api.http.request_log import RequestLog, set_outcome
 from modelswarm_gateway.api.http.sessions import add_session_routes
 from modelswarm_gateway.api.messages.errors import is_messages_path, messages_error_response
-from modelswarm_gateway.api.messages.headers import ANTHROPIC_VERSION
+from modelswarm_gateway.api.messages.headers import ANTHROPIC_VERSION, wants_messages_shape
 from modelswarm_gateway.api.messages.models import model_info, model_page
 from modelswarm_gateway.api.messages.routes import add_messages_routes
 from modelswarm_gateway.api.openapi.document import add_openapi_route
@@ -166,20 +166,19 @@ def _apply_headers(
 
 def _model_routes(app: FastAPI, service: GenerationService) -> None:
     @app.api_route("/v1/models", methods=READ_METHODS)
-    async def models(request: Request) -> Response:
-        if ANTHROPIC_VERSION in request.headers:
+    async def models(request: Request, beta: str | None = None) -> Response:
+        if wants_messages_shape(request.headers, beta):
             return JSONResponse(model_page(service.backend.model_cards()))
         data = [_model_entry(card) for card in service.backend.model_cards()]
         return JSONResponse({"object": "list", "data": data})
 
     @app.api_route("/v1/models/{name:path}", methods=READ_METHODS)
-    async def model(request: Request, name: str) -> Response:
+    async def model(request: Request, name: str, beta: str | None = None) -> Response:
+        as_message_api = wants_messages_shape(request.headers, beta)
         card = service.backend.model_card(name)
         if card is None:
             raise model_not_found(name)
-        if ANTHROPIC_VERSION in request.headers:
-            return JSONResponse(model_info(card))
-        return JSONResponse(_model_entry(card))
+        return JSONResponse(model_info(card) if as_message_api else _model_entry(card))
 
 
 def _model_entry(card: ModelCard) -> dict[str, Any]:

@@ -54,6 +54,17 @@ def check_messages_headers(headers: Mapping[str, str], beta_query: str | None) -
         raise ApiError(Code.UNSUPPORTED, f"{LAST_EVENT_ID}: {detail}", param=LAST_EVENT_ID)
 
 
+def wants_messages_shape(headers: Mapping[str, str], beta_query: str | None) -> bool:
+    """Return whether a request to `/v1/models` comes from Anthropic's client. Raise ApiError as above."""
+    if ANTHROPIC_VERSION in headers:
+        check_messages_headers(headers, beta_query)
+        return True
+    if beta_query is not None:
+        detail = f"it has an effect only beside the header {ANTHROPIC_VERSION}; leave it out"
+        raise invalid_field("beta", detail)
+    return False
+
+
 def _without_date(beta: str) -> str:
     """Return the name of a beta without its date, which is its last three parts, or its last one: 20250219."""
     parts = beta.split("-")

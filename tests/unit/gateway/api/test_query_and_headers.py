@@ -14,6 +14,7 @@ from modelswarm_gateway.api.fields.headers import REFUSED_HEADERS
 from modelswarm_gateway.api.grpc.interceptor.malformed_requests import MAX_PARTS, find_fault
 from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.errors import TABLE, ApiError, Code
+from tools.dashboard.metric_registries import MODEL
 
 BODY = {"model": "none", "prompt": "hi"}
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -29,8 +30,8 @@ def make_client() -> httpx.AsyncClient:
     ("method", "path", "allowed"),
     [
         ("POST", "/v1/completions", "this route has none"),
-        ("GET", "/v1/models", "this route has none"),
-        ("GET", "/v1/models/none", "this route has none"),
+        ("GET", "/v1/models", "allowed: beta"),
+        ("GET", "/v1/models/none", "allowed: beta"),
         ("GET", "/health", "this route has none"),
         ("DELETE", "/v1/sessions/a", "allowed: model"),
     ],
@@ -129,3 +130,11 @@ def test_number_of_parts_in_a_protobuf_request_is_bounded() -> None:
     assert place_of_fault(api_pb2.GenerateRequest(sampling=sampling)) == "sampling.logit_bias"
     numbers = api_pb2.TokenIds(ids=range(MAX_PARTS + 1))
     assert place_of_fault(api_pb2.GenerateRequest(tokens=numbers)) is None
+
+
+async def test_beta_of_models_needs_the_version_header() -> None:
+    client, version = make_client(), {"anthropic-version": "2023-06-01"}
+    for path in ("/v1/models", f"/v1/models/{MODEL}"):
+        assert (await client.get(f"{path}?beta=true", headers=version)).status_code == 200
+        refused = await client.get(f"{path}?beta=true")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "beta")
