@@ -22,6 +22,7 @@ from modelswarm.checkpoint.json_files import read_json
 from modelswarm.errors import ModelSourceError
 
 TEMPLATE_FILE = "chat_template.jinja"
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 TOKENIZER_SETTINGS_FILE = "tokenizer_config.json"
 MAX_TEMPLATE_CHARACTERS = 1 << 20
 # The operators that a sandbox may leave to itself, all of which Jinja would compute for constants while it compiles.
@@ -95,7 +96,7 @@ def select_template(jinja: str | None, settings: Mapping[str, Any]) -> tuple[str
 
 
 def tool_template(settings: Mapping[str, Any]) -> str:
-    """Return the template of requests with tools, as in Hermes 3; "" if the model has one template for all."""
+    """Return the settings' template of requests with tools, as in Hermes 3; "" if one template serves all."""
     source = _named_templates(settings).get("tool_use")
     return source if isinstance(source, str) else ""
 

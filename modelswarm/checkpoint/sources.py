@@ -48,6 +48,7 @@ MODEL_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
 )
 """All files of a model except its weights; gateways may ask servers for them."""
 

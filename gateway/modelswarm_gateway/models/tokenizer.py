@@ -16,7 +16,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, select_template, tool_template
+from modelswarm.checkpoint.chat_template import (
+    TEMPLATE_FILE,
+    TOOL_TEMPLATE_FILE,
+    select_template,
+    tool_template,
+)
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.generation_config import nested_settings
 from modelswarm.checkpoint.tokenizer import entries_fault
@@ -50,6 +55,7 @@ OPTIONAL_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     TEMPLATE_FILE,
+    TOOL_TEMPLATE_FILE,
     "generation_config.json",
     "config.json",
 )
@@ -128,7 +134,7 @@ class ModelTokenizer:
         try:
             enter_phase(StartPhase.TEMPLATE)
             template = _template(files, settings)
-            for_tools = "" if TEMPLATE_FILE in files else tool_template(settings)
+            for_tools = _tool_template(files, settings)
             self._chat = ChatPrompts(template, special, self._requests, cpu_seconds, for_tools)
             answer = self._process.answer
             self._table = TokenTable(self._process.table, answer["decoder"])
@@ -325,6 +331,13 @@ def _template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> tuple[
     """Return the model's template and the name of its file; None without one."""
     jinja = files[TEMPLATE_FILE].decode(errors="replace") if TEMPLATE_FILE in files else None
     return select_template(jinja, settings)
+
+
+def _tool_template(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> str:
+    """Return the template of requests with tools; "" if one template serves all."""
+    if TOOL_TEMPLATE_FILE in files:
+        return files[TOOL_TEMPLATE_FILE].decode(errors="replace")
+    return "" if TEMPLATE_FILE in files else tool_template(settings)
 
 
 def _vocabulary(config: Mapping[str, Any], tokens: int) -> int:

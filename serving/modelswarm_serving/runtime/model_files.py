@@ -17,10 +17,11 @@ from modelswarm.protocol.messages import ModelFileChunk
 
 ALLOWED = frozenset({*MODEL_FILES, "added_tokens.json"})
 TEMPLATE = "chat_template.jinja"
+TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 TOKENIZER_FILES = frozenset(
     {
         *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-        *("added_tokens.json", TEMPLATE),
+        *("added_tokens.json", TEMPLATE, TOOL_TEMPLATE),
     }
 )
 CHUNK_BYTES = 256 << 10
@@ -29,7 +30,7 @@ MAX_TEMPLATE_BYTES = 1 << 20
 
 
 class ModelFiles:
-    """Files of one model. `tokenizer`: folder that replaces all TOKENIZER_FILES; `template`: replaces that file."""
+    """Files of one model. `tokenizer`: folder that replaces all TOKENIZER_FILES; `template`: replaces all templates."""
 
     def __init__(
         self, folder: Path | None, tokenizer: Path | None = None, template: bytes | None = None
@@ -55,8 +56,8 @@ class ModelFiles:
 
     def read_file(self, name: str) -> bytes | None:
         """Return the content; None if the file is missing or not for gateways. Reads the disk: call it in a thread."""
-        if name == TEMPLATE and self._template is not None:
-            return self._template
+        if name in (TEMPLATE, TOOL_TEMPLATE) and self._template is not None:
+            return self._template if name == TEMPLATE else None
         folder = self.tokenizer_folder if name in TOKENIZER_FILES else self._folder
         if folder is None or name not in ALLOWED:
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +12,11 @@ from support.processes.fake_gateway import fake_gateway
 from support.processes.forked_process import fork_process
 from support.processes.server import servers
 from support.processes.swarm import HASH, document
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
+from modelswarm.checkpoint.chat_template import TEMPLATE_FILE, TOOL_TEMPLATE_FILE
 from modelswarm.errors import UserError
 from modelswarm.local.planning import plan_document
 from modelswarm.local.swarm import LocalSwarm
@@ -67,6 +72,22 @@ def test_template_flag_replaces_the_models_template(folder: Path, words: Path) -
     for files in (ModelFiles(folder, None, b"t"), ModelFiles(folder, words, b"t")):
         assert files.read_file("chat_template.jinja") == b"t"
     assert ModelFiles(None, None, b"t").read_file("chat_template.jinja") == b"t"
+
+
+def test_flag_replaces_the_saved_template_for_tools_too(tmp_path: Path) -> None:
+    named = {"default": "all", "tool_use": "tools"}
+    library: Any = PreTrainedTokenizerFast
+    tokenizer = library(tokenizer_object=Tokenizer(WordLevel({"a": 0})))
+    tokenizer.chat_template = named
+    tokenizer.save_pretrained(tmp_path)
+
+    files, replaced = ModelFiles(tmp_path), ModelFiles(tmp_path, None, b"t")
+
+    assert (files.read_file(TEMPLATE_FILE), files.read_file(TOOL_TEMPLATE_FILE)) == (
+        b"all",
+        b"tools",
+    )
+    assert replaced.read_file(TOOL_TEMPLATE_FILE) is None
 
 
 def test_revision_follows_the_tokenizer_files(folder: Path, words: Path) -> None:

@@ -19,6 +19,7 @@ from support.models.tokenizers import (
     model_files,
 )
 
+from modelswarm.checkpoint.chat_template import TOOL_TEMPLATE_FILE
 from modelswarm.checkpoint.tokenizer import MAX_TOKENIZER_COMMAS
 from modelswarm_gateway.generation.tool_calls.families import find_format
 from modelswarm_gateway.models.chat_template import (
@@ -128,6 +129,14 @@ async def test_requests_with_tools_take_the_template_for_tools() -> None:
     assert find_format(text.chat_template(has_tools=False)).family_name == ""
     replaced = model_files(settings={"chat_template": named}) | {"chat_template.jinja": b"own"}
     assert await make_tokenizer(replaced).encode_chat(HI, tools=[{}]) == encode_bytes("own")
+
+
+async def test_template_for_tools_may_have_its_own_file() -> None:
+    """As transformers has saved several templates since 4.51."""
+    files = model_files(template="yes") | {TOOL_TEMPLATE_FILE: b"{{ tools }}<tool_call>"}
+    text = make_tokenizer(files)
+    assert await text.encode_chat(HI, tools=[{}]) == encode_bytes("[{}]<tool_call>")
+    assert await text.encode_chat(HI) == encode_bytes("yes")
 
 
 async def test_text_with_a_token_that_has_no_embedding_is_refused() -> None:
