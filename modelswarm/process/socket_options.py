@@ -1,8 +1,35 @@
-"""Options of TCP sockets by which the kernel breaks connections that are gone, where the platform has them."""
+"""TCP sockets that listen, and options by which the kernel breaks connections that are gone."""
 
 from __future__ import annotations
 
 import socket
+
+WILDCARDS = ("0.0.0.0", "::", "")
+
+
+def listen_on(host: str, port: int, backlog: int) -> socket.socket:
+    """Return a listening TCP socket. Raise OSError.
+
+    A wildcard is all addresses of both families, as for gRPC: pods of an IPv6 cluster have no other.
+    """
+    if host in WILDCARDS:
+        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except UnicodeError as error:
+        raise OSError(f"{host!r} is not a host name") from error
+    family, kind, protocol, _, address = found[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(address)
+        bound.listen(backlog)  # also finds a second listener, which bind() alone may not
+    except OSError:
+        bound.close()
+        raise
+    return bound
 
 
 def keepalive_options(idle_seconds: int) -> list[tuple[int, int, int]]:

@@ -1,7 +1,8 @@
-"""Ports of this machine for tests of the command line: a free one, and small HTTP servers."""
+"""Ports of this machine: its loopback addresses, a free port, and small HTTP servers."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,14 @@ def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port: int = listening.getsockname()[1]
     return port
+
+
+def loopback_hosts() -> list[str]:
+    """Return the addresses at which this machine reaches itself: one of IPv4, and one of IPv6 if it has that."""
+    hosts = ["127.0.0.1"]
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        hosts.append("::1")
+    return hosts
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from modelswarm.errors import UserError
 from modelswarm.process.command_line import join_target, split_target
-from modelswarm.process.socket_options import limit_unread
+from modelswarm.process.socket_options import limit_unread, listen_on
 from modelswarm_gateway.api.http_protocol import (
     HEAD_SECONDS,
     MAX_HEAD_BYTES,
@@ -40,21 +40,16 @@ GRACE_SECONDS = 1
 def bind_socket(field: str, target: str) -> socket.socket:
     """Bind and listen on `target`. Raise UserError if that is not possible; `field` is the flag it came from."""
     host, port = split_target(field, target)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With IPPROTO_TCP asyncio turns off Nagle's algorithm; else every response waits 40 ms for an ack.
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
-    limit_unread(made, UNTAKEN_SECONDS)  # also of clients that vanished
     try:
-        made.bind((host, port))
-        made.listen(BACKLOG)  # also finds a second listener, which bind() alone may not
+        # With its IPPROTO_TCP asyncio turns off Nagle's algorithm; else every response waits 40 ms for an ack.
+        made = listen_on(host, port, BACKLOG)
     except OSError as error:
-        made.close()
         reason = error.strerror or str(error)
         raise UserError(
             field, f"cannot listen on {target}: {reason}; allowed: a free port, or 0"
         ) from error
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # connections inherit it
+    limit_unread(made, UNTAKEN_SECONDS)  # also of clients that vanished
     made.setblocking(False)
     return made
 

@@ -15,6 +15,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
+from modelswarm.process.socket_options import listen_on
 from modelswarm.protocol.link.stream import (
     UNACKNOWLEDGED_SECONDS,
     CallRefused,
@@ -38,7 +39,6 @@ OPENING_SECONDS = 5.0
 MAX_CALLS = 1024
 """Calls of methods at a time."""
 
-_WILDCARDS = ("0.0.0.0", "::", "")
 # Until the next address of a name is tried, beside the first one (RFC 8305, section 5).
 _NEXT_ADDRESS_SECONDS = 0.25
 _BACKLOG = 1024
@@ -71,7 +71,7 @@ class Listener:
     async def start(self, target: str) -> str:
         """Listen, and return the bound "host:port". Raises OSError if the target cannot be bound."""
         host, _, port = target.rpartition(":")
-        bound = _bind(host.strip("[]"), int(port))
+        bound = listen_on(host.strip("[]"), int(port), _BACKLOG)
         self._server = await asyncio.get_running_loop().create_server(
             lambda: MessageStream(self._on_opened), sock=bound, backlog=_ACCEPTED
         )
@@ -176,25 +176,3 @@ def _dial_failure(error: OSError) -> str:
         return error.strerror or str(error)
     numbers = set(re.findall(r"\[Errno (\d+)\]", str(error)))
     return os.strerror(int(numbers.pop())) if len(numbers) == 1 else str(error)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket. A wildcard is all addresses of both families, as for gRPC."""
-    if host in _WILDCARDS:
-        host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except UnicodeError as error:
-        raise OSError(f"{host!r} is not a host name") from error
-    family, kind, protocol, _, address = found[0]
-    bound = socket.socket(family, kind, protocol)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
-    except OSError:
-        bound.close()
-        raise
-    return bound

@@ -12,6 +12,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from modelswarm.errors import UserError
+from modelswarm.process.socket_options import listen_on
+
+_BACKLOG = 128
 
 Problem = Callable[[], str]  # "" if all is well
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -40,8 +43,7 @@ class ProbeServer:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await self._runner.setup()
         try:
-            site = web.TCPSite(self._runner, host, port)
-            await site.start()
+            await web.SockSite(self._runner, listen_on(host, port, _BACKLOG)).start()
         except OSError as error:
             await self._runner.cleanup()
             raise UserError(

@@ -7,7 +7,6 @@ threads of its own, so a busy event loop delays no probe, and a stalled one is r
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from modelswarm.process.socket_options import listen_on
 from modelswarm_serving.runtime.liveness import Liveness
 
 IDLE_SECONDS = 5.0
@@ -28,8 +28,10 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, host: str, port: int, probe_server: ProbeServer) -> None:
         self.probe_server = probe_server
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), _Handler)
+        super().__init__((host, port), _Handler, bind_and_activate=False)
+        self.socket.close()  # which has one family
+        self.socket = listen_on(host, port, self.request_queue_size)
+        self.server_port = self.socket.getsockname()[1]
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore errors of one connection: its client has closed it."""

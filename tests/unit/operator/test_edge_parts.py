@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import aiohttp
 import pytest
+from prometheus_client import CollectorRegistry
+from support.ports import loopback_hosts
 
 from modelswarm.kube.errors import (
     ConflictError,
@@ -15,11 +18,13 @@ from modelswarm.kube.errors import (
     UnauthorizedError,
     error_of,
 )
+from modelswarm.process.command_line import join_target
 from modelswarm_operator.controller.executor import _steps
 from modelswarm_operator.informer.parsing import node_view, parse_time, pod_view
 from modelswarm_operator.kube.events import BURST, REFILL_SECONDS, REPEAT_SECONDS, EventLimiter
 from modelswarm_operator.kube.leader_election import Lease, LeaseExpiry, LeaseLostError
 from modelswarm_operator.kube.resources import BUDGET, NODE, POD, SWARM
+from modelswarm_operator.observability.probe_server import ProbeServer
 from modelswarm_operator.reconcile.state.actions import (
     CreatePod,
     DeletePod,
@@ -267,3 +272,14 @@ def test_out_of_service_taint_is_read() -> None:
     taint = {"key": "node.kubernetes.io/out-of-service"}
     node = node_view({"metadata": {"name": "n", "uid": "u"}, "spec": {"taints": [taint]}})
     assert node.out_of_service
+
+
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "::"])
+async def test_probes_listen_at_addresses_of_both_families(wildcard: str) -> None:
+    probes = ProbeServer(CollectorRegistry(), lambda: "", lambda: "", lambda: None)
+    port = await probes.start(wildcard, 0)
+    async with aiohttp.ClientSession() as client:
+        for host in loopback_hosts():
+            target = f"http://{join_target(host, port)}/live"
+            assert (await client.get(target)).status == 200
+    await probes.stop()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from http.client import HTTPConnection
+
 import pytest
+from support.eventually import SECONDS
+from support.ports import loopback_hosts
 
 from modelswarm.process.start_progress import StartPhase, StartProgress
 from modelswarm_serving.runtime.liveness import LOOP_SECONDS, STEP_SECONDS, Liveness
+from modelswarm_serving.runtime.probe_server import ProbeServer
 
 
 class LivenessHarness:
@@ -72,3 +77,14 @@ def test_step_beyond_its_limit_fails_liveness(steps: int) -> None:
     harness.pass_time(STEP_SECONDS + 2)
     assert harness.read_state() == (False, False)
     assert "a step has run for" in str(harness.liveness.stall_reason)
+
+
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "[::]"])
+def test_probes_listen_at_addresses_of_both_families(wildcard: str) -> None:
+    harness = LivenessHarness()
+    server = ProbeServer(f"{wildcard}:0", harness.liveness)
+    for host in loopback_hosts():
+        connection = HTTPConnection(host, int(server.target.rpartition(":")[2]), SECONDS)
+        connection.request("GET", "/live")
+        assert connection.getresponse().status == 200
+        connection.close()

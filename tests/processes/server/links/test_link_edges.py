@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 
 import pytest
+from support.ports import loopback_hosts
 from support.processes.link_peers import DEADLINE, Node, hello, joined, nodes
 
 from modelswarm.protocol.identity import Address, PeerId
@@ -32,9 +31,7 @@ async def test_invalid_address_is_a_failed_dial(target: str) -> None:
 
 @pytest.mark.parametrize("wildcard", ["0.0.0.0", "[::]"])
 async def test_wildcard_listens_at_addresses_of_both_families(wildcard: str) -> None:
-    hosts = ["127.0.0.1", "localhost"]
-    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
-        hosts.append("[::1]")  # this machine has IPv6
+    hosts = ["localhost", *(f"[{host}]" for host in loopback_hosts())]
     async with nodes("a") as [a]:
         other = Node(hello("b/1/x"))
         port = (await other.links.listen(f"{wildcard}:0")).rpartition(":")[2]

@@ -8,6 +8,7 @@ import socket
 import pytest
 from starlette.types import Receive, Scope, Send
 from support.eventually import SECONDS
+from support.ports import loopback_hosts
 
 from modelswarm_gateway.api import asgi_server
 from modelswarm_gateway.api.asgi_server import AsgiServer, bind_socket
@@ -104,4 +105,18 @@ async def test_connection_is_refused_while_all_are_busy() -> None:
     assert b"retry-after: 1\r\n" in refusal and b"retry-after-ms: 1000\r\n" in refusal
     to_busy.close()
     to_late.close()
+    await server.stop()
+
+
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "[::]"])
+async def test_wildcard_listens_at_addresses_of_both_families(wildcard: str) -> None:
+    """As for links and gRPC: pods of an IPv6 cluster have no address of IPv4."""
+    server = AsgiServer(app, bind_socket("--http", f"{wildcard}:0"))
+    await server.start()
+    for host in loopback_hosts():
+        reader, writer = await asyncio.open_connection(host, int(server.target.rpartition(":")[2]))
+        async with asyncio.timeout(SECONDS):
+            writer.write(REQUEST)
+            assert b"503" in await reader.readline()
+        writer.close()
     await server.stop()
