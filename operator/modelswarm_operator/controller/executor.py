@@ -164,7 +164,16 @@ class Executor:
         wanted = [*others, names.FINALIZER] if present else others
         meta = {"uid": now.uid, "resourceVersion": now.resource_version, "finalizers": wanted}
         path = SWARM.path(swarm.namespace, swarm.name)
-        answer = await self._client.patch(path, {"metadata": meta})
+        try:
+            answer = await self._client.patch(path, {"metadata": meta})
+        except (
+            RejectedError
+        ) as error:  # the turn ends before its status, which could tell the reason
+            done = "set" if present else "removed"
+            what = f"The swarm's finalizer cannot be {done}: {error}"
+            message = f"{what}. It is tried again with growing pauses."
+            await self._events.record(swarm, RecordEvent("Warning", "FinalizerRefused", message))
+            raise
         self._update_cache(SWARM, answer, deleted=now.is_deleting and not wanted)
 
     async def _create_pod(self, swarm: SwarmView, action: CreatePod) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.kubernetes.api_client import CRD_NAME, PODS, SWARMS, ApiClient, Json, install_crd
@@ -169,6 +170,30 @@ def test_writes_refused_for_a_while_are_made_later(stage: Scene, code: int, reas
     stage.settle()
     stage.check_invariants()
     assert len(stage.created_pods()) == 4
+
+
+@pytest.mark.full
+def test_refused_finalizer_is_an_event(stage: Scene) -> None:
+    """A policy may refuse it. Without a finalizer there are no pods and no status, which would tell the reason."""
+
+    def refuse(call: Call) -> Fault | None:
+        is_finalizer = (call.verb, call.plural) == ("PATCH", "modelswarms")
+        return Fault(answer=403, reason="Forbidden") if is_finalizer else None
+
+    stage.proxy.fault = refuse
+    stage.apply(swarm())
+    path = f"/apis/events.k8s.io/v1/namespaces/{stage.namespace}/events"
+
+    def refusals() -> list[dict[str, Any]]:
+        events = stage.client.get(path)["items"]
+        return [each for each in events if each["reason"] == "FinalizerRefused"]
+
+    [event] = stage.wait("the Event", refusals)
+    assert event["type"] == "Warning"
+    assert event["note"].startswith("The swarm's finalizer cannot be set: ")
+    assert "the fault proxy answers 403" in event["note"] and not stage.created_pods()
+    stage.proxy.fault = lambda call: None
+    stage.settle()
 
 
 @pytest.mark.full
