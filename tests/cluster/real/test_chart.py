@@ -320,6 +320,15 @@ def test_policy_for_clients_admits_the_pod_of_helm_test() -> None:
     assert {"namespaceSelector": {"matchLabels": {"example.com/ai": "yes"}}} in rules[0]["from"]
 
 
+def test_pod_of_helm_test_runs_where_gateways_do() -> None:
+    """In a cluster whose nodes are all tainted it would wait for ever."""
+    spec = find_object(render(EVERYTHING), "Pod", "swarm-test-completion")["spec"]
+    gateway = find_object(render(EVERYTHING), "Deployment", "swarm-gateway")
+    theirs = gateway["spec"]["template"]["spec"]
+    for name in ("nodeSelector", "tolerations"):
+        assert theirs[name] and spec[name] == theirs[name]
+
+
 @pytest.mark.full
 def test_admin_port_is_loopback_without_its_service() -> None:
     flags = ("--set", "gateway.adminService.enabled=false", "--set", "networkPolicy.enabled=true")
