@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from modelswarm_gateway.generation.generation import Generation, OutputChunk
+from modelswarm_gateway.generation.generation import Generation
+from modelswarm_gateway.generation.output.turn_output import OutputChunk
 
 
 async def merge_chunks(

@@ -1,4 +1,4 @@
-"""One turn from its request to its last text: session, tokens, detokenizing, stop strings, credit.
+"""One turn from its request to its last text: session, tokens, output, credit.
 
 Made by the service, read by an API. Knows the backend only as the contract in `backend/protocol.py`.
 """
@@ -10,64 +10,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from modelswarm.protocol.messages import Finish, PromptLogprob
-from modelswarm.protocol.opaque import without_opaque
+from modelswarm.protocol.messages import PromptLogprob
 from modelswarm_gateway.backend.protocol import TurnBackend
-from modelswarm_gateway.backend.token_stream import RowsEvent, StreamEvent, TokenEvent, TokenStream
+from modelswarm_gateway.backend.token_stream import RowsEvent, StreamEvent, TokenStream
 from modelswarm_gateway.core.interface.errors import CoreError, UnknownSession
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import CLIENT_ENDED, ApiError, Code, from_core, hide_identities
-from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
 from modelswarm_gateway.generation.named_sessions import Evictions, NamedSessions, SessionKey
+from modelswarm_gateway.generation.output.logprobs import TokenLogprob
+from modelswarm_gateway.generation.output.turn_output import OutputChunk, TurnOutput
 from modelswarm_gateway.generation.request import GenerationRequest
-from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn, SeenAnswer
-from modelswarm_gateway.generation.rows.returned_rows import RowBlock, RowsBuffer
-from modelswarm_gateway.generation.stop_strings import StopMatcher
-from modelswarm_gateway.generation.tool_calls.answer import (
-    PROMPT_END_TOKENS,
-    AnswerParser,
-    has_events,
-)
-from modelswarm_gateway.generation.tool_calls.events import (
-    OutputEvent,
-    TextDelta,
-    merge_events,
-)
+from modelswarm_gateway.generation.resumption import ResumedTurn, SeenAnswer
+from modelswarm_gateway.generation.rows.returned_rows import RowsBuffer
+from modelswarm_gateway.generation.tool_calls.events import OutputEvent, merge_events
 from modelswarm_gateway.generation.tool_calls.families import NO_FORMAT, ChatFormat
 from modelswarm_gateway.metrics.counters import Metrics, TurnOutcome
-from modelswarm_gateway.models.detokenizer import detokenize_all
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 
 _UNSEEN_AT_ONCE = 64  # tokens of a chunk of a resumed turn: other tasks run between two of them
 # Errors that refuse a turn before its first token.
 _NOT_STARTED = (Code.NO_CAPACITY, Code.NO_SERVERS, Code.CONTEXT_LENGTH)
-
-
-@dataclass(frozen=True, slots=True)
-class OutputChunk:
-    """Generated text (perhaps empty), the tokens that made it, and the finish reason of the last chunk.
-
-    With log probabilities, tokens whose text is withheld come with a later chunk: a stream that is resumed behind this
-    one must report theirs.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    position: int  # of the first token
-    end: int  # position after the last token
-    received: int  # position after the last token that has come, withheld or not
-    finish: str | None
-    mark: str  # short hash of the log up to `end`; "" for a session without a name
-    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens that belong to `text`, if requested
-    events: tuple[OutputEvent, ...] | None = None  # None: the answer is nothing but its text
-    rows: RowBlock | None = None  # of entries below `end`, and at the end of the answer all
-
-    @property
-    def output(self) -> tuple[OutputEvent, ...]:
-        """Return what the client may see now, as typed events."""
-        if self.events is not None:
-            return self.events
-        return (TextDelta(self.text),) if self.text else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +68,16 @@ class Generation:
         self._turn, self._epoch_floor = turn, start.epoch_floor
         self._form = start.form
         self.sampling = (start.resumed.turn if start.resumed else turn).sampling
-        last = without_opaque(turn.tokens[-PROMPT_END_TOKENS:])
-        self._answer = self._parser(start, last)
-        markers = start.form.markers if self._answer else ()
-        text = request.text
-        self._detokenizer = start.tokenizer.detokenizer(last, markers, all_special=text.all_special)
-        self._events: list[OutputEvent] = []  # of the next chunk
-        self._stops = StopMatcher(request.stop, keeps_match=text.keeps_stop)
-        self._logprobs = LogprobsBuffer() if turn.keeps_logprobs else None
-        self._released: list[TokenLogprob] = []  # of the next chunk
-        self._rows = start.rows
+        self._output = TurnOutput(
+            request,
+            turn,
+            self.sampling,
+            start.tokenizer,
+            start.form,
+            start.rows,
+            lambda position: self._stream.stop_at(position),
+        )
         self._echoes = request.echo and start.resumed is None  # before the first token
-        self._finish: str | None = None  # the finish reason, once the turn has completed
         self._failure: Code | None = None
         self._refused = self._closed = self._aborted = False
         self.tokenizer = start.tokenizer
@@ -132,8 +92,6 @@ class Generation:
             (request.model, request.parent_id) if request.parent_id else None
         )
         self._evictions = Evictions(context.backend, context.named_sessions)
-        self._log_mark = LogMark(turn.tokens) if self.session_key else None
-        self._withheld: list[int] = []  # tokens that came and are in no chunk yet
         # Time since which the client has not taken the last chunk; None while the next one is awaited.
         self._unread_since: float | None = context.clock()
         self._unseen: deque[OutputChunk] = deque()  # generated before the turn was resumed
@@ -156,19 +114,10 @@ class Generation:
         start = TurnStart(turn, self.tokenizer, self._context.clock(), form=self._form)
         return Generation(self._context, self._request, start)
 
-    def _parser(self, start: TurnStart, last: Sequence[int]) -> AnswerParser | None:
-        """Return the parser of the answer; None if it is plain text."""
-        options, turn = self._request.answer, start.turn
-        if options is None or not has_events(options, start.form):
-            return None
-        seed = self.sampling.seed + self.sampling.choice
-        end = start.tokenizer.decode(last, start.form.markers)
-        return AnswerParser(options, start.form, turn.tokens, end, seed)
-
     @property
     def reasoning_tokens(self) -> int | None:
         """Return the generated tokens of the reasoning; None for plain text."""
-        return None if self._answer is None else self._answer.reasoning_tokens
+        return self._output.reasoning_tokens
 
     @property
     def prompt_logprobs(self) -> Sequence[PromptLogprob]:
@@ -178,7 +127,7 @@ class Generation:
     @property
     def stop_match(self) -> str | None:
         """Return the stop string that has ended the answer."""
-        return self._stops.match
+        return self._output.stop_match
 
     @property
     def cached_tokens(self) -> int:
@@ -208,43 +157,39 @@ class Generation:
     def _resume_turn(self, resumed: ResumedTurn) -> tuple[str, TokenStream]:
         """Continue the turn; its first chunks are the generated text that the client has not seen."""
         assert self.session_key is not None
-        backend, first = self._context.backend, len(self.prompt)
+        backend, output, first = self._context.backend, self._output, len(self.prompt)
         session = self._context.named_sessions.acquire(self.session_key)
         self._stream = TokenStream(lambda _: None, lambda length: None)
         shown: list[str] = []
         seen: list[OutputEvent] = []
         seen_logprobs: list[TokenLogprob] = []
         end = first
-        if self._log_mark is not None:
-            self._log_mark.extend(resumed.generated[: max(0, resumed.last_read + 1 - first)])
+        output.skip(resumed.generated[: max(0, resumed.last_read + 1 - first)])
 
         def put_unseen() -> None:
             begin, new = end - len(shown), resumed.generated[end - len(shown) - first : end - first]
-            self._unseen.append(self._finish_chunk(shown, new, begin))
+            self._unseen.append(output.make_chunk(shown, new, begin))
             shown.clear()
 
         for event in resumed.token_events(first):
-            text, self._finish = self._detokenize(event)
+            text = output.add_token(event)
             end = event.position + 1
             if event.position > resumed.last_read:
                 shown.append(text)
                 if len(shown) == _UNSEEN_AT_ONCE:
                     put_unseen()
             else:
-                seen += (TextDelta(text),) if self._answer is None else self._events
-                seen_logprobs += self._released
-                self._released.clear()
-                self._events.clear()
-                if self._logprobs is not None and event.position == resumed.last_read:
-                    self._logprobs.drop_withheld()
-            if self._finish is not None:
+                events, logprobs = output.take_read(text, is_last=end > resumed.last_read)
+                seen += events
+                seen_logprobs += logprobs
+            if output.finish is not None:
                 break
         self.seen = SeenAnswer(tuple(merge_events(seen)), tuple(seen_logprobs))
         self.completion_tokens = self._resumed_tokens = end - first
         if shown or not self._unseen:
             put_unseen()
         try:
-            if self._finish is not None:
+            if output.finish is not None:
                 backend.truncate_log(session, end)
                 return session, self._stream
             self._turn = TurnRequest(
@@ -299,8 +244,13 @@ class Generation:
                     self._failure = error.code
                     raise
             else:
-                echo = await self._echo_prompt() if events and self._echoes else ""
-                return self._build_chunk(events, echo) if events else None
+                if not events:
+                    return None
+                echo = ""
+                if self._echoes:
+                    self._echoes = False
+                    echo = await self._output.echo_prompt(self._stream.prompt_logprobs)
+                return self._build_chunk(events, echo)
 
     def _evict_and_retry(self, error: ApiError) -> bool:
         """If the turn was refused for lack of pages, evict an idle named session and start the turn again."""
@@ -322,107 +272,20 @@ class Generation:
     def _build_chunk(self, events: Sequence[StreamEvent], echo: str) -> OutputChunk:
         texts = [echo]
         tokens: list[int] = []
-        finish: str | None = None
         for event in events:
             if isinstance(event, RowsEvent):
-                assert self._rows is not None
-                self._rows.put_rows(event)
+                self._output.add_rows(event)
                 continue
             if event.token >= 0:
                 tokens.append(event.token)
-            text, finish = self._detokenize(event)
-            texts.append(text)
-            if finish is not None:
+            texts.append(self._output.add_token(event))
+            if self._output.finish is not None:
                 break
-        self._finish = finish
         first = len(self.prompt) + self.completion_tokens
         if tokens:
             self._meter.on_tokens(len(tokens), self._context.clock())
             self.completion_tokens += len(tokens)
-        return self._finish_chunk(texts, tokens, first)
-
-    async def _echo_prompt(self) -> str:
-        """Return the prompt's text, once, with the log probabilities of its tokens if they are reported."""
-        self._echoes = False
-        detokenizer = self.tokenizer.detokenizer((), all_special=self._request.text.all_special)
-        pieces = await detokenize_all(detokenizer, self.prompt)
-        text = "".join(pieces)
-        if self._logprobs is not None:
-            scores = [None, *self._stream.prompt_logprobs]
-            for token, score, piece in zip(self.prompt, scores, pieces, strict=True):
-                self._logprobs.add_prompt(token, score, piece, self.sampling.logprobs)
-            self._released += self._logprobs.release(text, is_last=True)
-        return text
-
-    def _finish_chunk(self, texts: Sequence[str], tokens: Sequence[int], first: int) -> OutputChunk:
-        """Return the chunk of these texts and tokens, the first at position `first`, with the mark of the log."""
-        received, came = first + len(tokens), [*self._withheld, *tokens]
-        shown = self._count_shown(came)
-        self._withheld = came[shown:]
-        end = received - len(self._withheld)
-        if self._log_mark is not None:
-            self._log_mark.extend(came[:shown])
-        mark = "" if self._log_mark is None else str(self._log_mark)
-        logprobs, self._released = tuple(self._released), []
-        events, self._events = tuple(merge_events(self._events)), []
-        return OutputChunk(
-            "".join(texts),
-            tuple(came[:shown]),
-            end - shown,
-            end,
-            received,
-            self._finish_reason(),
-            mark,
-            logprobs,
-            None if self._answer is None else events,
-            None if self._rows is None else self._rows.take(end if self._finish is None else None),
-        )
-
-    def _count_shown(self, tokens: Sequence[int]) -> int:
-        """Return how many of the tokens that have come are in this chunk."""
-        if self._logprobs is None or self._finish is not None:
-            return len(tokens)
-        return max(0, len(tokens) - self._logprobs.withheld)
-
-    def _finish_reason(self) -> str | None:
-        has_calls = self._answer is not None and self._answer.has_calls
-        return "tool_calls" if has_calls and self._finish == Finish.STOP.value else self._finish
-
-    def _detokenize(self, event: TokenEvent) -> tuple[str, str | None]:
-        """Return the text that one token makes visible, and the finish reason if the turn ends with it."""
-        piece = self._decode(event)
-        text, finish = self._match_stops(event, piece)
-        if self._answer is not None:
-            is_last = finish is not None
-            self._events += self._answer.add_token(event.position, text, is_last=is_last)
-            if self._answer.has_ended and not is_last:
-                self._stream.stop_at(event.position + 1)
-                finish = Finish.STOP.value
-        if self._logprobs is not None:
-            has_cut = self._stops.match is not None and not self._request.text.keeps_stop
-            is_last = finish is not None and not has_cut
-            self._logprobs.add_token(event, piece)
-            self._released += self._logprobs.release(text, is_last=is_last)
-        return text, finish
-
-    def _decode(self, event: TokenEvent) -> str:
-        piece = ""
-        has_text = event.finish is not Finish.STOP or self._request.text.keeps_stop
-        if event.token >= 0 and has_text:  # by default a stop token has none
-            piece = self._detokenizer.feed(event.token)
-        if event.finish is not Finish.NONE:
-            piece += self._detokenizer.flush()
-        return piece
-
-    def _match_stops(self, event: TokenEvent, piece: str) -> tuple[str, str | None]:
-        found = self._stops.feed(piece)
-        if found.matched:
-            if event.finish is Finish.NONE:
-                self._stream.stop_at(event.position + 1)
-            return found.text, Finish.STOP.value
-        if event.finish is not Finish.NONE:
-            return found.text + self._stops.flush(), event.finish.value
-        return found.text, None
+        return self._output.make_chunk(texts, tokens, first)
 
     @property
     def hold_reason(self) -> str:
@@ -432,15 +295,15 @@ class Generation:
 
     def acknowledge(self, chunk: OutputChunk) -> None:
         """Grant credit for more tokens or rows, because the client has this chunk (R7, credit)."""
-        if self._finish is None and not self._closed:
+        if self._output.finish is None and not self._closed:
             end = chunk.received
-            if self._rows is not None and not self.completion_tokens:
-                end = self._rows.end  # in the prompt
+            if self._output.rows_end is not None and not self.completion_tokens:
+                end = self._output.rows_end  # in the prompt
             self._stream.read_to(end)
 
     def abort(self, error: ApiError) -> None:
         """Make `next_chunk` raise `error` at once: the client disconnected, or the gateway stops."""
-        if self._finish is None and not self._closed:
+        if self._output.finish is None and not self._closed:
             self._aborted = True
             self._stream.abort(error)
 
@@ -464,7 +327,7 @@ class Generation:
         self._closed = True
         self._context.on_closed(self)
         self._record_metrics()
-        keep = self._finish is not None or (self._refused and self._has_run())
+        keep = self._output.finish is not None or (self._refused and self._has_run())
         if self.session_key and not keep and self._failure in (None, *CLIENT_ENDED, Code.STOPPING):
             keep = self._park_session()
         self._release_session(self._session, keep=keep)
@@ -489,10 +352,10 @@ class Generation:
     def _record_metrics(self) -> None:
         context, outcome = self._context, self._outcome()
         self._meter.on_ended(outcome, context.backend.session(self._session), context.clock())
-        context.metrics.count_turn(self._request.model, outcome, self._finish)
+        context.metrics.count_turn(self._request.model, outcome, self._output.finish)
 
     def _outcome(self) -> TurnOutcome:
-        if self._finish is not None:
+        if self._output.finish is not None:
             return TurnOutcome.RECOVERED if self._stream.reroutes else TurnOutcome.COMPLETED
         if self._refused:
             return TurnOutcome.REFUSED

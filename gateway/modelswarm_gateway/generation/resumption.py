@@ -16,7 +16,7 @@ from modelswarm.protocol.messages import Finish, Turn
 from modelswarm_gateway.backend.token_stream import TokenEvent
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
-from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.output.logprobs import TokenLogprob
 from modelswarm_gateway.generation.tool_calls.events import OutputEvent
 
 LAST_EVENT_ID = "Last-Event-ID"

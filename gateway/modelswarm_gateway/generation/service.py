@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Grammar, Sampling
+from modelswarm.protocol.messages import Sampling
 from modelswarm_gateway.backend.beams.checks import check_beams
 from modelswarm_gateway.backend.beams.search import BeamSearch
 from modelswarm_gateway.backend.model_card import ModelCard
@@ -40,9 +40,12 @@ from modelswarm_gateway.generation.continuation import (
     session_expired,
 )
 from modelswarm_gateway.generation.generation import Generation, GenerationContext, TurnStart
-from modelswarm_gateway.generation.grammar.answer_grammar import answer_grammar
 from modelswarm_gateway.generation.grammar.check_process import GrammarProcess
-from modelswarm_gateway.generation.grammar.source import GrammarKind, GrammarSource
+from modelswarm_gateway.generation.grammar.request_grammar import (
+    request_grammar,
+    with_forced_tokens,
+)
+from modelswarm_gateway.generation.grammar.source import GrammarSource
 from modelswarm_gateway.generation.named_sessions import NamedSessions, SessionKey, wire_name
 from modelswarm_gateway.generation.request import (
     ChatPrompt,
@@ -59,8 +62,6 @@ from modelswarm_gateway.generation.rows.block_ranges import check_same_blocks, r
 from modelswarm_gateway.generation.rows.opaque_rows import add_opaque, check_input_rows
 from modelswarm_gateway.generation.rows.returned_rows import RowsBuffer, check_rows, with_rows
 from modelswarm_gateway.generation.session_locator import SessionLocator
-from modelswarm_gateway.generation.tool_calls.answer import PROMPT_END_TOKENS
-from modelswarm_gateway.generation.tool_calls.families import ChatFormat
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.sampling_tokens import add_bad_words
@@ -91,6 +92,17 @@ class ServiceSettings:
         10.0  # for which a request waits while its model's tokenizer is loaded
     )
     tool_call_parser: str = ""  # a family of tool calls; "": that of the model's chat template
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionTurn:
+    """A turn, and what is known of its session; `kept`: the turn before it."""
+
+    turn: TurnRequest
+    epoch_floor: int = 0
+    kept: ParkedTurn | None = None
+    resumed: ResumedTurn | None = None
+    position: int | None = None  # where appended input begins
 
 
 class GenerationService:
@@ -201,8 +213,7 @@ class GenerationService:
         tokens = await encode_prompt(request, tokenizer, card.max_length)
         sampling = tokenizer.defaults.sampling(request.options, secrets.randbits(64))
         sampling = await add_bad_words(sampling, request.options, tokenizer)
-        source = _answer_grammar(request, form, tokenizer, tokens)
-        source = source or _with_tokens(request.grammar, tokenizer)
+        source = request_grammar(request, form, tokenizer, tokens)
         if source is not None:
             sampling = await self._constrain(sampling, source, card, request)
         turn = TurnRequest(
@@ -213,44 +224,55 @@ class GenerationService:
             keeps_logprobs=request.options.logprobs is not None,
             tokenizer=tokenizer.digest,
         )
-        epoch_floor, resumed, position, kept = 0, None, None, None
+        session = _SessionTurn(turn)
         if request.session_id is not None:
-            key = (request.model, request.session_id)
-            check = partial(_resume, request, turn)
-            if request.resume_after is not None and self.named_sessions.is_busy(key):
-                check(self._parked_turn(key))  # only a client that has the log may end its stream
-                self._replace_stream(key)
-            epoch_floor = await self._locator.acquire(request, key, check)
-            if request.resume_after is not None and self.named_sessions.is_busy(key):
-                raise self.named_sessions.busy_error(key)
-            kept = self._parked_turn(key)
-            check_same_blocks(request, kept)
-            resumed = check(kept)
-            if resumed is not None:
-                turn = replace(turn, tokens=resumed.prompt)
-            elif request.reservation is not None or request.parent_id is not None:
-                turn = self._opened_turn(turn, key, request)
-            elif request.append:
-                if kept is not None and (kept.is_empty or request.position == 0):
-                    first = replace(request, append=False)
-                    tokens = await encode_prompt(first, tokenizer, card.max_length)
-                    if self._parked_turn(key) != kept:
-                        raise self.named_sessions.busy_error(key)
-                    kept = replace(kept, tokens=())
-                is_chat = isinstance(request.prompt, ChatPrompt)
-                whole = append_to_log(
-                    kept, tokens, request.position, turn.tokenizer, is_chat=is_chat
-                )
-                turn = replace(turn, tokens=whole)
-                position = len(kept.tokens) if kept else 0
-                position = position if request.position is None else request.position
+            encode = partial(encode_prompt, text=tokenizer, limit=card.max_length)
+            session = await self._turn_of_session(request, turn, encode)
+        turn, position, resumed = session.turn, session.position, session.resumed
         if resumed is None:
-            turn = add_opaque(turn, request, sizes.hidden_bytes, position or 0, kept)
+            turn = add_opaque(turn, request, sizes.hidden_bytes, position or 0, session.kept)
         turn, rows = _add_rows(turn, request, sizes, position)
         self._check_not_replaced(request.model, turn.tokenizer)
         self._check_prompt_scores(turn.tokens, turn.sampling, 1, request.echo and request.streams)
-        begin = TurnStart(turn, tokenizer, requested_at, epoch_floor, resumed, position, form, rows)
+        floor = session.epoch_floor
+        begin = TurnStart(turn, tokenizer, requested_at, floor, resumed, position, form, rows)
         return Generation(self._context_of(request, card, begin.turn), request, begin)
+
+    async def _turn_of_session(
+        self,
+        request: GenerationRequest,
+        turn: TurnRequest,
+        encode: Callable[[GenerationRequest], Awaitable[tuple[int, ...]]],
+    ) -> _SessionTurn:
+        """Return the turn with the log of its named session, which this gateway owns from now on. Raise ApiError."""
+        key = (request.model, request.session_id or "")
+        check = partial(_resume, request, turn)
+        if request.resume_after is not None and self.named_sessions.is_busy(key):
+            check(self._parked_turn(key))  # only a client that has the log may end its stream
+            self._replace_stream(key)
+        epoch_floor = await self._locator.acquire(request, key, check)
+        if request.resume_after is not None and self.named_sessions.is_busy(key):
+            raise self.named_sessions.busy_error(key)
+        kept = self._parked_turn(key)
+        check_same_blocks(request, kept)
+        found = _SessionTurn(turn, epoch_floor, kept, check(kept))
+        if found.resumed is not None:
+            return replace(found, turn=replace(turn, tokens=found.resumed.prompt))
+        if request.reservation is not None or request.parent_id is not None:
+            return replace(found, turn=self._opened_turn(turn, key, request))
+        if not request.append:
+            return found
+        tokens = turn.tokens
+        if kept is not None and (kept.is_empty or request.position == 0):
+            tokens = await encode(replace(request, append=False))
+            if self._parked_turn(key) != kept:
+                raise self.named_sessions.busy_error(key)
+            kept = replace(kept, tokens=())
+        is_chat = isinstance(request.prompt, ChatPrompt)
+        whole = append_to_log(kept, tokens, request.position, turn.tokenizer, is_chat=is_chat)
+        position = len(kept.tokens) if kept else 0
+        position = position if request.position is None else request.position
+        return replace(found, turn=replace(turn, tokens=whole), kept=kept, position=position)
 
     async def _constrain(
         self,
@@ -263,7 +285,7 @@ class GenerationService:
         if not card.can_constrain:
             raise invalid_request(source.param, f"{source.param}: {NO_GRAMMARS}")
         grammar = await self._grammars.check(source, sampling.eos)
-        return replace(sampling, grammar=_with_forced_tokens(grammar, request))
+        return replace(sampling, grammar=with_forced_tokens(grammar, request))
 
     def _check_not_replaced(self, model: str, tokenizer: str) -> None:
         """Raise ApiError if turns run on another tokenizer since the prompt was read by the one of this digest."""
@@ -427,43 +449,6 @@ class GenerationService:
             detail = f"the model {name!r} is starting: {card.tokenizer_reason}; retry in 1 s"
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         return card, card.tokenizer
-
-
-def _with_tokens(source: GrammarSource | None, tokenizer: ModelTokenizer) -> GrammarSource | None:
-    """Return a client's grammar with the model's tokens that it names."""
-    if source is None or source.kind not in (GrammarKind.GRAMMAR, GrammarKind.STRUCTURAL_TAG):
-        return source
-    try:
-        found = tokenizer.tokens_within(source.text)
-    except ValueError as error:
-        raise invalid_field(source.param, str(error)) from error
-    return replace(source, tokens=tuple(sorted(found.items())))
-
-
-def _answer_grammar(
-    request: GenerationRequest, form: ChatFormat, tokenizer: ModelTokenizer, prompt: Sequence[int]
-) -> GrammarSource | None:
-    """Return the grammar of an answer with calls, or with reasoning and a format; None if none is needed.
-
-    Raise ApiError.
-    """
-    answer = request.answer
-    if answer is None or not (answer.is_constrained or answer.has_format):
-        return None
-    if request.options.ignore_eos:
-        detail = "an answer whose calls are constrained ends by itself; leave ignore_eos out"
-        raise invalid_field("ignore_eos", detail)
-    special = tokenizer.tokens_within("\n".join(form.markers))
-    end = tokenizer.decode(prompt[-PROMPT_END_TOKENS:], form.markers)
-    content = request.grammar if answer.has_format else None
-    return answer_grammar(answer, form, end, special, content)
-
-
-def _with_forced_tokens(grammar: Grammar, request: GenerationRequest) -> Grammar:
-    """Let forced tokens go without steps of their own, unless the request asks for log probabilities or rows."""
-    is_plain = request.options.logprobs is None and request.rows is None
-    most = MAX_FORCED_TOKENS if is_plain else 0
-    return replace(grammar, max_forced=most)
 
 
 def _add_rows(

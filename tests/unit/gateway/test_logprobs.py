@@ -17,7 +17,7 @@ from modelswarm_gateway.api.http.logprobs_json import TokenNames, completion_log
 from modelswarm_gateway.backend.token_stream import TokenEvent
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs, TurnRequest
 from modelswarm_gateway.generation.generation import Generation, TurnStart
-from modelswarm_gateway.generation.logprobs import LogprobsBuffer, TokenLogprob
+from modelswarm_gateway.generation.output.logprobs import LogprobsBuffer, TokenLogprob
 from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
 from modelswarm_gateway.generation.resumption import LogMark, ResumedTurn, resume_turn
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions

@@ -19,7 +19,8 @@ from modelswarm_gateway.api.grpc.responses import add_prompt, response_part, row
 from modelswarm_gateway.api.merged_chunks import merge_chunks
 from modelswarm_gateway.errors import ApiError, Code, gateway_stopping
 from modelswarm_gateway.generation.continuation import append_unknown
-from modelswarm_gateway.generation.generation import Generation, OutputChunk
+from modelswarm_gateway.generation.generation import Generation
+from modelswarm_gateway.generation.output.turn_output import OutputChunk
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.generation.session_locator import OwnedElsewhere

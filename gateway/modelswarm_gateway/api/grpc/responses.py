@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from modelswarm.protocol.wire import api_pb2
-from modelswarm_gateway.generation.generation import Generation, OutputChunk
-from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.generation import Generation
+from modelswarm_gateway.generation.output.logprobs import TokenLogprob
+from modelswarm_gateway.generation.output.turn_output import OutputChunk
 from modelswarm_gateway.generation.rows.returned_rows import RowBlock
 from modelswarm_gateway.models.tokenizer import ModelTokenizer
 

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
 from modelswarm_gateway.api.merged_chunks import merge_chunks
-from modelswarm_gateway.generation.generation import Generation, OutputChunk
-from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.generation import Generation
+from modelswarm_gateway.generation.output.logprobs import TokenLogprob
+from modelswarm_gateway.generation.output.turn_output import OutputChunk
 from modelswarm_gateway.generation.resumption import format_event_id
 from modelswarm_gateway.generation.tool_calls.events import OutputEvent, TextDelta
 

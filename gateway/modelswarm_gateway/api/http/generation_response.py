@@ -35,7 +35,7 @@ from modelswarm_gateway.api.http.sse_reader import parse_event_id_line
 from modelswarm_gateway.errors import ApiError, Code, client_left
 from modelswarm_gateway.generation.continuation import append_unknown
 from modelswarm_gateway.generation.generation import Generation
-from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.output.logprobs import TokenLogprob
 from modelswarm_gateway.generation.request import GenerationRequest
 from modelswarm_gateway.generation.resumption import parse_event_id
 from modelswarm_gateway.generation.service import GenerationService

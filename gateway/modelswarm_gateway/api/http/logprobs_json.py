@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from modelswarm.protocol.messages import PromptLogprob
-from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.output.logprobs import TokenLogprob
 
 BytesOf = Callable[[int], bytes]
 Source = TypeVar("Source")

@@ -21,7 +21,7 @@ from modelswarm_gateway.api.http.logprobs_json import (
     completion_logprobs,
 )
 from modelswarm_gateway.api.tools.deltas import chat_delta, chat_message
-from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.output.logprobs import TokenLogprob
 from modelswarm_gateway.generation.tool_calls.events import OutputEvent, TextDelta
 
 DONE = b"data: [DONE]\n\n"

@@ -20,7 +20,7 @@ from modelswarm_gateway.api.http.logprobs_json import (
     prompt_logprobs,
 )
 from modelswarm_gateway.api.http.response_writer import ResponseWriter
-from modelswarm_gateway.generation.logprobs import TokenLogprob
+from modelswarm_gateway.generation.output.logprobs import TokenLogprob
 
 TOKENS = 2000
 LEAST_TURNS = 10  # of another task, while one answer is encoded

@@ -14,7 +14,8 @@ from modelswarm_gateway.api.http.openai_requests import parse_completion
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation import generation as generation_module
-from modelswarm_gateway.generation.generation import Generation, OutputChunk, TurnStart
+from modelswarm_gateway.generation.generation import Generation, TurnStart
+from modelswarm_gateway.generation.output.turn_output import OutputChunk
 from modelswarm_gateway.generation.resumption import LogMark, resume_turn
 from modelswarm_gateway.runtime.node import Node
 from tools.dashboard.metric_registries import MODEL

@@ -9,7 +9,7 @@ from typing import SupportsIndex
 import pytest
 from typing_extensions import override
 
-from modelswarm_gateway.generation.stop_strings import StopMatcher
+from modelswarm_gateway.generation.output.stop_strings import StopMatcher
 
 
 def feed_chunks(stops: Sequence[str], pieces: Sequence[str]) -> tuple[list[str], bool]:
