@@ -47,6 +47,7 @@ def server_view(server: Server, registry: ServerRegistry, now: float) -> ServerV
         ejected=status.ejected,
         score=status.score,
         numerics=server.hello.numerics,
+        dtype=server.hello.dtype,
     )
 
 

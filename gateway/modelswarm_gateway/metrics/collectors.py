@@ -59,7 +59,7 @@ class SwarmCollector(Collector):
 
 
 def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) -> Iterable[Metric]:
-    held = {card.name: servers_per_block(card, servers[card.name]) for card in cards}
+    held = {card.name: servers_per_block(card.n_blocks, servers[card.name]) for card in cards}
     per_model = ["model"]
     yield _gauge("model_ready", "1 while requests can be answered.", per_model,
                  (([card.name], card.ready) for card in cards))  # fmt: skip
@@ -76,8 +76,8 @@ def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) ->
     yield _gauge("min_health_score", "Lowest health score of a linked server; the best score is 1.", per_model,
                  (([card.name], min(view.score for view in servers[card.name]))
                   for card in cards if servers[card.name]))  # fmt: skip
-    yield _gauge("coverage", "Fewest linked servers of any block.", per_model,
-                 (([card.name], min(held[card.name], default=0)) for card in cards))  # fmt: skip
+    yield _gauge("coverage", "Fewest linked servers of any block, in the variant that has the most.", per_model,
+                 (([card.name], lowest_coverage(card.n_blocks, servers[card.name])) for card in cards))  # fmt: skip
     yield _gauge("uncovered_blocks", "Blocks without a server; none before the first server tells their number.",
                  per_model,
                  (([card.name], len(card.missing_blocks)) for card in cards if card.n_blocks))  # fmt: skip
@@ -88,11 +88,20 @@ def _models(cards: Sequence[ModelCard], servers: dict[str, list[ServerView]]) ->
                  (([card.name], kv_usage(card, servers[card.name])) for card in cards))  # fmt: skip
 
 
-def servers_per_block(card: ModelCard, servers: Iterable[ServerView]) -> list[int]:
-    """Return for each block the number of servers that hold it."""
-    counts = [0] * card.n_blocks
+def lowest_coverage(blocks: int, servers: Iterable[ServerView]) -> int:
+    """Return the fewest servers of any block, in the variant that has the most: no route mixes two variants."""
+    variants: dict[object, list[ServerView]] = {}
     for server in servers:
-        for block in range(server.first, min(server.last, card.n_blocks)):
+        variants.setdefault(server.variant, []).append(server)
+    counts = (servers_per_block(blocks, variant) for variant in variants.values())
+    return max((min(each, default=0) for each in counts), default=0)
+
+
+def servers_per_block(blocks: int, servers: Iterable[ServerView]) -> list[int]:
+    """Return for each block the number of servers that hold it."""
+    counts = [0] * blocks
+    for server in servers:
+        for block in range(server.first, min(server.last, blocks)):
             counts[block] += 1
     return counts
 

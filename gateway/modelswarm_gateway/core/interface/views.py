@@ -29,6 +29,12 @@ class ServerView:
     ejected: bool = False  # gets no new sessions for now, except one canary
     score: float = 1.0  # health, in (0, 1]
     numerics: str = ""  # numerics class; empty: unknown
+    dtype: str = ""
+
+    @property
+    def variant(self) -> tuple[str, int, str]:
+        """Return what servers of one route have in common."""
+        return self.revision, self.n_blocks, self.dtype
 
 
 @dataclass(frozen=True, slots=True)
