@@ -23,6 +23,8 @@ FIRST_PAUSE, MAX_PAUSE = 0.1, 2.0
 STABLE_SECONDS = 10.0
 # Seconds without a link after which a server is taken for dead, although its endpoint still exists.
 DEAD_SECONDS = 60.0
+# Seconds after which a server that has neither answered nor refused a dial no longer holds up discovery.
+SETTLE_SECONDS = 30.0
 # Part of the error if no process listens on the port: the server that did has ended.
 REFUSED = "connection refused"
 
@@ -53,7 +55,9 @@ class _Dial:
     pause: float = FIRST_PAUSE
     due_at: float | None = 0.0  # None: in progress, or linked
     failure: str = ""  # reason why the last dial failed
+    added_at: float = 0.0
     tried: bool = False
+    is_known: bool = False  # it was linked once, or its port refused a dial: there is no server
     is_linked: bool = False
     # Names of the model and the adapters of the server that was linked last; none if it has ended.
     models: frozenset[str] = frozenset()
@@ -77,7 +81,7 @@ class Dialer:
                 del self._dials[peer]
         now = self._clock()
         for peer, place in present.items():
-            dial = self._dials.setdefault(peer, _Dial(place.change_token))
+            dial = self._dials.setdefault(peer, _Dial(place.change_token, added_at=now))
             if dial.change_token != place.change_token:
                 dial.change_token = place.change_token
                 dial.pause = dial.link_pause = FIRST_PAUSE
@@ -87,8 +91,12 @@ class Dialer:
                 self._dial(place.address)
 
     def is_settled(self) -> bool:
-        """Return True when every present endpoint was tried."""
-        return all(dial.tried for dial in self._dials.values())
+        """Return True when every present endpoint has told its models, or has had the time for it.
+
+        A failed dial tells nothing: a busy server does not answer within the limit, and serves its model all the same.
+        """
+        begin = self._clock() - SETTLE_SECONDS
+        return all(dial.is_known or dial.added_at < begin for dial in self._dials.values())
 
     def unreachable_servers(self, model: str) -> list[PeerId]:
         """Return the endpoints without a link whose server may be running and serve the model.
@@ -119,7 +127,7 @@ class Dialer:
         dial = self._find_dial(peer)
         if dial is not None:
             dial.pause, dial.due_at, dial.failure = FIRST_PAUSE, None, ""
-            dial.tried = dial.is_linked = True
+            dial.tried = dial.is_linked = dial.is_known = True
             dial.linked_at = self._clock()
             dial.models = frozenset(models)
 
@@ -137,7 +145,7 @@ class Dialer:
                 dial.link_pause = FIRST_PAUSE
             dial.pause, dial.link_pause = dial.link_pause, min(2 * dial.link_pause, MAX_PAUSE)
         elif REFUSED in reason.lower():
-            dial.models = frozenset()
+            dial.models, dial.is_known = frozenset(), True
         dial.tried, dial.is_linked, dial.failure = True, False, reason
         dial.due_at = self._clock() + dial.pause
         dial.pause = min(2 * dial.pause, MAX_PAUSE)

@@ -19,7 +19,7 @@ class Readiness:
         is_settled: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        """`undiscovered_reason` returns why the servers are not known yet. `is_settled`: every server was tried."""
+        """`undiscovered_reason` returns why the servers are not known yet. `is_settled`: their models are known."""
         self._undiscovered_reason, self._is_settled, self._clock = (
             undiscovered_reason,
             is_settled,

@@ -146,7 +146,7 @@ class Node:
         self._models.tick()
 
     def is_settled(self) -> bool:
-        """Return True when all known servers were tried and the tokenizers of their models are loaded."""
+        """Return True when all known servers have told their models and the tokenizers of their models are loaded."""
         return self._dialer.is_settled() and self._models.is_settled()
 
     async def shut_down(self) -> None:

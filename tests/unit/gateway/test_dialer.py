@@ -11,6 +11,7 @@ from modelswarm_gateway.discovery.dialer import (
     DEAD_SECONDS,
     FIRST_PAUSE,
     MAX_PAUSE,
+    SETTLE_SECONDS,
     STABLE_SECONDS,
     Dialer,
 )
@@ -223,3 +224,22 @@ def test_refused_connection_marks_the_server_as_dead(tmp_path: Path) -> None:
     harness.dialer.on_peer_lost("s0/1/a", "connect: Connection refused (111)")
     assert harness.dialer.unreachable_servers("m") == []
     assert not harness.dialer.may_be_running("s0/1/a")
+
+
+def test_server_that_does_not_answer_holds_up_discovery(tmp_path: Path) -> None:
+    """A busy server serves its model all the same: the gateway must not tell clients that there is none."""
+    harness = DialerHarness(tmp_path)
+    harness.write("s0", "s0/1/a")
+    harness.poll()
+    harness.dialer.on_peer_lost("s0/1/a", "127.0.0.1:9 did not answer in time")
+    assert not harness.dialer.is_settled()
+    harness.poll(after=SETTLE_SECONDS + 0.1)
+    assert harness.dialer.is_settled(), "it has had the time to answer"
+
+
+def test_server_that_has_ended_does_not_hold_up_discovery(tmp_path: Path) -> None:
+    harness = DialerHarness(tmp_path)
+    harness.write("s0", "s0/1/a")
+    harness.poll()
+    harness.dialer.on_peer_lost("s0/1/a", "Connection refused")
+    assert harness.dialer.is_settled()

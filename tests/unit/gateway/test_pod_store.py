@@ -175,13 +175,13 @@ def test_expected_models_come_from_pods_before_they_serve() -> None:
     assert store.expected_models() == frozenset()
 
 
-def test_dialer_is_settled_once_every_pod_was_tried() -> None:
+def test_dialer_is_settled_once_every_pod_has_answered() -> None:
     harness = DialerHarness()
     assert harness.dialer.is_settled()
     harness.put(make_pod("a"), make_pod("b"), make_pod("c", phase="Pending"))
     harness.dialer.on_peer_connected("a/1/x", ["m"])
     assert not harness.dialer.is_settled()
-    harness.dialer.on_peer_lost("b/1", "refused")
+    harness.dialer.on_peer_lost("b/1", "connection refused")
     assert harness.dialer.is_settled()
 
 
