@@ -90,6 +90,10 @@ class Dialer:
                 dial.due_at = None
                 self._dial(place.address)
 
+    @property
+    def has_endpoints(self) -> bool:
+        return bool(self._dials)
+
     def is_settled(self) -> bool:
         """Return True when every present endpoint has told its models, or has had the time for it.
 

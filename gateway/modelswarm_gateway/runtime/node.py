@@ -200,9 +200,10 @@ class Node:
     # ---- SessionBackend
 
     def is_discovery_complete(self) -> bool:
-        self._discovery_complete = self._discovery_complete or (
-            self._has_polled and self._dialer.is_settled()
-        )
+        if not self._discovery_complete and self._has_polled and self._dialer.is_settled():
+            # Without a list of models, servers that load are not known at all until the first one is.
+            is_listed = self._source.expected_models() is not None
+            self._discovery_complete = is_listed or self._dialer.has_endpoints
         return self._discovery_complete
 
     def model_cards(self) -> Sequence[ModelCard]:

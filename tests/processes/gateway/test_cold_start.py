@@ -1,4 +1,4 @@
-"""A gateway that has just started denies no model before it has tried all servers."""
+"""A gateway that has just started denies no model before its servers have told theirs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from modelswarm_gateway.core.interface.settings import GatewaySettings
+from modelswarm_gateway.discovery import dialer
 from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt
@@ -45,11 +46,24 @@ async def refusal(node: Node) -> Code:
     return refused.value.code
 
 
-async def test_model_is_unknown_only_after_all_servers_were_tried(node: Node) -> None:
+async def test_model_is_unknown_only_after_all_servers_had_their_time(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert await refusal(node) is Code.NO_SERVERS, "no server was searched"
     node.discover_servers()
+    failed = asyncio.get_running_loop().time() + 3.0  # the limit of a dial is one second
+    while asyncio.get_running_loop().time() < failed:
+        node.discover_servers()
+        await asyncio.sleep(0.1)
     assert await refusal(node) is Code.NO_SERVERS, "one server has not answered yet"
-    async with asyncio.timeout(20):
-        while not node.is_discovery_complete():  # noqa: ASYNC110
-            await asyncio.sleep(0.05)
+    monkeypatch.setattr(dialer, "SETTLE_SECONDS", 1.0)
     assert await refusal(node) is Code.MODEL_NOT_FOUND
+
+
+async def test_no_model_is_denied_before_the_first_server_is_there(
+    node: Node, tmp_path: Path
+) -> None:
+    """A server that loads a model is not in the folder yet."""
+    (tmp_path / "s0.json").unlink()
+    node.discover_servers()
+    assert await refusal(node) is Code.NO_SERVERS
