@@ -19,6 +19,7 @@ from unit.gateway.test_pod_store import make_pod
 
 from modelswarm.kube.client import KubeClient
 from modelswarm_gateway.discovery import pod_reflector
+from modelswarm_gateway.discovery.kubernetes_source import KubernetesSource
 from modelswarm_gateway.discovery.pod_reflector import PodReflector, unready_reason
 from modelswarm_gateway.discovery.pod_store import SELECTOR, PodStore
 
@@ -116,24 +117,32 @@ async def watching(
     folder: Path, lists: list[Answer], watches: list[Answer], scope: str = "ns"
 ) -> AsyncIterator[Watching]:
     script, store, changes = Script(lists, watches), PodStore(), list[set[str]]()
+    async with api_server(script, scope) as port:
+        api = KubeClient(kubeconfig(folder, port), user_agent="test")
+        clock = asyncio.get_running_loop().time
+        watch = PodReflector(
+            api, scope, store, lambda: changes.append(set(store.endpoints())), clock, lambda: 0.5
+        )
+        task = asyncio.create_task(watch.run())
+        try:
+            yield Watching(store, watch, script, changes)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await api.close()
+
+
+@contextlib.asynccontextmanager
+async def api_server(script: Script, scope: str = "ns") -> AsyncIterator[int]:
+    """Serve the script's answers for the pods of a scope; yield the port."""
     app = web.Application()
     app.router.add_get("/api/v1/namespaces/ns/pods" if scope else "/api/v1/pods", script.answer)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    api = KubeClient(kubeconfig(folder, runner.addresses[0][1]), user_agent="test")
-    clock = asyncio.get_running_loop().time
-    watch = PodReflector(
-        api, scope, store, lambda: changes.append(set(store.endpoints())), clock, lambda: 0.5
-    )
-    task = asyncio.create_task(watch.run())
     try:
-        yield Watching(store, watch, script, changes)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield runner.addresses[0][1]
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await api.close()
         await runner.cleanup()
 
 
@@ -163,6 +172,21 @@ async def test_pods_are_listed_page_by_page_and_then_watched(tmp_path: Path) -> 
         assert watch["allowWatchBookmarks"] == "true"
         assert it.changes[0] == {"a/1", "b/1"}, "a page is not the whole list"
         assert unready_reason([it.watch]) is None
+
+
+async def test_models_are_not_known_before_the_pods_are_listed(tmp_path: Path) -> None:
+    """Until then a gateway cannot tell clients that a model does not exist."""
+    clock = asyncio.get_running_loop().time
+    async with api_server(Script([listed("7", make_pod("a"))], [watched()])) as port:
+        source = KubernetesSource(kubeconfig(tmp_path, port), ["ns"], clock, lambda: 0.5)
+        assert source.expected_models() is None
+        task = asyncio.create_task(source.run())
+        async with asyncio.timeout(DEADLINE):
+            while source.expected_models() is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert source.expected_models() == frozenset() and set(source.endpoints()) == {"a/1"}
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def test_empty_scope_lists_pods_of_all_namespaces(tmp_path: Path) -> None:
