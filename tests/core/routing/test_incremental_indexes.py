@@ -125,7 +125,7 @@ def choices(costs: CostModel, draws: Draws, now: float) -> list[object]:
 
 
 @given(st.lists(CHANGES, max_size=30))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80, deadline=None, derandomize=True)
 def test_incremental_costs_equal_recomputed_costs(changes: Sequence[tuple[str, object]]) -> None:
     draws, now = Draws(), 1.0
     registry = ServerRegistry(30.0, draws, lambda _: None)
@@ -285,7 +285,7 @@ MIXED = st.builds(
     ),
     st.frozensets(NAMES, max_size=4),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, derandomize=True)
 def test_incremental_coverage_equals_recomputed_coverage(
     changes: Sequence[tuple[str, object]], out: frozenset[int]
 ) -> None:
@@ -337,7 +337,7 @@ COSTS = st.dictionaries(st.integers(0, 3), st.builds(StepCost, SECONDS, READ_BYT
     ],
     frozenset(),
 )  # equal ratios
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300, deadline=None, derandomize=True)
 def test_group_comparison_equals_one_by_one_comparison(
     costs_by_name: Sequence[tuple[int, CostBySize]], gone: frozenset[int]
 ) -> None:

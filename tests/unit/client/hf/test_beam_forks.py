@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -77,6 +77,7 @@ def test_prompt_of_all_beams_is_compared_once() -> None:
     assert _CountedLog.read < 4 * 16 * len(logs[0])
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(st.integers(0, 1), max_size=9), st.lists(st.integers(0, 1), max_size=9), st.data())
 def test_common_prefix_is_found_across_parts(
     one: list[int], other: list[int], data: st.DataObject

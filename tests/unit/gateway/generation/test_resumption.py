@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modelswarm.protocol.messages import Finish, Sampling, Turn
@@ -90,6 +90,7 @@ def test_resumption_that_does_not_match_the_log_is_refused(
     assert refused.value.code is code
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.lists(TOKENS, min_size=1, max_size=6), st.integers(0, 9), st.data())
 def test_resume_with_another_prompt_than_the_turn_is_refused(
     prompt: list[int], after: int, data: st.DataObject
@@ -105,6 +106,7 @@ def test_resume_with_another_prompt_than_the_turn_is_refused(
     assert resumed.generated == kept.tokens[len(PROMPT) :]
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     st.lists(TOKENS, max_size=8), st.integers(0, 9), st.from_regex("[0-9a-f]{8}", fullmatch=True)
 )
