@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from support.processes.programs.browser import chromium
 from tools.devcluster import __main__ as command_line
 from tools.devcluster.build import packages, preparation
 from tools.devcluster.build.build import CACHE_VARIABLE, find_part, part_folder
-from tools.devcluster.network.ports import PORTS, free_ports
+from tools.devcluster.network import ports
+from tools.devcluster.network.ports import free_ports
 
 
 @pytest.fixture
@@ -23,19 +25,27 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.usefixtures("cache")
-def test_free_ports_are_unique_and_skip_taken_ones() -> None:
+@pytest.fixture
+def own_ports(cache: Path, monkeypatch: pytest.MonkeyPatch) -> range:
+    """Return a range of which no cluster has ports: one that runs now may use all others."""
+    start = ports.PORTS.stop + os.getpid() % 2000
+    found = range(start, start + 100)
+    monkeypatch.setattr(ports, "PORTS", found)
+    return found
+
+
+def test_free_ports_are_unique_and_skip_taken_ones(own_ports: range) -> None:
     first = free_ports(3)
     with socket.create_server(("127.0.0.1", first[-1] + 1)):
         later = free_ports(3)
     assert first[-1] + 1 not in later
     assert len({*first, *later}) == 6
-    assert all(port in PORTS for port in (*first, *later))
+    assert all(port in own_ports for port in (*first, *later))
 
 
-def test_free_ports_wrap_around_after_the_last(cache: Path) -> None:
-    (cache / "next-port").write_text(str(PORTS.stop - 1))
-    assert PORTS.start <= min(free_ports(20)) < PORTS.start + 100
+def test_free_ports_wrap_around_after_the_last(cache: Path, own_ports: range) -> None:
+    (cache / "next-port").write_text(str(own_ports.stop - 1))
+    assert own_ports.start <= min(free_ports(20)) < own_ports.start + 50
 
 
 def test_plan_names_the_missing_parts(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
