@@ -13,10 +13,12 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from starlette.testclient import TestClient
+from support.eventually import SECONDS
 from support.ports import free_port, http_port
 from typing_extensions import override
 
 from modelswarm.cli import run
+from modelswarm.local import port_check
 from modelswarm.local.port_check import Answer, explain_answer, probe
 from modelswarm.local.run_folder import RunFolder, RunInfo
 from modelswarm_gateway.api.metrics_app import build_metrics_app
@@ -80,6 +82,7 @@ def grpc_port() -> Iterator[int]:
 @pytest.fixture(autouse=True)
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(port_check, "PROBE_SECONDS", SECONDS)  # for a busy machine
 
 
 def test_each_kind_of_port_is_recognised() -> None:

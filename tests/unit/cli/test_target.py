@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import ShellComplete
+from support.eventually import SECONDS
 from support.ports import free_port, http_port
 from typing_extensions import override
 
@@ -29,6 +30,7 @@ from modelswarm.cli.options.target import (
     find_elsewhere,
     http_target,
 )
+from modelswarm.client import announcement
 from modelswarm.client.announcement import announced_grpc_port
 from modelswarm.errors import ModelSwarmError, UnreachableError, UserError
 from modelswarm.local.run_folder import GatewayAddresses, NoSwarmError, RunFolder, RunInfo
@@ -44,6 +46,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(announcement, "CHOICE_SECONDS", SECONDS)  # for a busy machine
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from threading import Thread, current_thread
 from typing import Any
 
 import pytest
+from support.eventually import SECONDS
 from support.ports import http_port
 from typing_extensions import override
 
@@ -32,6 +33,7 @@ from modelswarm.client.api import (
     PermissionDeniedError,
     RateLimitError,
     ServiceUnavailableError,
+    async_client,
 )
 from modelswarm.client.api.errors import ErrorFacts
 from modelswarm.client.api.retries import RESUME_SECONDS, Retries
@@ -415,8 +417,12 @@ def test_session_that_the_lost_try_has_closed_counts_as_closed() -> None:
         assert not client.close_session("one", model="m")
 
 
-async def test_stream_that_was_left_is_freed_before_its_client() -> None:
+async def test_stream_that_was_left_is_freed_before_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else its session holds its KV for ten idle minutes."""
+    for limit in ("LEFT_SECONDS", "CLOSING_SECONDS"):
+        monkeypatch.setattr(async_client, limit, SECONDS)  # for a busy machine
     with server(Answer(200, event(1, "a") + event(2, "b") + END)) as gateway:
         async with AsyncClient(gateway.url) as client:
             async for _ in client.stream_complete("one", model="m"):

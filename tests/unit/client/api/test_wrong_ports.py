@@ -8,10 +8,18 @@ from http.server import BaseHTTPRequestHandler
 
 import grpc
 import pytest
+from support.eventually import SECONDS
 from support.ports import http_port
 from typing_extensions import override
 
 from modelswarm.client.api import AsyncClient, Client, ConnectionBrokenError, NotAGatewayError
+from modelswarm.local import port_check
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a port on a busy machine answer late."""
+    monkeypatch.setattr(port_check, "PROBE_SECONDS", SECONDS)
 
 
 class GatewayHandler(BaseHTTPRequestHandler):

@@ -46,6 +46,12 @@ WITHOUT_END = b"".join(
 ALL = WITHOUT_END + BUILDER.finish_event("stop") + BUILDER.end_events(2)
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the other gateway, which runs in this process, respond late on a busy machine."""
+    monkeypatch.setattr(forwarding, "CONNECT_SECONDS", SECONDS)
+
+
 @pytest.mark.parametrize("size", [1, 7, 64, len(ALL)])
 def test_stream_passes_through_unchanged_in_any_chunks(size: int) -> None:
     events = SseReader()
