@@ -69,9 +69,10 @@ async def test_new_connection_takes_the_place_of_the_idlest() -> None:
     await server.start()
     host, _, port = server.target.partition(":")
     opened = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
-    opened[0][1].write(REQUEST)  # it was idle first, and last
     async with asyncio.timeout(SECONDS):
-        assert b"503" in await opened[0][0].readuntil(b"0\r\n\r\n")
+        for reader, writer in reversed(opened):  # the first one is idle last
+            writer.write(REQUEST)
+            assert b"503" in await reader.readuntil(b"0\r\n\r\n")
         opened.append(await asyncio.open_connection(host, int(port)))
         assert await opened[1][0].read() == b""
         for reader, writer in (opened[0], opened[2]):

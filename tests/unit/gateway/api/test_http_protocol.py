@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
@@ -32,11 +33,15 @@ async def read_body(scope: Scope, receive: Receive, send: Send) -> None:
 async def connection(
     head_seconds: float = HEAD_SECONDS,
     app: ASGIApp = read_body,
+    sent: bytes = b"",
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Yield a connection whose first bytes are there before the server's clock starts."""
     server = AsgiServer(app, bind_socket("--http", "127.0.0.1:0"), head_seconds=head_seconds)
     await server.start()
     host, _, port = server.target.partition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    client = socket.create_connection((host, int(port)))
+    client.sendall(sent)
+    reader, writer = await asyncio.open_connection(sock=client)
     try:
         async with asyncio.timeout(SECONDS):
             yield reader, writer
@@ -105,8 +110,7 @@ async def test_fault_in_the_body_of_head_has_no_body(caplog: pytest.LogCaptureFi
 
 
 async def test_half_a_head_is_ended_with_408() -> None:
-    async with connection(head_seconds=0.2) as (reader, writer):
-        writer.write(HEAD)
+    async with connection(head_seconds=0.2, sent=HEAD) as (reader, _):
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"x-should-retry: true" in answer
@@ -119,8 +123,8 @@ async def test_connection_without_a_byte_is_closed() -> None:
 
 
 async def test_head_timeout_spares_a_running_request() -> None:
-    async with connection(head_seconds=2.0) as (reader, writer):
-        writer.write(HEAD + b"Content-Length: 2\r\n\r\n{")
+    begun = HEAD + b"Content-Length: 2\r\n\r\n{"
+    async with connection(head_seconds=2.0, sent=begun) as (reader, writer):
         await asyncio.sleep(2.5)  # a pending timer would have closed it
         for rest in (b"}", HEAD + b"Content-Length: 0\r\n\r\n"):  # the connection is still open
             writer.write(rest)
@@ -135,8 +139,7 @@ async def answer_at_once(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_body_behind_its_answer_gets_no_more_time() -> None:
-    async with connection(head_seconds=0.5, app=answer_at_once) as (reader, writer):
-        writer.write(CHUNKED)
+    async with connection(0.5, answer_at_once, CHUNKED) as (reader, writer):
         await reader.readuntil(b"0\r\n\r\n")
         ended = asyncio.create_task(reader.read())
         while not ended.done():
