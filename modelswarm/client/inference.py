@@ -14,6 +14,7 @@ import grpc
 
 from modelswarm.client.swarm import error_details
 from modelswarm.errors import ModelSwarmError
+from modelswarm.process.socket_options import WITHOUT_PROXY
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 ANSWER_TIMEOUT_SECONDS = 120.0  # for a whole answer, pauses included
@@ -35,7 +36,7 @@ class ReceivedChunk:
 
 class InferenceClient:
     def __init__(self, target: str) -> None:
-        self._channel = grpc.insecure_channel(target)
+        self._channel = grpc.insecure_channel(target, options=(WITHOUT_PROXY,))
         self._inference = api_pb2_grpc.InferenceStub(self._channel)
 
     def __enter__(self) -> Self:

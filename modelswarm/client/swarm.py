@@ -11,12 +11,13 @@ from typing import Self, TypeAlias
 import grpc
 
 from modelswarm.errors import ModelSwarmError, UnreachableError, UserError
+from modelswarm.process.socket_options import WITHOUT_PROXY
 from modelswarm.protocol.identity import name_of
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 CALL_TIMEOUT_SECONDS = 5.0
 # A snapshot names each session with its route: thousands of them exceed the 4 MiB that gRPC takes by itself.
-_OPTIONS = (("grpc.max_receive_message_length", 64 << 20),)
+_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), WITHOUT_PROXY)
 
 Route: TypeAlias = tuple[api_pb2.Hop, ...]
 """The hops of a session, head first."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 
+# An option of gRPC channels. Proxies of the environment are for hubs of models, and reach no gateway.
+WITHOUT_PROXY = ("grpc.enable_http_proxy", 0)
 WILDCARDS = ("0.0.0.0", "::", "")
 
 

@@ -20,6 +20,7 @@ from modelswarm.client.announcement import announced_grpc_port
 from modelswarm.client.sessions.channels import Channels
 from modelswarm.client.sessions.errors import translate
 from modelswarm.errors import UserError
+from modelswarm.process.socket_options import WITHOUT_PROXY
 from modelswarm.protocol.wire import api_pb2
 
 DEFAULT_GATEWAY = "127.0.0.1:8001"
@@ -35,6 +36,7 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.max_receive_message_length", 64 << 20),  # bytes: rows of logits of a whole prompt
     ("grpc.use_local_subchannel_pool", 1),  # channels with equal options would share one connection
+    WITHOUT_PROXY,
 )
 CALL_SECONDS = 30.0  # for a unary call
 FORK_SECONDS = 600.0  # for a fork: where servers cannot copy the KV, they compute the log

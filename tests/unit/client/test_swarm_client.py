@@ -8,10 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
+from support.ports import free_port
 from typing_extensions import override
 
 from modelswarm.cli import run
+from modelswarm.client.sessions.connection import Connection
 from modelswarm.client.swarm import SwarmClient
+from modelswarm.errors import ModelSwarmError
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 LARGE = 5 << 20  # bytes; gRPC takes 4 MiB unless it is told otherwise
@@ -45,6 +48,19 @@ def target() -> Iterator[str]:
         yield f"127.0.0.1:{port}"
     finally:
         server.stop(None).wait()
+
+
+def test_proxy_of_the_environment_is_not_asked(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """gRPC would ask it for 127.0.0.1, too: `up` would wait for its own gateway until it gives up."""
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    with SwarmClient(target) as swarm:
+        assert swarm.fetch_snapshot().models
+    with pytest.raises(ModelSwarmError, match="no Inference API"):
+        Connection(target).list_models()
 
 
 def test_snapshot_of_many_sessions_is_received(target: str) -> None:

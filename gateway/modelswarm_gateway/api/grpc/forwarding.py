@@ -11,6 +11,7 @@ from typing import Any
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from modelswarm.process.socket_options import WITHOUT_PROXY
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 from modelswarm_gateway.api.failover import MOVED_CODES
 from modelswarm_gateway.api.forwarding import (
@@ -30,6 +31,7 @@ OWN_CONNECTION = (
     ("grpc.use_local_subchannel_pool", 1),
     # Log probabilities of a long prompt are one part, of up to some 100 MiB; gRPC takes 4 MiB by itself.
     ("grpc.max_receive_message_length", 256 << 20),
+    WITHOUT_PROXY,
 )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import pytest
 from grpc import aio
+from support.ports import free_port
 from typing_extensions import override
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
@@ -23,7 +25,11 @@ class Owner(api_pb2_grpc.InferenceServicer):
         yield api_pb2.GenerateResponse(text="x" * LARGE, finish_reason="stop")
 
 
-async def test_part_of_any_size_is_forwarded() -> None:
+async def test_part_of_any_size_is_forwarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy of the environment is not asked for another gateway."""
+    for name in ("no_proxy", "no_grpc_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
     server = aio.server()
     owner = Owner()  # type: ignore[abstract]  # it is asked for nothing else
     api_pb2_grpc.add_InferenceServicer_to_server(owner, server)
