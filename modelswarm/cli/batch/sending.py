@@ -18,7 +18,7 @@ import httpx
 
 from modelswarm.cli.batch.input_file import BatchRequest
 from modelswarm.cli.batch.output_file import BatchAnswer
-from modelswarm.client.api.connection import CONNECT_SECONDS
+from modelswarm.client.api.connection import CONNECT_SECONDS, trusted_authorities
 from modelswarm.client.api.errors import GatewayUnreachableError
 from modelswarm.process.socket_options import keepalive_options
 
@@ -48,7 +48,10 @@ class BatchSender:
             base_url=base,
             timeout=httpx.Timeout(timeouts.answer, connect=CONNECT_SECONDS),
             transport=httpx.AsyncHTTPTransport(
-                limits=limits, socket_options=_KEEPALIVE, trust_env=False
+                limits=limits,
+                socket_options=_KEEPALIVE,
+                verify=trusted_authorities(),
+                trust_env=False,
             ),
         )
 

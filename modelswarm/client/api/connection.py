@@ -85,6 +85,7 @@ class Connections:
             self._http = httpx.AsyncClient(
                 limits=httpx.Limits(max_connections=most, keepalive_expiry=KEPT_SECONDS),
                 headers=self._headers,
+                verify=trusted_authorities(),
                 trust_env=False,
             )
         if loop is not self._loop:
@@ -207,6 +208,18 @@ class Connections:
         """Try the URL behind this one first, if this one was."""
         if url == self._urls[self._first]:
             self._first = (self._first + 1) % len(self._urls)
+
+
+def trusted_authorities() -> ssl.SSLContext:
+    """Return a context of the authorities in SSL_CERT_FILE or SSL_CERT_DIR, else of certifi's. Raise BadRequestError.
+
+    `trust_env=False`, which leaves proxies out, leaves out these variables, too.
+    """
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise bad_request("SSL_CERT_FILE", f"it cannot be read: {reason}") from error
 
 
 def _encode(body: Mapping[str, Any]) -> bytes:

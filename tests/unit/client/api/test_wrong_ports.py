@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import grpc
 import pytest
@@ -12,8 +16,17 @@ from support.eventually import SECONDS
 from support.ports import http_port
 from typing_extensions import override
 
-from modelswarm.client.api import AsyncClient, Client, ConnectionBrokenError, NotAGatewayError
+from modelswarm.cli.batch.input_file import BatchRequest
+from modelswarm.cli.batch.sending import BatchSender, RequestTimeouts
+from modelswarm.client.api import (
+    AsyncClient,
+    BadRequestError,
+    Client,
+    ConnectionBrokenError,
+    NotAGatewayError,
+)
 from modelswarm.local import port_check
+from tools.devcluster.control_plane.pki import Pki
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +46,15 @@ class GatewayHandler(BaseHTTPRequestHandler):
     @override
     def log_message(self, *parts: object) -> None:
         """Print nothing."""
+
+
+class ModelsHandler(GatewayHandler):
+    """Lists no model."""
+
+    @override
+    def do_GET(self) -> None:
+        super().do_GET()
+        self.wfile.write(b'{"data": []}')
 
 
 def test_grpc_port_is_named() -> None:
@@ -63,6 +85,38 @@ def test_gateway_without_tls_is_named() -> None:
         f"https://127.0.0.1:{port} is the HTTP port of a gateway without TLS; "
         f"allowed: http://127.0.0.1:{port}"
     )
+
+
+@pytest.fixture
+def secure_port(tmp_path: Path) -> Iterator[int]:
+    """A port with TLS, whose certificate is of an authority of its own."""
+    pair = Pki(tmp_path).server("gateway", (), ("127.0.0.1",))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), ModelsHandler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server.server_port
+        server.shutdown()
+        thread.join()
+
+
+async def test_authority_of_the_environment_is_trusted(
+    secure_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = f"https://127.0.0.1:{secure_port}"
+    monkeypatch.setenv("SSL_CERT_FILE", str(Pki(tmp_path).ca.certificate))
+    async with AsyncClient(base) as client:
+        assert await client.models() == []
+    request = BatchRequest(custom_id="a", method="POST", url="/v1/completions", body={})
+    async with BatchSender(base, "m", 1, RequestTimeouts(10.0, 0.0)) as sender:
+        error = (await sender.fetch_answer(request)).error
+        assert error is not None and error["code"] == "not_a_gateway"  # it takes no POST
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+    async with AsyncClient(base) as client:
+        with pytest.raises(BadRequestError, match=r"^SSL_CERT_FILE: it cannot be read: No such"):
+            await client.models()
 
 
 async def test_address_that_breaks_is_looked_at_once() -> None:
