@@ -190,15 +190,19 @@ class ModelSession:
         self._prompt_ends = [*ends, *(0 for _ in range(new))]
 
     def _open_rows(self, count: int) -> None:
+        """Open rows until there are `count`. If one has no room, the rows that were there before stay."""
+        before = len(self._rows)
         try:
             while len(self._rows) < count:
                 self._rows.append(self._open_row())
                 self._prompt_ends.append(0)
-        except NoCapacityError as error:
-            self.close()
-            raise error.of_rows(len(self._rows), count) from error
-        except BaseException:
-            self.close()
+        except BaseException as error:
+            opened = len(self._rows)
+            for row in self._rows[before:]:
+                row.close()
+            del self._rows[before:], self._prompt_ends[before:]
+            if isinstance(error, NoCapacityError):
+                raise error.of_rows(opened, count) from error
             raise
 
     def _is_transcript(self, place: int, given: list[int]) -> bool:

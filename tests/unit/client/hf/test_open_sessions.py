@@ -82,3 +82,13 @@ def test_session_may_end_in_another_context(model: Any, gateway: OneRoom) -> Non
     assert gateway.opened
     session.__exit__(None, None, None)
     eventually("the session is closed", lambda: not gateway.opened)
+
+
+def test_batch_without_room_leaves_the_session_open(model: Any, gateway: OneRoom) -> None:
+    """The call can be repeated: the row that the session had before keeps its room."""
+    with model.inference_session(max_length=8) as session:
+        for _ in range(2):
+            with pytest.raises(NoCapacityError, match=r"^1 of 2 rows fit; "):
+                model.generate(torch.tensor([[5], [6]]), max_new_tokens=2)
+        assert (gateway.opened, session.position) == (1, 0)
+    eventually("the session is closed", lambda: not gateway.opened)
