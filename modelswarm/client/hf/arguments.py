@@ -111,7 +111,7 @@ def check_arguments(
         if _is_set(name, given.get(name)) and given[name] != defaults[name]:
             detail = "this version does not know what it does on a swarm"
             raise UnsupportedArgumentError(name, f"{detail}; leave it out")
-    if given.get("use_cache") is False:
+    if given.get("use_cache") is False and defaults.get("use_cache") is not False:
         detail = "servers keep the KV, and the tokens are the same; leave it out"
         raise UnsupportedArgumentError("use_cache", detail)
     if isinstance(given.get("custom_generate"), str):
@@ -146,6 +146,11 @@ def _check_needs(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
 def needs_logits(given: Mapping[str, Any]) -> bool:
     """Return whether plain generation with these arguments needs logits at the client."""
     return any(_is_set(name, given.get(name)) for name in LOGITS)
+
+
+def returns_scores(config: Any) -> bool:
+    """Return whether a result has scores or logits, by the caller's arguments or by the model's own configuration."""
+    return bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
 
 
 def check_tuned_forward(given: Mapping[str, Any]) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import StoppingCriteriaList
+from typing_extensions import override
 
 from modelswarm.client.hf.rows import TokenRow
 
@@ -58,6 +60,24 @@ def decode_rows(
         if streamer is not None:
             streamer.end()
     return ids[:, :length].clone()
+
+
+class NotedEnds(StoppingCriteriaList):
+    """The criteria of a call, which note how many tokens a row has that they end. The rest of it is padding."""
+
+    def __init__(self, criteria: Sequence[Any], ends: dict[int, int], length: int) -> None:
+        """`ends`: gets the tokens behind `length` positions, by row. Without an end token no row is padded."""
+        super().__init__(criteria)
+        self._ends, self._length = ends, length
+        self._pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+
+    @override
+    def __call__(self, input_ids: Any, scores: Any, **options: Any) -> Any:
+        done = super().__call__(input_ids, scores, **options)
+        for place, is_done in enumerate(done.tolist()):
+            if is_done and self._pads:
+                self._ends.setdefault(place, input_ids.shape[1] - self._length)
+        return done
 
 
 def turn_streamer(streamer: Any, read_shown: Callable[[], Tensor | None]) -> SimpleNamespace:

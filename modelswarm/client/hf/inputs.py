@@ -121,6 +121,15 @@ def check_labels(labels: Tensor | None, ids: Tensor, vocabulary: int) -> None:
         raise ArgumentError("labels", f"{int(wrong[0])} is no token of the model; {detail}")
 
 
+def end_tokens(config: Any) -> list[int]:
+    """Return the end tokens of a GenerationConfig, which may be one id, several, a tensor or None."""
+    eos = config.eos_token_id
+    found = eos.tolist() if isinstance(eos, Tensor) else eos
+    if isinstance(found, (list, tuple)):
+        return list(found)
+    return [] if found is None else [found]
+
+
 def check_padding(ids: Tensor, pad: int | None, eos: list[int]) -> None:
     """Raise ArgumentError for rows that seem to be padded, if no mask says so and `generate` infers none."""
     if pad in eos:  # else transformers infers the mask

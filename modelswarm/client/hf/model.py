@@ -22,9 +22,10 @@ from modelswarm.client.hf.arguments import (
     check_forward,
     check_tuned_forward,
     needs_logits,
+    returns_scores,
 )
 from modelswarm.client.hf.blocks import Blocks, ModelWithRemoteBlocks
-from modelswarm.client.hf.decoding import bound_candidates, decode_rows, turn_streamer
+from modelswarm.client.hf.decoding import NotedEnds, bound_candidates, decode_rows, turn_streamer
 from modelswarm.client.hf.errors import ArgumentError, UnsupportedArgumentError
 from modelswarm.client.hf.inputs import (
     Rows,
@@ -35,6 +36,7 @@ from modelswarm.client.hf.inputs import (
     check_length,
     check_mask,
     check_padding,
+    end_tokens,
     infer_mask,
     kept_logits,
     pad_rows,
@@ -62,6 +64,7 @@ class Turn:
     needs_logits: bool = False
     cache: RemoteCache | None = None
     sessions: list[GatewaySession] = field(default_factory=list)  # opened for this call alone
+    ends: dict[int, int] = field(default_factory=dict)  # generated tokens of a row that has ended
     is_running: bool = False  # the servers were asked, or a loop of the caller runs
 
     def has_begun(self) -> bool:
@@ -211,7 +214,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             check_mask(mask, ids)
             return mask
         merged, _ = self._prepare_generation_config(generation_config, **kwargs)
-        pad, ends = merged.pad_token_id, _end_tokens(merged)
+        pad, ends = merged.pad_token_id, end_tokens(merged)
         check_padding(ids, pad, ends)
         return infer_mask(ids, pad, ends)
 
@@ -241,7 +244,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         is_plain = isinstance(result, Tensor)
         sequences = (result if is_plain else result.sequences)[:, whole.shape[1] :]
         if turn.cache is not None and turn.cache.is_used:
-            self._finish_turn(turn, session, sequences, _end_tokens(merged))
+            self._finish_turn(turn, session, sequences, end_tokens(merged))
         if ids is not None:
             sequences = torch.cat([ids, sequences], dim=1)
         if is_plain:
@@ -297,18 +300,20 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         )
         contexts = turn.contexts or split_rows(input_ids, model_kwargs.get("attention_mask"))
         draws_here = samples and self.sampling == "client"
+        draws_here = draws_here or returns_scores(generation_config)
         if plan.reasons or turn.needs_logits or draws_here:
             return super()._sample(
                 input_ids,
                 logits_processor,
-                stopping_criteria,
+                NotedEnds(stopping_criteria, turn.ends, length),
                 generation_config,
                 synced_gpus,
                 streamer,
                 **model_kwargs,
             )
         turn.is_running = True
-        max_new = generation_config.max_length - length
+        most = max(length + 1, stopping_criteria.max_length)  # a caller's criterion replaces ours
+        max_new = most - length
         can_end = any(
             type(each) not in (EosTokenCriteria, MaxLengthCriteria) for each in stopping_criteria
         )
@@ -323,7 +328,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             rows,
             input_ids,
             stopping_criteria,
-            generation_config.max_length,
+            most,
             0 if pad is None else int(pad),
             streamer,
         )
@@ -339,6 +344,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         has_input = turn.shown is not None
         for place, (context, row) in enumerate(zip(turn.contexts, generated.tolist(), strict=True)):
             end = next((i + 1 for i, token in enumerate(row) if token in eos), len(row))
+            end = min(end, turn.ends.get(place, end))
             session.finish_turn(place, len(context), context + row[:end], has_input=has_input)
 
     def _start_answers(self, contexts: Rows, max_new: int, plan: ServerSampling) -> list[AnswerRow]:
@@ -486,8 +492,3 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         return _hf.modeling_outputs.CausalLMOutputWithPast(
             logits=logits[:, -keep:], hidden_states=states
         )
-
-
-def _end_tokens(config: GenerationConfig) -> list[int]:
-    eos: Any = config.eos_token_id
-    return eos if isinstance(eos, list) else [] if eos is None else [eos]

@@ -38,6 +38,7 @@ def test_field_of_a_later_version_is_refused_by_name() -> None:
         ("assistant_confidence_threshold", 0.5),
         ("assistant_lookbehind", 3),
         ("target_lookbehind", 3),
+        ("use_cache", False),
     ],
 )
 def test_field_without_effect_is_refused_by_name(name: str, value: Any) -> None:
