@@ -26,6 +26,7 @@ from modelswarm_operator.reconcile.status.pod_diagnosis import PodDiagnosis
 from modelswarm_operator.reconcile.status.problems import Problem, rejection, shorten
 
 _UNFIT_PREFIX = "unfit: "  # begins the failure message of a model that the inspection rejected
+_OF_SERVERS = ("ports", "startupProbe", "livenessProbe", "readinessProbe")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,8 @@ class _Inspection:
         pod = inspection_pod(self._builder, self._spec, pool, address, self._slot, incarnation)
         patches = patches_of(self._spec, pool, self._builder.policy.pod_template)
         pod = apply_patches(pod, patches)[0]
-        return {**pod, "spec": without_devices(pod["spec"])}  # servers may have all devices
+        body = without_devices(pod["spec"])  # servers may have all devices
+        return {**pod, "spec": _without_parts_of_servers(body)}
 
     def _find_problems(self) -> list[Problem]:
         address = self._spec.model.address
@@ -156,6 +158,20 @@ class _Inspection:
             message = f"{address} can't be inspected: {shorten(failure)}. It is retried."
             found.append(Problem("InspectionFailed", message))
         return found
+
+
+def _without_parts_of_servers(body: Json) -> Json:
+    """Leave out what patches add to parts that an inspection has not: the API server refuses half a probe or rule.
+
+    A preStop sleep may be longer than its grace period, which is refused too.
+    """
+
+    def kept(container: Json) -> Json:
+        dropped = {"lifecycle", *(_OF_SERVERS if container.get("name") == names.CONTAINER else ())}
+        return {key: value for key, value in container.items() if key not in dropped}
+
+    rest = {key: value for key, value in body.items() if key != "topologySpreadConstraints"}
+    return {**rest, "containers": [kept(one) for one in body["containers"]]}
 
 
 def _inspection_slot(pod: PodView) -> str:

@@ -52,6 +52,32 @@ def test_one_inspection_pod_starts_and_nothing_else() -> None:
     assert cluster.decide().actions == []
 
 
+def test_inspection_gets_no_half_of_a_servers_parts() -> None:
+    """They complete what a server has. Alone the API server refuses them, and no server would ever start."""
+    zone = {"topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
+    server = {
+        "name": "server",
+        "startupProbe": {"failureThreshold": 7200},
+        "ports": [{"containerPort": 7000, "hostIP": "10.0.0.1"}],
+        "lifecycle": {"preStop": {"sleep": {"seconds": 30}}},
+        "envFrom": [{"secretRef": {"name": "hub"}}],
+    }
+    template = {"spec": {"topologySpreadConstraints": [zone], "containers": [server]}}
+    pools = [{"name": "a", "podTemplate": template, "failureDomainKey": zone["topologyKey"]}]
+    cluster = ModelCluster(spec=make_spec(1, 1, model=SOURCE, pools=pools))
+    cluster.run_turn()
+    (pod,) = cluster.pods.values()
+    body = pod.manifest["spec"]
+    (container,) = body["containers"]
+    assert "topologySpreadConstraints" not in body
+    assert not {"startupProbe", "ports", "lifecycle"} & set(container)
+    assert container["envFrom"] == server["envFrom"], "the hub's address or token"
+    end_inspection(cluster, 0, make_facts())
+    cluster.settle()
+    (spread,) = cluster.server_pods()[0].manifest["spec"]["topologySpreadConstraints"]
+    assert (spread["whenUnsatisfiable"], spread["maxSkew"]) == ("DoNotSchedule", 1)
+
+
 def test_deleted_swarm_waits_for_no_drain_of_its_inspection() -> None:
     """`modelswarm-inspect` has no handler for SIGTERM, so its grace period always passes: 1 s, and not 300 s."""
     cluster = make_hub_cluster()
