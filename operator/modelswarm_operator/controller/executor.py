@@ -34,6 +34,7 @@ from modelswarm_operator.kube.resources import (
     controller_uid,
 )
 from modelswarm_operator.observability.metrics import Metrics
+from modelswarm_operator.reconcile.manifests.owned_objects import covers
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import (
     Action,
@@ -263,11 +264,23 @@ class Executor:
             self._record_rejection(swarm, what, f"a {kind.kind} {name} {NAME_TAKEN}")
             return
         try:
-            self._update_cache(kind, await self._client.apply(path, manifest, FIELD_MANAGER))
+            self._update_cache(kind, await self._apply_over_edits(path, manifest, known))
         except RejectedError as error:
             self._record_rejection(swarm, what, str(error))
             return
         self._cache.clear_rejection(swarm.uid, what)
+
+    async def _apply_over_edits(self, path: str, manifest: Json, known: bool) -> Json:
+        """Apply the manifest. What an edit has added stays beside it: a port, or maxUnavailable of a budget."""
+        try:
+            answer = await self._client.apply(path, manifest, FIELD_MANAGER)
+            if not known or covers(answer, manifest):
+                return answer
+        except RejectedError:
+            if not known:
+                raise
+        await self._client.patch(path, {"spec": {"maxUnavailable": None, **manifest["spec"]}})
+        return await self._client.apply(path, manifest, FIELD_MANAGER)
 
     async def _is_name_taken(self, kind: Kind, name: str, swarm: SwarmView) -> bool:
         """Return True if another owner's object has this name: apply would take it over without a message.
