@@ -8,7 +8,7 @@ import pytest
 from support.operator.model_cluster import POLICY, ModelCluster, Node, make_spec
 
 from modelswarm_operator.reconcile.state import names
-from modelswarm_operator.reconcile.state.actions import DeletePod
+from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod
 
 
 def list_pods_on_node(cluster: ModelCluster, name: str) -> list[str]:
@@ -248,6 +248,20 @@ def test_pods_of_a_cordoned_node_are_replaced_before_deletion() -> None:
     assert lowest_coverage == 2
     assert not list_pods_on_node(cluster, "n1")
     assert len(cluster.ready_pods()) == 4
+
+
+def test_old_server_of_a_departing_node_awaits_no_turn() -> None:
+    """A spot notice leaves two minutes; a rollout of large models takes longer for each slot."""
+    cluster = make_old_cluster(spans=1, replicas=3)
+    leaving = next(pod for pod in cluster.server_pods() if pod.view.labels[names.SLOT] == "0-2")
+    labels = {"metadata": {"labels": {"team": "a"}}}
+    cluster.edit_spec(pools=[{"name": "a", "podTemplate": labels}])
+    cluster.nodes[leaving.view.node].departing = "aws-node-termination-handler/spot-itn"
+    created = [one.slot for one in cluster.run_turn().actions if isinstance(one, CreatePod)]
+    assert created == ["0-2"]
+    assert leaving.name in cluster.ready_pods(), "it serves until its successor does"
+    cluster.settle()
+    assert {"0-0", "0-1", "0-2"} == {pod.view.labels[names.SLOT] for pod in cluster.server_pods()}
 
 
 def test_pod_on_a_cordoned_node_stays_without_capacity() -> None:

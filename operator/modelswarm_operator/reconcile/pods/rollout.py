@@ -34,19 +34,26 @@ def fillable_slots(spec: Spec, by_slot: ServersBySlot, spans: int) -> int:
 def slots_to_replace(states: Sequence[SlotState], spec: Spec, turn: Turn) -> set[SlotKey]:
     """Return the slots of one span whose pod of an older template gets a successor beside it.
 
-    At most `surge` slots of the span are unsettled at a time, so a template that fails stops the rollout.
+    At most `surge` slots of the span are unsettled at a time, so a template that fails stops the rollout. A server
+    whose node departs does not wait for its turn: a spot notice leaves two minutes.
     """
-    waiting = [state for state in states if _is_outdated(state, turn)]
-    busy = sum(not _is_settled(state) for state in states) - len(waiting)
-    room = max(1, spec.rollout.surge) - busy
-    if _replaces_in_place(spec) or room <= 0:
+    if _replaces_in_place(spec):
         return set()
-    return {state.key for state in waiting[:room]}
+    waiting = [state for state in states if _is_outdated(state, turn)]
+    departing = {state.key for state in waiting if _is_departing(state)}
+    busy = sum(not _is_settled(state) for state in states) - len(waiting) + len(departing)
+    room = max(0, max(1, spec.rollout.surge) - busy)
+    return departing.union([one.key for one in waiting if one.key not in departing][:room])
 
 
 def _replaces_in_place(spec: Spec) -> bool:
     """Without surge the old pod is deleted first, but never the only server of a span."""
     return spec.rollout.surge == 0 and spec.replicas > 1
+
+
+def _is_departing(state: SlotState) -> bool:
+    """Return True if all servers of an older template in this slot are on nodes that will be removed."""
+    return all(one.node_state is NodeState.DEPARTING for one in state.outdated)
 
 
 def _is_settled(state: SlotState) -> bool:
