@@ -34,8 +34,8 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 
 {{/* Labels for selectors; they never change. */}}
 {{- define "modelswarm.selector" -}}
-app.kubernetes.io/name: {{ include "modelswarm.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "modelswarm.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 

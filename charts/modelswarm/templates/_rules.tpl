@@ -52,7 +52,7 @@ kind: {{ ternary "Role" "ClusterRole" (ne .namespace "") }}
 metadata:
   name: {{ .name }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels: {{- include "modelswarm.labels" . | nindent 4 }}
 rules:
@@ -63,7 +63,7 @@ kind: {{ ternary "RoleBinding" "ClusterRoleBinding" (ne .namespace "") }}
 metadata:
   name: {{ .name }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels: {{- include "modelswarm.labels" . | nindent 4 }}
 roleRef:
@@ -73,5 +73,5 @@ roleRef:
 subjects:
   - kind: ServiceAccount
     name: {{ include "modelswarm.account" . }}
-    namespace: {{ .root.Release.Namespace }}
+    namespace: {{ .root.Release.Namespace | quote }}
 {{- end }}

@@ -1,0 +1,24 @@
+"""Values and names that the chart must render as they are: numbers as text, one entry for each key, own labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from support.kubernetes.chart import CHART, NO_CLUSTER, Object, find_object, of_kind, pods, render
+
+
+@pytest.mark.parametrize(("release", "namespace"), [("no", "404"), ("1e3", "on")])
+def test_names_that_yaml_reads_as_values_stay_text(release: str, namespace: str) -> None:
+    """Tenants have numbers, and countries the code NO."""
+    flags = ("--namespace", namespace, "--set", "networkPolicy.enabled=true")
+    watched = ("--set-json", 'watchNamespaces=["404","no"]')
+    for more in ((), watched):
+        text = NO_CLUSTER.helm("template", release, str(CHART), *flags, *more)
+        for found in filter(None, yaml.safe_load_all(text)):
+            meta = found["metadata"]
+            assert isinstance(meta.get("namespace", ""), str), found
+            assert all(isinstance(label, str) for label in meta["labels"].values()), found
+            for subject in found.get("subjects", ()):
+                assert isinstance(subject["namespace"], str)
