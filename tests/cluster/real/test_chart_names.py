@@ -22,3 +22,14 @@ def test_names_that_yaml_reads_as_values_stay_text(release: str, namespace: str)
             assert all(isinstance(label, str) for label in meta["labels"].values()), found
             for subject in found.get("subjects", ()):
                 assert isinstance(subject["namespace"], str)
+
+
+def test_http_port_of_a_balancer_has_no_protocol_to_probe() -> None:
+    """Azure's load balancers probe `GET /` where appProtocol is http, and the gateway answers with 404."""
+    service = find_object(
+        render(None, "--set", "gateway.service.type=LoadBalancer"), "Service", "modelswarm-gateway"
+    )
+    assert {p["name"]: p.get("appProtocol") for p in service["spec"]["ports"]} == {
+        "http": None,
+        "grpc": "kubernetes.io/h2c",
+    }
