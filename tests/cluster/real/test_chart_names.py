@@ -33,3 +33,24 @@ def test_http_port_of_a_balancer_has_no_protocol_to_probe() -> None:
         "http": None,
         "grpc": "kubernetes.io/h2c",
     }
+
+
+def spread(tmp_path: Path, *constraints: Object) -> list[Object]:
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump({"gateway": {"topologySpreadConstraints": [*constraints]}}))
+    gateway = find_object(render(values), "Deployment", "modelswarm-gateway")
+    found: list[Object] = gateway["spec"]["template"]["spec"]["topologySpreadConstraints"]
+    selector = gateway["spec"]["selector"]
+    assert all(one["labelSelector"] in (selector, {}) for one in found)
+    return found
+
+
+def test_spreading_without_a_selector_counts_the_gateways(tmp_path: Path) -> None:
+    """A constraint without labelSelector matches no pod, so it would have no effect."""
+    rule = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
+    other = {**rule, "topologyKey": "rack", "labelSelector": {}}
+    found = spread(tmp_path, rule, other)
+    assert [one["topologyKey"] for one in found] == ["zone", "rack"]
+    assert found[0] == {**rule, "labelSelector": found[0]["labelSelector"]} and found[1] == other
+    (default,) = spread(tmp_path)
+    assert default["whenUnsatisfiable"] == "ScheduleAnyway"
