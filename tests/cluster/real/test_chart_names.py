@@ -54,3 +54,18 @@ def test_spreading_without_a_selector_counts_the_gateways(tmp_path: Path) -> Non
     assert found[0] == {**rule, "labelSelector": found[0]["labelSelector"]} and found[1] == other
     (default,) = spread(tmp_path)
     assert default["whenUnsatisfiable"] == "ScheduleAnyway"
+
+
+@pytest.mark.parametrize("component", ["operator", "gateway"])
+def test_own_annotation_replaces_that_of_scraping(component: str) -> None:
+    """Two equal keys are an error for Flux and kustomize."""
+    key = f"{component}.podAnnotations.prometheus\\.io/scrape=false"
+    text = NO_CLUSTER.helm("template", "modelswarm", str(CHART), "--set-string", key)
+    (deployment,) = (
+        part for part in text.split("\n---\n")
+        if "kind: Deployment" in part and f"name: modelswarm-{component}\n" in part
+    )  # fmt: skip
+    assert deployment.count("prometheus.io/scrape") == 1
+    annotations = yaml.safe_load(deployment)["spec"]["template"]["metadata"]["annotations"]
+    assert annotations["prometheus.io/scrape"] == "false" and annotations["prometheus.io/port"]
+    assert render(None, "--set", f"{component}.podAnnotations=null")
