@@ -69,3 +69,16 @@ def test_own_annotation_replaces_that_of_scraping(component: str) -> None:
     annotations = yaml.safe_load(deployment)["spec"]["template"]["metadata"]["annotations"]
     assert annotations["prometheus.io/scrape"] == "false" and annotations["prometheus.io/port"]
     assert render(None, "--set", f"{component}.podAnnotations=null")
+
+
+def test_images_are_pinned_by_digest() -> None:
+    digest = f"@sha256:{'0a' * 32}"
+    flags = [f"{name}.image.tag=0.1.0{digest}" for name in ("operator", "gateway", "server")]
+    objects = render(None, *(word for flag in flags for word in ("--set", flag)))
+    images = {c["image"] for pod in pods(objects) for c in pod["spec"]["containers"]}
+    assert {image.partition("@")[0].rpartition("/")[2] for image in images} == {
+        "operator:0.1.0",
+        "gateway:0.1.0",
+    }
+    assert all(image.endswith(digest) for image in images)
+    assert f"server:0.1.0{digest}" in str(find_object(objects, "Deployment", "modelswarm-operator"))
