@@ -82,3 +82,14 @@ def test_images_are_pinned_by_digest() -> None:
     }
     assert all(image.endswith(digest) for image in images)
     assert f"server:0.1.0{digest}" in str(find_object(objects, "Deployment", "modelswarm-operator"))
+
+
+def test_number_of_gateways_can_be_an_autoscalers() -> None:
+    objects = render(None, "--set", "gateway.replicas=null")
+    assert "replicas" not in find_object(objects, "Deployment", "modelswarm-gateway")["spec"]
+    budgets = of_kind(objects, "PodDisruptionBudget")
+    assert [one["metadata"]["name"] for one in budgets] == [
+        "modelswarm-operator",
+        "modelswarm-gateway",
+    ]
+    assert len(of_kind(render(None, "--set", "gateway.replicas=0"), "PodDisruptionBudget")) == 1
