@@ -34,9 +34,12 @@ class PodBuilder:
         pool = self._pool(slot)
         self._used[slot.span, pool.name] += 1
         pod = server_pod(self._builder, self._spec, self._layout, slot, pool, incarnation)
-        return apply_patches(pod, patches_of(self._spec, pool, self._builder.policy.pod_template))[
-            0
-        ]
+        patches = patches_of(self._spec, pool, self._builder.policy.pod_template)
+        pod = apply_patches(pod, patches)[0]
+        for rule in pod["spec"].get("topologySpreadConstraints") or ():
+            if isinstance(rule, dict):  # without a selector it would match no pod
+                rule.setdefault("labelSelector", {"matchLabels": self._builder.selector(slot.span)})
+        return pod
 
     def _pool(self, slot: SlotKey) -> Pool:
         pools = self._layout.pools

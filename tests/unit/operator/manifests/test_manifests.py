@@ -161,6 +161,16 @@ def test_pool_template_overrides_the_administrators() -> None:
     assert body["tolerations"] == [{"operator": "Exists"}]
 
 
+def test_spreading_rule_of_a_pool_counts_servers_of_the_span() -> None:
+    """A rule without labelSelector matches no pod. Its author cannot know the labels of a span."""
+    rule = {"topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule", "maxSkew": 1}
+    other = {**rule, "topologyKey": "rack", "labelSelector": {"matchLabels": {"a": "b"}}}
+    body = create_patched_pod({"spec": {"topologySpreadConstraints": [rule, other]}})["spec"]
+    mine, zone, rack = body["topologySpreadConstraints"]
+    assert zone == {**rule, "labelSelector": mine["labelSelector"]}
+    assert rack == other
+
+
 @pytest.mark.parametrize(
     "template",
     [
