@@ -33,6 +33,8 @@ DEPARTURE_TAINTS = frozenset(
         "aws-node-termination-handler/spot-itn",
         "aws-node-termination-handler/scheduled-maintenance",
         "aws-node-termination-handler/rebalance-recommendation",
+        "aws-node-termination-handler/asg-lifecycle-termination",
+        "remediator.kubernetes.azure.com/unschedulable",
         "node.cloudprovider.kubernetes.io/shutdown",
         f"{names.DOMAIN}/maintenance",
     }

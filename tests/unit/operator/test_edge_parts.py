@@ -260,6 +260,13 @@ def test_pod_view_tells_since_when_it_is_unready(status: str, since: str | None)
             "karpenter.sh/disrupted",
         ),
         ({"taints": [{"key": "nvidia.com/gpu"}]}, ""),
+        *(
+            ({"taints": [{"key": notice}]}, notice)
+            for notice in (
+                "aws-node-termination-handler/asg-lifecycle-termination",
+                "remediator.kubernetes.azure.com/unschedulable",
+            )
+        ),
     ],
 )
 def test_departing_node_names_its_cause(spec: Json, cause: str) -> None:
