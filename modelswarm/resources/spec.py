@@ -55,6 +55,15 @@ class Part(BaseModel):
         alias_generator=to_camel, frozen=True, strict=True, validate_by_name=False
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, part: Any) -> Any:
+        """Take a null field for an absent one, as the API server does: `pools:` whose items are comments."""
+        if not isinstance(part, dict):
+            return part
+        known = {field.alias for field in cls.model_fields.values()}
+        return {key: value for key, value in part.items() if value is not None or key not in known}
+
 
 Named = TypeVar("Named", "Adapter", "Pool")
 

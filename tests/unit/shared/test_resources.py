@@ -223,16 +223,24 @@ def test_valid_spec_is_accepted(spec: dict[str, Any]) -> None:
             {"pools": [{"name": "a", "accelerator": {"memory": "80Gi"}}]},
             f"spec.pools[0]: not allowed; allowed: {ACCELERATOR_HAS_DEVICE.allowed}",
         ),
-        (
-            {"rollout": None},
-            "spec.rollout: None is not allowed; allowed: a mapping of fields to values",
-        ),
     ],
 )
 def test_violation_names_its_path_and_the_allowed_values(
     spec: dict[str, Any], expected: str
 ) -> None:
     assert collect_violations(make_document(**spec)) == (expected,)
+
+
+def test_null_field_is_an_absent_one() -> None:
+    """The API server drops it, so that `pools:` whose items are comments is no fault of a document."""
+    names = ("spans", "replicas", "sessions", "training", "pools", "rollout", "paused")
+    content = make_document(**dict.fromkeys(names))
+    content["metadata"]["labels"] = None
+    content["spec"]["model"] |= {"dtype": None, "adapters": None}
+    assert parse(content) == parse(make_document())
+    content["spec"]["model"]["source"] = None
+    assert collect_violations(content)[0].startswith("spec.model.source: required.")
+    assert collect_violations(make_document(pool=None)) != ()
 
 
 @pytest.mark.parametrize("name", ["Counting", "1st", "a-", "a_b", "ünder", "", "a" * 41, "a.b"])
