@@ -91,19 +91,18 @@ class GatewayApp:
             ),
             AsgiServer(build_metrics_app(metrics.registry), sockets[1]),
         ]
-        pages = open_browser_page(settings.ui, http_servers[0].target, admin_target)
+        http_target = _bound(settings.http, http_servers[0].target)
+        pages = open_browser_page(settings.ui, http_target, admin_target)
         servers: list[_Server] = [grpc_server, admin_server, *http_servers, *pages]
         for server in servers:
             await server.start()
-        node.set_advertised_targets(
-            advertised_targets(settings, http_servers[0].target, grpc_target)
-        )
+        node.set_advertised_targets(advertised_targets(settings, http_target, grpc_target))
         tasks = [loop.create_task(job) for job in self._periodic_jobs(node, service, cluster)]
         targets = {
-            "http": http_servers[0].target,
+            "http": http_target,
             "grpc": grpc_target,
             "admin": admin_target,
-            "metrics": http_servers[1].target,
+            "metrics": _bound(settings.metrics, http_servers[1].target),
         }
         if settings.run_file is not None:
             publish_addresses(settings.run_file, {**targets, "peer": node.peer})
@@ -228,6 +227,11 @@ async def _run_all(jobs: Sequence[Coroutine[Any, Any, None]]) -> None:
             task.cancel()
         elif (error := task.exception()) is not None:
             log.error("shutdown step failed", exc_info=error)
+
+
+def _bound(asked: str, target: str) -> str:
+    """Return the asked host with the bound port: a socket of all addresses has the host `::`, whatever was asked."""
+    return f"{asked.rpartition(':')[0]}:{_port(target)}"
 
 
 def _port(target: str) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -78,18 +80,39 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_process_ends_with_its_parent(tmp_path: Path) -> None:
+    with started_gateway(tmp_path, "127.0.0.1") as (process, end_parent):
+        end_parent()
+        assert process.wait(30) == 1
+
+
+def test_wildcard_is_announced_as_it_was_given(tmp_path: Path) -> None:
+    """A socket of all addresses has the host `::`, which a machine without IPv6 cannot dial."""
+    with started_gateway(tmp_path, "0.0.0.0"):
+        announced = json.loads((tmp_path / "gateway.json").read_text())
+    for flag in ("http", "grpc", "metrics", "admin"):
+        host, _, port = announced[flag].rpartition(":")
+        assert host == "0.0.0.0" and int(port) > 0
+
+
+@contextlib.contextmanager
+def started_gateway(
+    folder: Path, host: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], None]]]:
+    """Yield a gateway on free ports of the host, and a function that ends its parent."""
     read, write = os.pipe()
-    command = [sys.executable, "-m", "modelswarm_gateway", "--discovery-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "modelswarm_gateway", "--discovery-dir", str(folder)]
     for flag in ("--http", "--grpc", "--metrics", "--admin"):
-        command += [flag, "127.0.0.1:0"]
-    command += ["--parent-fd", str(read), "--run-file", str(tmp_path / "gateway.json")]
+        command += [flag, f"{host}:0"]
+    command += ["--parent-fd", str(read), "--run-file", str(folder / "gateway.json")]
     process = subprocess.Popen(command, pass_fds=[read], stderr=subprocess.DEVNULL)
     os.close(read)
+    closing = contextlib.ExitStack()
+    closing.callback(os.close, write)
     try:
-        eventually("it is up", (tmp_path / "gateway.json").exists)
-        os.close(write)
-        assert process.wait(30) == 1
+        eventually("it is up", (folder / "gateway.json").exists)
+        yield process, closing.close
     finally:
+        closing.close()
         process.kill()
         process.wait(10)
 

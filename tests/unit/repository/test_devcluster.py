@@ -12,7 +12,7 @@ from support.kubernetes.requirements import require
 from support.processes.programs.browser import chromium
 
 from tools.devcluster import __main__ as command_line
-from tools.devcluster.build import packages, preparation
+from tools.devcluster.build import packages, preparation, torch_packages
 from tools.devcluster.build.build import CACHE_VARIABLE, find_part, part_folder
 from tools.devcluster.network import ports
 from tools.devcluster.network.ports import free_ports
@@ -63,6 +63,17 @@ def test_plan_names_the_missing_parts(cache: Path, capsys: pytest.CaptureFixture
         part_folder(find_part(name)).mkdir(parents=True)
     preparation.announce("make cluster", preparation.plan(wanted), "start it")
     assert capsys.readouterr().err == "make cluster: everything is built; start it\n"
+
+
+@pytest.mark.parametrize(("python", "downloads"), [("3.11", False), ("3.12", True)])
+def test_torch_is_downloaded_for_the_python_of_the_images(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, python: str, downloads: bool
+) -> None:
+    """Ubuntu has another Python: its torch ended every server pod with an ImportError."""
+    monkeypatch.setattr(torch_packages, "OWN_PYTHON", python)
+    found = preparation.plan(preparation.Wanted({}, (), images=True))
+    line = "download torch for Python 3.11, which the images have (5 GB)"
+    assert (found.torch, line in found.lines()) == (downloads, downloads)
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 Used by the command line. What is there already costs nothing and is not mentioned. Programs are built in two lanes.
 One builds Kubernetes' own parts one after another, because they share packages. The other builds all others beside
-them, whose downloads and linking leave a core free. Images are built in a third.
+them, whose downloads and linking leave a core free. Images are built in a third; torch, if it is missing, is
+downloaded in a fourth.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tools.devcluster.build import images, packages, project_images
+from tools.devcluster.build import images, packages, project_images, torch_packages
 from tools.devcluster.build.build import Part, build_part, cache_folder, find_part, part_folder
 from tools.devcluster.reporting import progress, tell
 
@@ -24,6 +25,7 @@ TEST_PARTS = (*CLUSTER_PARTS, "kwok")
 PACKAGES_MINUTES = 1.0
 BASE_MINUTES = 1.5
 PROJECT_MINUTES = 4.5  # with their dependencies
+TORCH_MINUTES = 2.0
 CHANGED_MINUTES = 1.0  # when only the project's own code has changed
 LANES = 2  # builds at the same time
 START_MINUTES = 0.5
@@ -52,6 +54,7 @@ class Plan:
     parts: list[Part]
     base_image: bool
     project_images: bool
+    torch: bool
 
     @property
     def minutes(self) -> float:
@@ -61,6 +64,7 @@ class Plan:
         total = sum(each.minutes for each in self.parts)
         project = CHANGED_MINUTES if project_images.was_built_before() else PROJECT_MINUTES
         made = BASE_MINUTES * self.base_image + project * self.project_images
+        made = max(made, TORCH_MINUTES * self.torch)
         # Two cores compile for both lanes: side by side they save a quarter.
         beside = max(building, 0.75 * total, made)
         return PACKAGES_MINUTES * bool(self.packages) + beside
@@ -76,6 +80,9 @@ class Plan:
             found.append("make a Debian image with Python (debootstrap)")
         if self.project_images:
             found.append("build the project's images: operator, gateway, server")
+        if self.torch:
+            python = torch_packages.IMAGE_PYTHON
+            found.append(f"download torch for Python {python}, which the images have (5 GB)")
         return found
 
 
@@ -85,6 +92,7 @@ def plan(wanted: Wanted) -> Plan:
         [each for each in map(find_part, wanted.parts) if not part_folder(each).is_dir()],
         wanted.images and not images.base_file().exists(),
         wanted.images and not project_images.folder().is_dir(),
+        wanted.images and torch_packages.is_missing(),
     )
 
 
@@ -108,6 +116,8 @@ def prepare(found: Plan) -> None:
     jobs: list[Callable[[], object]] = [_job(lane) for lane in _lanes(found.parts)]
     if found.base_image or found.project_images:
         jobs.append(_make_images)
+    if found.torch:
+        jobs.append(torch_packages.torch_packages)
     _run_together(jobs)
 
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.devcluster.build.build import program_path
+from tools.devcluster.build.torch_packages import torch_packages
 from tools.devcluster.layout import Layout
-from tools.devcluster.nodes.volumes import site_packages, torch_mounted
+from tools.devcluster.nodes.volumes import torch_mounted
 
 TOOLS = ("kubectl", "helm")
 _VOLUME = """
@@ -58,7 +59,7 @@ def write_values(layout: Layout) -> Path:
     values = {
         "server": {"image": {"repository": "modelswarm/server-slim"}},
         "serverPodTemplate": torch_mounted("torch"),
-        "extraObjects": [_VOLUME.format(path=json.dumps(str(site_packages()))), _CLAIM],
+        "extraObjects": [_VOLUME.format(path=json.dumps(str(torch_packages()))), _CLAIM],
     }
     file = layout.root / "values.yaml"
     file.write_text(json.dumps(values, indent=1) + "\n")
