@@ -10,7 +10,7 @@ from support.core.scripted_server import Script
 from support.core.server import MODEL, expected
 
 from modelswarm.protocol.identity import PeerId
-from modelswarm.protocol.messages import FaultKind, Sampling
+from modelswarm.protocol.messages import FaultKind, FaultReport, Sampling
 from modelswarm_gateway.core.interface.effects import Refused, SessionLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
@@ -221,3 +221,21 @@ def test_end_of_other_sessions_shortens_no_pause_for_servers() -> None:
         held.script.core.close_session(name, held.script.now)
         held.script.wait(0.1)
     assert held.script.gateway.view(SESSION).epoch.counter - before <= 2
+
+
+def test_session_that_ends_after_a_stall_spares_the_others() -> None:
+    """Sessions are not held, so one ends at its second attempt. The stall must fence the other one, too."""
+    settings = GatewaySettings(hold_limit_seconds=0.0, attempts_without_token=2)
+    script = Script(settings=settings)
+    server = script.add_server("a", 0, 4)
+    for name in ("ends", "other"):
+        script.start_turn(name, (5, 6, 7))
+        script.token(name)
+    epoch = script.gateway.view("ends").epoch
+    script.send(server, FaultReport(script.hop(server, "ends").reply, epoch, FaultKind.GAP))
+    assert script.gateway.view("ends").state == "running"
+    script.now += settings.lease_seconds
+    script.core.tick(script.now)
+    script.collect()
+    assert [lost.session for lost in script.gateway.all(SessionLost)] == ["ends"]
+    assert script.gateway.view("other").state == "fencing"

@@ -130,7 +130,8 @@ class HealthMonitor:
         delay, half_lease = self._clock.tick_delay(now), self._settings.lease_seconds / 2
         if delay > min(MIN_STALL, half_lease):
             self._count_stall(sessions, now)
-        for session in sessions if delay > half_lease else ():
+        # A copy: a session without another attempt ends here, and leaves the core's table.
+        for session in list(sessions) if delay > half_lease else ():
             self._ownership_check.require(session, now, since=now - delay)
             if session.state is not SessionState.HELD:
                 self._recovery.on_fault(session, "late", self._peer, now)
