@@ -235,6 +235,22 @@ def test_returning_gateway_creates_no_hop_before_the_answer() -> None:
     expect_other_log(made)
 
 
+def test_session_migrates_to_no_server_before_its_answer() -> None:
+    """It goes on at a third server, which is drained while the one where it has run since is stopped."""
+    made = takeover_network()
+    first, server, read = return_to_old_server(made)
+    third = made.serve(0, 4)
+    first.start(SESSION, read, len(WHOLE) - len(read), ahead=2)
+    made.wait(6.0)
+    assert first.route(SESSION) == [third.peer]
+    first.core.migrations.drain(third.peer, "test", made.now)
+    made.wait(0.5)
+    server.frozen = False
+    made.wait(1.0)
+    assert first.all(OwnershipLost)
+    expect_other_log(made)
+
+
 @pytest.mark.parametrize("leaves", [True, False])
 def test_last_log_is_kept_until_the_new_route_has_run(leaves: bool) -> None:
     """A gateway loses its links one after the other, and has them again after a moment, long before its lease ends."""

@@ -187,7 +187,7 @@ def find_migration_targets(
     unreliable = unreliable_neighbours(
         ring_neighbours(session, old), registry.links.unreliable(now)
     )
-    incapable = incapable_servers(registry, session)
+    incapable = incapable_servers(registry, session) | unanswered_servers(session)
     for without in (drained | refused | unreliable, drained | refused, drained):
         needs = hop_needs(session, without | incapable)
         new_hops = registry.costs.choose_hops(
@@ -208,7 +208,7 @@ def can_replace(registry: ServerRegistry, session: Session, hop: Hop, peer: Peer
     It has the session's adapter, and at the tail the same version of grammars (R17, sampling).
     """
     server = registry.find_server(peer)
-    if server is None or peer in incapable_servers(registry, session):
+    if server is None or peer in incapable_servers(registry, session) | unanswered_servers(session):
         return False
     if variants_of(server.hello).get(session.model) != session.variant:
         return False
@@ -237,6 +237,14 @@ def incapable_servers(registry: ServerRegistry, session: Session) -> frozenset[P
     if not session.turn.prompt_rows:
         return frozenset()
     return registry.older_than(session.model, BLOCK_ROWS_SINCE)
+
+
+def unanswered_servers(session: Session) -> frozenset[PeerId]:
+    """Return servers that have not said yet whether another gateway has run the session there (R20, ownership).
+
+    A hop that is created there could replace what ran last.
+    """
+    return frozenset() if session.query is None else frozenset(session.query.unanswered)
 
 
 def hop_needs(session: Session, without: frozenset[PeerId], lost: Sequence[Hop] = ()) -> Needs:
