@@ -314,6 +314,8 @@ class GatewayCore:
             if session.state is SessionState.HELD and now >= session.retry_at:
                 self._recovery.enter_loop(session, now)
             self._recovery.send_fences(session, now)
+            if session.is_parkable(now):
+                self._recovery.park(session)
         self.migrations.advance(now)
         self._rebalancer.rebalance(now)
 
@@ -381,7 +383,7 @@ class GatewayCore:
         if s.turn.only_rows:
             self._recovery.park(s)  # and logs it
         elif token.finish is not Finish.NONE:
-            s.state = SessionState.PARKED
+            s.state, s.ended_at = SessionState.PARKED, now
         self._effects += emitted_group(s.name, token)
         self.migrations.on_token(s, now)
 

@@ -144,3 +144,19 @@ def test_refusal_for_want_of_room_says_how_much_fits(make: Callable[..., Swarm])
     )
     swarm.gateway.clear_and_start("b", list(range(12)), 5)
     assert swarm.gateway.tokens("b") == expected(list(range(12)), 5)
+
+
+def test_session_between_turns_runs_on_no_server() -> None:
+    """Routes avoid servers with many sessions in a turn, and these send ten heartbeats a second."""
+    swarm = three_hops()
+    for new in (0, 5):
+        swarm.gateway.clear_and_start("a", [5, 6, 7], new)
+        assert swarm.gateway.view("a").state == "parked"
+        swarm.wait(1.5)
+        for server in swarm.servers.values():
+            assert server.core.heartbeat().running == 0
+            assert not server.core.busy_gateways
+            assert not server.core._scheduler.has_decoding
+    swarm.gateway.clear_and_start("a", [5, 6, 7, *expected([5, 6, 7], 5), 8], 5)
+    assert swarm.gateway.tokens("a") == expected([5, 6, 7, *expected([5, 6, 7], 5), 8], 5)
+    assert swarm.gateway.view("a").reused == 7

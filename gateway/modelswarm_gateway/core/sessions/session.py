@@ -29,6 +29,8 @@ from modelswarm_gateway.core.servers.numerics import BlockClass
 from modelswarm_gateway.core.servers.variant import ModelVariant
 
 NO_TRUNCATION = 1 << 60  # positions: a limit that no log reaches
+# Seconds from the end of a turn to the Fence of its hops. The last messages of the turn arrive before it.
+PARK_SECONDS = 1.0
 
 
 class SessionState(enum.Enum):
@@ -147,6 +149,7 @@ class Session:
     row_bytes: int = 0  # of a returned row
     result_groups: int = 0  # items with returned rows, or scores of the prompt, that were taken
     turn_number: int = 0
+    ended_at: float | None = None  # the turn has ended by itself, and its hops are not fenced
     prefill_only: bool = False  # max_tokens 0: the turn runs its prompt and samples nothing
     has_run: bool = False  # an epoch was started: hops created from now on are for recovery
     before: SessionBefore | None = None  # until the turn starts; None for a first turn
@@ -216,6 +219,14 @@ class Session:
     def is_in_turn(self) -> bool:
         return self.state is not SessionState.PARKED
 
+    def is_parkable(self, now: float) -> bool:
+        """True if its turn has ended a while ago: its servers count it as running until they are fenced.
+
+        One that was cut off is asked for first (R19, leases).
+        """
+        ended = self.ended_at is not None and now - self.ended_at >= PARK_SECONDS
+        return ended and self.query is None
+
     @property
     def is_recovering(self) -> bool:
         """True if the turn had started when its route changed: the session is then held and not refused."""
@@ -259,6 +270,7 @@ class Session:
     def raise_epoch(self) -> None:
         self.epoch = Epoch(self.epoch.counter + 1, self.epoch.gateway)
         self.overdue_epoch = None  # hops froze their counters at another time, or not yet
+        self.ended_at = None
 
     def truncate_hops(self, kept: int) -> None:
         """Mark as stale everything that hops hold beyond the log's first `kept` entries (R3, lowest cuts)."""
