@@ -195,7 +195,7 @@ class Generation:
             self._turn = TurnRequest(
                 tokens=(*self.prompt, *resumed.generated),
                 max_tokens=resumed.turn.end - end,
-                sampling=replace(resumed.turn.sampling, returned=self._turn.sampling.returned),
+                sampling=resumed.sampling(self._turn.sampling),
                 credit_ahead=self._turn.credit_ahead,
                 is_resumed=True,
                 begin=first,

@@ -10,9 +10,9 @@ import hashlib
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from modelswarm.protocol.messages import Finish, Turn
+from modelswarm.protocol.messages import Finish, Sampling, Turn
 from modelswarm_gateway.backend.token_stream import TokenEvent
 from modelswarm_gateway.core.interface.turn import ParkedTurn, TokenLogprobs
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
@@ -47,6 +47,18 @@ class ResumedTurn:
     generated: tuple[int, ...]  # all tokens of the turn so far
     turn: Turn
     logprobs: Mapping[int, TokenLogprobs] = field(default_factory=dict)  # by position, as kept
+
+    def sampling(self, own: Sampling) -> Sampling:
+        """Return the parameters of the rest. `own`, of the request that resumes the turn, says what is reported.
+
+        That changes no token: which ones are forced depends on the log, and not on how they travel.
+        """
+        grammar = self.turn.sampling.grammar
+        if grammar is not None:
+            most = 0 if own.grammar is None else own.grammar.max_forced
+            grammar = replace(grammar, max_forced=min(grammar.max_forced, most))
+        kept = self.turn.sampling
+        return replace(kept, grammar=grammar, logprobs=own.logprobs, returned=own.returned)
 
     def token_events(self, first: int) -> list[TokenEvent]:
         """Return the generated tokens as events, the first at position `first`. The last one may end the turn."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modelswarm.protocol.messages import Finish, Sampling, Turn
+from modelswarm.protocol.messages import Finish, Grammar, ReturnedRows, Sampling, Turn
 from modelswarm_gateway.core.interface.turn import ParkedTurn
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.named_sessions import wire_name
@@ -61,6 +63,20 @@ def test_resumed_turn_replays_generated_tokens_with_positions() -> None:
         (4, 9, Finish.NONE),
     ]
     assert resumed.turn.sampling.seed == 4
+
+
+@pytest.mark.parametrize(("own", "forced"), [(0, 0), (8, 8), (16, 16), (None, 0)])
+def test_resumed_turn_reports_what_its_own_request_wants(own: int | None, forced: int) -> None:
+    """Forced tokens have no log probability. The first request wanted none; the one that resumes it does."""
+    turn = replace(TURN, sampling=replace(TURN.sampling, grammar=Grammar("g", "v", 16)))
+    kept = ParkedTurn((*PROMPT, 8, 9), turn)
+    asked = Sampling(seed=99, logprobs=3, returned=ReturnedRows(4, logits=True))
+    if own is not None:
+        asked = replace(asked, grammar=Grammar("g", "v", own))
+    rest = resume_turn(PROMPT, kept, 3, mark_of(8)).sampling(asked)
+    assert (rest.seed, rest.eos) == (4, (2,))
+    assert (rest.logprobs, rest.returned) == (3, asked.returned)
+    assert rest.grammar == Grammar("g", "v", forced)
 
 
 def test_finished_turn_ends_again_with_the_same_finish() -> None:
