@@ -200,7 +200,7 @@ def test_generate_finds_the_swarm_by_its_address_too(shell: Shell) -> None:
             "Error: --do-sample: contradicts --temperature 0",
         ),
         (("generate", "hello", "--temperature", "nan"), "nan is not allowed; allowed: a number"),
-        (("generate", "x" * 600), "Error: prompt: the prompt has 600 tokens"),
+        (("generate", "x" * 600), "Error: prompt: the prompt is too long: it has 600 tokens"),
         (
             ("generate", "hello", "--url", "localhost"),
             "Error: --url: 'localhost' is not the URL of a gateway",

@@ -22,5 +22,6 @@ class PromptTooLong(CoreError):
     """The prompt does not fit into the model's context, or into a session with a `max_length`."""
 
     def __init__(self, length: int, limit: int, holder: str = "this model's context") -> None:
-        super().__init__(f"the prompt has {length} tokens; {holder} holds {limit}")
+        # Claude Code and LiteLLM know an overflow by the words "prompt is too long" only.
+        super().__init__(f"the prompt is too long: it has {length} tokens; {holder} holds {limit}")
         self.length, self.limit = length, limit
