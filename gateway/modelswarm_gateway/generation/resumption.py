@@ -84,7 +84,7 @@ class SeenAnswer:
 
 def format_event_id(position: int, mark: str) -> str:
     """Return the id of the event that covers the log up to and including `position`."""
-    return f"{position}-{mark}" if mark else str(position)
+    return f"{position}-{mark}"
 
 
 def parse_event_id(value: str) -> tuple[int, str]:

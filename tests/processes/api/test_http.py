@@ -13,6 +13,8 @@ from support.eventually import eventually
 from support.models.tokenizers import BEGIN, END, byte_level, encode_bytes
 from support.processes.swarm import CONTEXT, MODEL, Endpoints, HashSwarm, two_spans
 
+from modelswarm_gateway.generation.resumption import parse_event_id
+
 HI = [{"role": "user", "content": "hi"}]
 
 
@@ -123,7 +125,11 @@ def test_stream_ids_are_positions_of_the_log(client: httpx.Client) -> None:
         "stream": True,
     }
     with client.stream("POST", "/v1/completions", json=body) as answer:
-        ids = [int(line[4:]) for line in answer.iter_lines() if line.startswith("id: ")]
+        assert not any(line.startswith("id: ") for line in answer.iter_lines())
+    body["session_id"] = "positions"
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        lines = [line for line in answer.iter_lines() if line.startswith("id: ")]
+    ids = [parse_event_id(line[4:])[0] for line in lines]
     assert ids == sorted(set(ids))
     assert len("tell me") <= ids[0]
     assert ids[-1] == len("tell me") + 50 - 1

@@ -159,7 +159,9 @@ def test_error_names_the_prompt_that_failed(gateway: Endpoints) -> None:
 
     assert done.returncode == 2
     assert done.stdout.startswith("--- prompt 1, answer 1\n")
-    assert done.stderr.startswith("Error: prompt 2 of 2: the prompt is too long: it has 120000 tokens")
+    assert done.stderr.startswith(
+        "Error: prompt 2 of 2: the prompt is too long: it has 120000 tokens"
+    )
     assert len(done.stderr.splitlines()) == 1
 
 

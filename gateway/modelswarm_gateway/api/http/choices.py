@@ -46,7 +46,10 @@ class AnswerBuilder(Protocol):
         event_id: str,
         logprobs: Sequence[TokenLogprob] = (),
     ) -> bytes:
-        """Return the event of some output. `event_id`: the last log position that it covers (R17, sampling)."""
+        """Return the event of some output. `event_id`: the last log position that it covers (R17, sampling).
+
+        It is empty in a stream that cannot be resumed.
+        """
         ...
 
     def finish_event(self, finish: str) -> bytes:
@@ -75,9 +78,7 @@ class AnswerBuilder(Protocol):
 class PendingOutput:
     """Tokens and log probabilities of an answer, from those that have shown nothing yet."""
 
-    def __init__(self, prefix: str = "") -> None:
-        """Hold nothing. `prefix` begins the ids of the events."""
-        self._prefix = prefix
+    def __init__(self) -> None:
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
@@ -88,9 +89,10 @@ class PendingOutput:
         output = chunk.output
         if not output and (chunk.finish is None or not self._tokens):
             return b""
-        mark = f"{self._prefix}{format_event_id(chunk.end - 1, chunk.mark)}"
+        # Load generators, as those of vLLM and SGLang, read no event that begins with an id.
+        event_id = format_event_id(chunk.end - 1, chunk.mark) if chunk.mark else ""
         # Without output the delta has an empty text, as clients expect of an event with tokens.
-        event = builder.output_event(output or NO_TEXT, self._tokens, mark, self._logprobs)
+        event = builder.output_event(output or NO_TEXT, self._tokens, event_id, self._logprobs)
         self._tokens, self._logprobs = [], []
         return event
 
@@ -125,7 +127,7 @@ class Choices:
         await writer.write_json(body)
 
     async def send_stream(self, writer: ResponseWriter, keepalive: float) -> None:
-        pending = [PendingOutput(f"{index}:") for index in range(len(self._generations))]
+        pending = [PendingOutput() for _ in self._generations]
         is_open, last_sent_at = False, self._clock()
         async with aclosing(merge_chunks(self._generations, keepalive)) as chunks:
             async for each in chunks:

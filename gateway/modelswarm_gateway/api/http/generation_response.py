@@ -312,7 +312,8 @@ class GenerationResponse(Response):
                 event = pending.format_chunk(builder, chunk)
             if event:
                 await writer.write(opening + event)
-                self._on_delivered(parse_event_id_line(event))
+                if self._request.session_id is not None:
+                    self._on_delivered(parse_event_id_line(event))
                 opening = b""
                 last_sent_at = clock()
             elif chunk is None or clock() - last_sent_at >= self._keepalive:

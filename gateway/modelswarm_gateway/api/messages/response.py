@@ -53,8 +53,7 @@ class MessageBuilder(AnswerBuilder):
     def output_event(
         self, output: Events, tokens: Tokens, event_id: str, logprobs: Logprobs = ()
     ) -> bytes:
-        made = b"".join(self._write(event) for event in output)
-        return b"id: " + event_id.encode() + b"\n" + made if made else b""
+        return b"".join(self._write(event) for event in output)
 
     def _write(self, event: OutputEvent) -> bytes:
         match event:

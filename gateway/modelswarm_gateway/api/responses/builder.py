@@ -84,6 +84,8 @@ class ResponsesBuilder:
         if not events:
             return b""
         written = [self._event(event) for event in events]
+        if not event_id:
+            return b"".join(written)
         mark = f"{self._made.id}:{event_id}:{self.number - 1}"
         return b"".join((*written[:-1], f"id: {mark}\n".encode(), written[-1]))
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import httpx
 import pytest
 from support.eventually import SECONDS
 from support.gateway_service import make_service_with_files
 from support.models.tokenizers import encode_bytes, model_files
 
 from modelswarm.protocol.messages import FenceAck, Finish, Token
+from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.api.http.openai_requests import parse_completion
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import ApiError, Code
@@ -98,3 +100,19 @@ async def test_turn_that_another_gateway_takes_over_has_not_failed() -> None:
         name = f"modelswarm_gateway_{name}_total"
         labels["model"] = MODEL
         assert service.metrics.registry.get_sample_value(name, labels) == 1, name
+
+
+async def test_stream_without_a_session_has_no_event_ids() -> None:
+    """Load generators, as those of vLLM and SGLang, read no event that begins with an id."""
+    service, node = await make_service_with_files(model_files())
+    transport = httpx.ASGITransport(app=build_http_app(service))
+    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": len(ANSWER), "stream": True}
+    async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        asking = asyncio.create_task(client.post("/v1/completions", json=body))
+        async with asyncio.timeout(SECONDS):
+            while not node._core._recovery.hops.by_handle:  # noqa: ASYNC110 (it has no event)
+                await asyncio.sleep(0.01)
+        answer(node)
+        events = (await asking).text.removesuffix("\n\n").split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    assert all(event.startswith("data: ") for event in events)
