@@ -215,6 +215,33 @@ def test_calls_of_a_family_are_read(
     assert (shown, [(name, json.loads(arguments)) for name, arguments in made]) == (text, calls)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "text", "value"),
+    [
+        (["string", "null"], "10115", "10115"),
+        (["string", "null"], '"10115"', "10115"),
+        (["string", "null"], "true story", "true story"),
+        (["string", "null"], "None", None),
+        (["integer", "null"], "None", None),
+        (["integer"], "5", 5),
+        (["integer"], "five", "five"),
+        (["integer"], '"5"', "5"),
+        (["boolean"], "True", True),
+        (["array"], "['a', None]", ["a", None]),
+        (["object"], "{'a': (1, 2)}", {"a": [1, 2]}),
+        ([], "10115", 10115),
+        ([], "True", "True"),
+    ],
+)
+def test_value_in_tags_has_a_type_of_its_schema(kinds: list[str], text: str, value: Any) -> None:
+    """Optional texts of pydantic are {"anyOf": [{"type": "string"}, {"type": "null"}]}."""
+    for schema in ({"type": kinds} if kinds else {}, {"anyOf": [{"type": k} for k in kinds]}):
+        tool = Tool("f", {"type": "object", "properties": {"a": schema}})
+        reader = FAMILIES["qwen3_coder"].reader({"f": tool})
+        _, [(_, arguments)] = answer_of(read(reader, [xml_call("f", a=text)]))
+        assert json.loads(arguments) == {"a": value}
+
+
 @pytest.mark.parametrize("one_call", [False, True])
 @pytest.mark.parametrize(("family", "answer"), TEXTS)
 def test_text_without_a_call_is_unchanged(family: str, answer: str, one_call: bool) -> None:
