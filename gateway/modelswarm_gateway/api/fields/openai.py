@@ -154,6 +154,9 @@ MESSAGE = FieldTable(
             "function_call": refused("use tool_calls"),
             "audio": refused(TEXT_ONLY),
             "annotations": NoEffect("links of OpenAI's web search, which models do not read"),
+            "parsed": NoEffect(
+                "OpenAI's clients add it to what they have parsed: it is in content"
+            ),
         },
         "vLLM and SGLang": {
             "reasoning": OBEYED,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from modelswarm_gateway.api.fields.states import OBEYED, FieldTable, refused
+from modelswarm_gateway.api.fields.states import OBEYED, FieldTable, NoEffect, refused
 
 FUNCTIONS_ONLY = "tools are functions"
 
@@ -72,7 +72,16 @@ TOOL_CALL = FieldTable(
         },
     },
 )
-CALLED_FUNCTION = FieldTable("a called function", {"OpenAI": {"name": OBEYED, "arguments": OBEYED}})
+CALLED_FUNCTION = FieldTable(
+    "a called function",
+    {
+        "OpenAI": {
+            "name": OBEYED,
+            "arguments": OBEYED,
+            "parsed_arguments": NoEffect("OpenAI's clients add it: it is in arguments"),
+        }
+    },
+)
 
 TOOL_TABLES = (
     TOOL,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import openai
 import pytest
+from openai.lib._parsing import parse_chat_completion
+from openai.types.chat import ChatCompletion
+from pydantic import BaseModel
 from typing_extensions import override
 
 from modelswarm_gateway.api.http.openai_requests import parse_chat
@@ -56,6 +60,31 @@ def refusal_of(**changes: Any) -> ApiError:
         parse_chat({"model": "m", "messages": HI, **changes}).to_generation_request()
     assert caught.value.mapping.status == 400
     return caught.value
+
+
+class City(BaseModel):
+    """Type of the parsed calls and contents."""
+
+    name: str
+
+
+def test_answer_that_openais_client_has_parsed_is_read() -> None:
+    """`runTools` of its JavaScript twin sends such messages back, too."""
+    function = {"name": "City", "arguments": '{"name": "Bonn"}'}
+    called = {"id": "1", "type": "function", "function": function}
+    message = {"role": "assistant", "content": '{"name": "Ulm"}', "tool_calls": [called]}
+    choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
+    made = parse_chat_completion(
+        response_format=City,
+        input_tools=[openai.pydantic_function_tool(City)],
+        chat_completion=ChatCompletion.construct(choices=[choice]),
+    )
+    sent = made.choices[0].message.model_dump(exclude_unset=True, mode="json", warnings=False)
+    assert sent["parsed"] and sent["tool_calls"][0]["function"]["parsed_arguments"]
+    result = {"role": "tool", "tool_call_id": "1", "content": "r"}
+    asked = parse_chat({"model": "m", "messages": [*HI, sent, result]}).to_generation_request()
+    assert isinstance(asked.prompt, ChatPrompt)
+    assert asked.prompt.messages[1] == message
 
 
 def test_tools_and_choice_are_read() -> None:
