@@ -80,9 +80,7 @@ class Generation:
         self._echoes = request.echo and start.resumed is None  # before the first token
         self._failure: Code | None = None
         self._refused = self._closed = self._aborted = False
-        self.tokenizer = start.tokenizer
-        self.prompt = turn.tokens
-        self.position = start.position
+        self.tokenizer, self.prompt, self.position = start.tokenizer, turn.tokens, start.position
         self.seen = SeenAnswer()  # of a resumed turn
         self.completion_tokens = self._resumed_tokens = 0
         self.session_key: SessionKey | None = (

@@ -18,9 +18,11 @@ class StopMatch:
 class StopMatcher:
     """The match that is complete first wins; of matches that end together, the longest."""
 
-    def __init__(self, stops: Sequence[str], *, keeps_match: bool = False) -> None:
-        """`keeps_match`: the text ends with the match, and not before it."""
-        self._keeps_match = keeps_match
+    def __init__(
+        self, stops: Sequence[str], *, keeps_match: bool = False, min_pieces: int = 0
+    ) -> None:
+        """`keeps_match`: the text ends with the match, and not before it. No match ends in the first `min_pieces`."""
+        self._keeps_match, self._early_pieces = keeps_match, min_pieces
         self._searches = [_StopSearch(stop) for stop in stops]
         self._held = ""
         self.match: str | None = None  # the stop string that ended the text
@@ -29,10 +31,11 @@ class StopMatcher:
         if not self._searches:
             return StopMatch(piece, False)
         text = self._held + piece
+        is_early, self._early_pieces = self._early_pieces > 0, self._early_pieces - 1
         found = [
             (end, -len(search.stop), search.stop)
             for search in self._searches
-            if (end := search.find_end(piece)) > 0
+            if (end := search.find_end(piece, passes=is_early)) > 0
         ]
         if found:
             end, negative_length, self.match = min(found)
@@ -62,13 +65,18 @@ class _StopSearch:
             length = self._extend(length, stop[index])
             self._shorter[index + 1] = length
 
-    def find_end(self, piece: str) -> int:
-        """Return the number of characters of `piece` up to the end of the first match; 0 without one."""
+    def find_end(self, piece: str, *, passes: bool = False) -> int:
+        """Return the number of characters of `piece` up to the end of the first match; 0 without one.
+
+        `passes`: go on behind a match, as if there was none.
+        """
         matched = self.matched
         for count, character in enumerate(piece, 1):
             matched = self._extend(matched, character)
             if matched == len(self.stop):
-                return count
+                if not passes:
+                    return count
+                matched = self._shorter[matched]
         self.matched = matched
         return 0
 

@@ -83,7 +83,9 @@ class TurnOutput:
         markers = form.markers if self._answer else ()
         text = request.text
         self._detokenizer = tokenizer.detokenizer(last, markers, all_special=text.all_special)
-        self._stops = StopMatcher(request.stop, keeps_match=text.keeps_stop)
+        self._stops = StopMatcher(
+            request.stop, keeps_match=text.keeps_stop, min_pieces=sampling.min_tokens
+        )
         self._log_mark = LogMark(turn.tokens) if request.session_id else None
         self._withheld: list[int] = []  # tokens that came and are in no chunk yet
         self._events: list[OutputEvent] = []  # of the next chunk

@@ -116,3 +116,17 @@ async def test_stream_without_a_session_has_no_event_ids() -> None:
         events = (await asking).text.removesuffix("\n\n").split("\n\n")
     assert events[-1] == "data: [DONE]"
     assert all(event.startswith("data: ") for event in events)
+
+
+async def test_stop_string_within_min_tokens_ends_nothing() -> None:
+    """So it is in vLLM, whose field this is."""
+    service, node = await make_service_with_files(model_files())
+    body = {"model": MODEL, "prompt": PROMPT, "stop": "2", "min_tokens": 5}
+    request = parse_completion(body).to_generation_request()
+    _, tokenizer = service.find_model(MODEL)
+    sampling = tokenizer.defaults.sampling(request.options, 1)
+    turn = TurnRequest(tuple(PROMPT), len(ANSWER), sampling, credit_ahead=64)
+    generation = Generation(service._context, request, TurnStart(turn, tokenizer, 0.0))
+    answer(node)
+    text = "".join(chunk.text for chunk in await read(generation))
+    assert (text, generation.stop_match) == ("0123456789 é€ 01", "2")

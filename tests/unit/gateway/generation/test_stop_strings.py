@@ -57,6 +57,23 @@ def test_kept_stop_string_ends_the_text(pieces: list[str]) -> None:
     assert (shown, matcher.match) == ("ab STOP", "STOP")
 
 
+@pytest.mark.parametrize(
+    ("pieces", "shown", "match"),
+    [
+        (["a STOP", "b", "c"], "a STOPbc", None),
+        (["STOPSTOP", "b", "STOP c"], "STOPSTOPb", "STOP"),
+        (["x", "STO", "P"], "x", "STOP"),  # it ends behind the first two
+        (["a STOPST", "O", "P c"], "a STOP", "STOP"),
+    ],
+)
+def test_no_match_ends_in_the_first_pieces(
+    pieces: list[str], shown: str, match: str | None
+) -> None:
+    matcher = StopMatcher(["never", "STOP"], min_pieces=2)
+    text = "".join(matcher.feed(piece).text for piece in pieces) + matcher.flush()
+    assert (text, matcher.match) == (shown, match)
+
+
 @pytest.mark.parametrize("seed", range(50))
 def test_stop_matching_is_independent_of_the_chunks(seed: int) -> None:
     rng = random.Random(seed)
