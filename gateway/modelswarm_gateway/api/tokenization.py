@@ -27,7 +27,7 @@ from modelswarm_gateway.generation.request import (
 )
 from modelswarm_gateway.generation.service import GenerationService
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
-from modelswarm_gateway.models.tokenizer import UNKNOWN_LIMIT
+from modelswarm_gateway.models.tokenizer import longest_text
 
 # Fields that `parse_chat` reads.
 _CHAT_FIELDS = (
@@ -91,7 +91,8 @@ async def tokenize_prompt(service: GenerationService, asked: TokenizeRequest) ->
     wanted = asked.to_generation_request()
     card, tokenizer = await service.wait_for_model(asked.model)
     wanted, _ = fit_to_model(wanted, tokenizer, service.settings.tool_call_parser)
-    tokens = await encode_prompt(wanted, tokenizer, card.max_length)
+    limit = longest_text(card.max_length)
+    tokens = await encode_prompt(wanted, tokenizer, limit, can_be_empty=True)
     names = tokenizer.token_names(tokens) if asked.return_token_strs else None
     return TokenizedPrompt(tokens, card.max_length, names)
 
@@ -101,8 +102,8 @@ async def detokenize(service: GenerationService, asked: DetokenizeRequest) -> st
     card, tokenizer = await service.wait_for_model(asked.model)
     prompt = TokenPrompt(tuple(asked.tokens))
     wanted = GenerationRequest(asked.model, prompt, "tokens", SamplingOptions())
-    limit = card.max_length or UNKNOWN_LIMIT  # a body has room for eight million
-    tokens = await encode_prompt(wanted, tokenizer, limit)  # checks the ids
+    limit = longest_text(card.max_length)  # a body has room for eight million
+    tokens = await encode_prompt(wanted, tokenizer, limit, can_be_empty=True)  # checks the ids
     return tokenizer.decode_all(tokens)
 
 

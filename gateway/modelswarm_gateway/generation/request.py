@@ -197,9 +197,12 @@ def check_answers(options: SamplingOptions, answers: int) -> None:
 
 
 async def encode_prompt(
-    request: GenerationRequest, text: ModelTokenizer, limit: int
+    request: GenerationRequest, text: ModelTokenizer, limit: int, *, can_be_empty: bool = False
 ) -> tuple[int, ...]:
-    """Return the prompt's tokens, at least one. `limit`: positions of the context, 0 if unknown. Raise ApiError."""
+    """Return the prompt's tokens, by default at least one. Raise ApiError.
+
+    `limit`: positions of the context, 0 if unknown.
+    """
     longest = limit if request.truncation is None else max(limit, UNKNOWN_LIMIT)
     try:
         with as_api_errors(request.prompt_field):
@@ -209,7 +212,7 @@ async def encode_prompt(
     if request.truncation is not None:
         room = max(1, limit - max(1, token_limit(request, text) or 1)) if limit else 0
         tokens = request.truncation.apply(tokens, room)
-    if not tokens:
+    if not tokens and not can_be_empty:
         raise invalid_request(
             request.prompt_field,
             f"{request.prompt_field}: the prompt is empty; at least one token is needed",

@@ -65,7 +65,7 @@ from modelswarm_gateway.generation.session_locator import SessionLocator
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.models.sampling_tokens import add_bad_words
-from modelswarm_gateway.models.tokenizer import UNKNOWN_LIMIT, ModelTokenizer
+from modelswarm_gateway.models.tokenizer import UNKNOWN_LIMIT, ModelTokenizer, longest_text
 from modelswarm_gateway.settings import cap_keepalive
 
 # Refusal of a grammar at a model whose servers all lack the library.
@@ -202,7 +202,7 @@ class GenerationService:
         """Return the tokens of the request's prompt. Raise ApiError."""
         card, tokenizer = await self.wait_for_model(request.model)
         request, _ = fit_to_model(request, tokenizer, self.settings.tool_call_parser)
-        return len(await encode_prompt(request, tokenizer, card.max_length))
+        return len(await encode_prompt(request, tokenizer, longest_text(card.max_length)))
 
     async def _start(self, request: GenerationRequest, requested_at: float) -> Generation:
         card, tokenizer = await self.wait_for_model(request.model)

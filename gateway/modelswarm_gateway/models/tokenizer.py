@@ -78,6 +78,11 @@ _CHAT_BEFORE = (
 UNKNOWN_LIMIT = 128 << 10
 
 
+def longest_text(context: int) -> int:
+    """Return the most tokens of a text that is only counted: clients ask by how much it is beyond the context."""
+    return max(context, UNKNOWN_LIMIT)
+
+
 class ModelFilesError(Exception):
     """The model's files cannot be used; `str()` names the file."""
 

@@ -43,6 +43,21 @@ async def test_text_has_the_special_tokens_of_its_tokenizer() -> None:
     assert (plain["tokens"], plain["token_strs"]) == (encode_bytes("hi"), None)
 
 
+async def test_text_may_be_empty_or_longer_than_the_context() -> None:
+    """Clients count a text to learn by how much it is too long."""
+    empty = await post("/tokenize", prompt="", add_special_tokens=False, return_token_strs=True)
+    assert (empty["count"], empty["tokens"], empty["token_strs"]) == (0, [], [])
+    assert await post("/detokenize", tokens=[]) == {"prompt": ""}
+    text = "a" * (9 * empty["max_model_len"])
+    long = await post("/tokenize", prompt=text, add_special_tokens=False)
+    assert long["count"] == len(text)
+    assert await post("/detokenize", tokens=long["tokens"]) == {"prompt": text}
+    body = {"max_tokens": 1, "messages": [{"role": "user", "content": text}]}
+    assert "too long" in (await post("/v1/messages", **body))["error"]["message"]
+    counted = await post("/v1/messages/count_tokens", messages=body["messages"])
+    assert counted["input_tokens"] > len(text)
+
+
 async def test_chat_is_rendered_with_the_template() -> None:
     whole = await post("/tokenize", messages=MESSAGES)
     text = (await post("/detokenize", tokens=whole["tokens"]))["prompt"]
