@@ -174,6 +174,8 @@ def _model_routes(app: FastAPI, service: GenerationService) -> None:
 
     @app.api_route("/v1/models/{name:path}", methods=READ_METHODS)
     async def model(request: Request, name: str, beta: str | None = None) -> Response:
+        if not name:  # /v1/models/
+            return await models(request, beta)
         as_message_api = wants_messages_shape(request.headers, beta)
         card = service.backend.model_card(name)
         if card is None:

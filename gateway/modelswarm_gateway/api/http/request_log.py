@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from modelswarm_gateway.api.forwarding import FORWARDED_HEADER
 from modelswarm_gateway.api.messages.errors import is_messages_path
+from modelswarm_gateway.api.messages.headers import ANTHROPIC_VERSION
 from modelswarm_gateway.errors import Code, shorten, status_of
 from modelswarm_gateway.metrics.counters import OTHER_MODEL
 
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 REQUEST_ID = "x-request-id"
 ANTHROPIC_REQUEST_ID = b"request-id"  # which Anthropic's client reads
 PROCESSING_MS = b"openai-processing-ms"
-_NAME = REQUEST_ID.encode()
+_NAME, _VERSION = REQUEST_ID.encode(), ANTHROPIC_VERSION.encode()
 _FORWARDED = FORWARDED_HEADER.encode()
 # Visible ASCII: it can neither break a log line nor look like two fields of one.
 _VALID = re.compile(rb"[!-~]{1,128}")
@@ -70,7 +71,7 @@ class RequestLog:
                 close = [(b"connection", b"close")] if self._is_leaving() else []
                 spent = f"{(time.monotonic() - started_at) * 1000:.0f}".encode()
                 own = [(_NAME, request_id), (PROCESSING_MS, spent), *close]
-                if is_messages_path(scope["path"]):
+                if is_messages_path(scope["path"]) or _names_version(scope):
                     own.append((ANTHROPIC_REQUEST_ID, request_id))
                 message["headers"] = [*message["headers"], *own]
             await send(message)
@@ -91,6 +92,11 @@ class RequestLog:
                     shorten(_raw_path(scope)),
                     *(status or "no response", outcome.value if outcome else "ok", seconds),
                 )
+
+
+def _names_version(scope: Scope) -> bool:
+    """Return whether Anthropic's client sends the request, which may be for models."""
+    return any(name == _VERSION for name, _ in scope["headers"])
 
 
 def make_request_id() -> bytes:

@@ -65,6 +65,13 @@ async def test_head_is_allowed_where_get_is(path: str, status: int) -> None:
     assert "allowed: GET, HEAD" in error_of(refused)["message"]
 
 
+async def test_models_are_listed_behind_a_slash_too() -> None:
+    client = make_client()
+    for headers in ({}, {"anthropic-version": "2023-06-01"}):
+        listed = (await client.get("/v1/models", headers=headers)).json()
+        assert (await client.get("/v1/models/", headers=headers)).json() == listed
+
+
 async def test_refused_method_is_told_all_of_its_path() -> None:
     client = make_client()
     for path in ("/v1/responses/none", "/v1/sessions/none"):
@@ -166,6 +173,14 @@ async def test_invalid_request_id_is_replaced(given: bytes) -> None:
     answer = await make_client().get("/health", headers=[(b"x-request-id", given)])
     assert answer.status_code == 200
     assert re.fullmatch(r"req_[0-9a-f]{24}", answer.headers["x-request-id"])
+
+
+async def test_client_of_anthropic_gets_the_id_of_its_request() -> None:
+    client, headers = make_client(), {"anthropic-version": "2023-06-01", "x-request-id": "mine"}
+    for path in ("/v1/models", "/v1/models/none", "/v1/messages/none"):
+        answer = await client.get(path, headers=headers)
+        assert answer.headers["request-id"] == "mine"
+    assert "request-id" not in (await client.get("/v1/models")).headers
 
 
 async def test_two_request_ids_are_replaced_by_one() -> None:
