@@ -35,10 +35,11 @@ _MESSAGE_PATH = re.compile(r"messages\[(\d+)\]")
 
 
 def as_items(value: str | Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return `input` as a list of items, without values that have no effect: they may be large."""
+    """Return `input` as a list of items, without null, and without values that have no effect: they may be large."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
-    return [_prune(item, _table_of(item), PART) for item in value]
+    given = [{name: each for name, each in item.items() if each is not None} for item in value]
+    return [_prune(item, _table_of(item), PART) for item in given]
 
 
 def _table_of(item: Mapping[str, Any]) -> FieldTable | None:

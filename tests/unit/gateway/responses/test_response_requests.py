@@ -86,6 +86,10 @@ def test_items_become_one_chat() -> None:
     ]  # fmt: skip
 
 
+def test_null_in_an_item_means_unset() -> None:
+    assert messages_of([{**USER, "type": None, "id": None, "phase": None}]) == [USER]
+
+
 def test_answer_that_goes_on_behind_a_call_is_one_message() -> None:
     """The model's own order of items: its text is behind the call, and the outputs are behind both."""
     thought = {"type": "reasoning", "summary": [], "content": [
