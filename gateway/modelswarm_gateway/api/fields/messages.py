@@ -215,7 +215,7 @@ ANTHROPIC_TABLES: tuple[tuple[FieldTable, dict[str, str]], ...] = (
     (COUNT_TOKENS, {}),
     (INPUT_MESSAGE, {}),
     (TEXT_BLOCK, {"type": '"text"'}),
-    (THINKING_BLOCK, {"type": '"thinking"', "thinking": "a string, not empty"}),
+    (THINKING_BLOCK, {"type": '"thinking"', "thinking": "a string"}),
     (TOOL_USE_BLOCK, {"type": '"tool_use"'}),
     (TOOL_RESULT_BLOCK, {"type": '"tool_result"', "content": "a string, or a list of text blocks"}),
     (ANTHROPIC_TOOL, {"type": '"custom"'}),

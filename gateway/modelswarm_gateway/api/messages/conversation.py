@@ -118,8 +118,9 @@ class _Conversation:
                 case "text":
                     self.add_text("assistant", read_block_text(place, block))
                 case "thinking":
-                    thought = read_text(place, block, "thinking")
-                    message.setdefault("reasoning_content", []).append(thought)
+                    # Anthropic leaves the text of reasoning out, unless display is "summarized".
+                    if thought := read_block_text(place, block, "thinking"):
+                        message.setdefault("reasoning_content", []).append(thought)
                 case _:
                     message.setdefault("tool_calls", []).append(self._read_call(place, block))
 
@@ -182,10 +183,10 @@ def _read_block(path: str, value: object, tables: dict[str, FieldTable]) -> dict
     return read_object(path, value, tables[kind])
 
 
-def read_block_text(path: str, block: dict[str, Any]) -> str:
-    text = block.get("text")
+def read_block_text(path: str, block: dict[str, Any], name: str = "text") -> str:
+    text = block.get(name)
     if not isinstance(text, str):
-        raise invalid_request(f"{path}.text", f"{path}.text: must be a string")
+        raise invalid_field(f"{path}.{name}", "must be a string")
     return text
 
 

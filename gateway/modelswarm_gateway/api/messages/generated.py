@@ -17,7 +17,9 @@ class MessagesResponse(GenerationResponse):
     """The response to one request for a message, which has one answer and no session."""
 
     def _make_builder(self, generation: Generation) -> AnswerBuilder:
-        return MessageBuilder(self._head([generation]), generation)
+        most = self._request.options.max_tokens
+        assert most is not None  # the field is required
+        return MessageBuilder(self._head([generation]), generation, most)
 
     def _error_event(self, failure: ApiError) -> bytes:
         return messages_error_event(failure)

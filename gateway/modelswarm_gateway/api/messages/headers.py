@@ -19,7 +19,7 @@ HARMLESS_BETAS = {
     "extended-cache-ttl": "there is no cache to keep",
     "fine-grained-tool-streaming": "arguments are always sent as they are made",
     "interleaved-thinking": "reasoning is shown where the model writes it",
-    "model-context-window-exceeded": "a request that is too long is refused",
+    "model-context-window-exceeded": "the stop reason exists",
     "output-128k": "the answer may fill the context",
     "output-300k": "the answer may fill the context",
     "prompt-caching": "there is no cache to keep",

@@ -94,9 +94,11 @@ def _read_tool(path: str, value: object) -> Tool:
         raise invalid_field(f"{path}.strict", "must be true or false")
     if "input_schema" not in fields:
         raise invalid_field(f"{path}.input_schema", "this field is required")
-    schema = f"{path}.input_schema"
-    check_parameters(schema, fields["input_schema"])
-    return Tool(name, fields["input_schema"], description, strict, schema)
+    place, schema = f"{path}.input_schema", fields["input_schema"]
+    if isinstance(schema, dict):  # the client has null for no properties, and for none required
+        schema = {key: value for key, value in schema.items() if value is not None}
+    check_parameters(place, schema)
+    return Tool(name, schema, description, strict, place)
 
 
 def read_thinking(value: object) -> tuple[bool, dict[str, Any]]:

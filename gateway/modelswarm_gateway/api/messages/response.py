@@ -40,8 +40,8 @@ def _event(kind: str, fields: dict[str, Any]) -> bytes:
 
 
 class MessageBuilder(AnswerBuilder):
-    def __init__(self, head: ResponseHead, generation: Generation) -> None:
-        self._head, self._generation = head, generation
+    def __init__(self, head: ResponseHead, generation: Generation, max_tokens: int) -> None:
+        self._head, self._generation, self._max_tokens = head, generation, max_tokens
         self._id = f"msg_{secrets.token_hex(12)}"
         self._blocks = 0  # that were started
         self._open = ""  # kind of the block that is open; "" without one
@@ -98,7 +98,7 @@ class MessageBuilder(AnswerBuilder):
         return self._stop()
 
     def end_events(self, completion: int) -> bytes:
-        reason, match = self._stop_reason(self._finish)
+        reason, match = self._stop_reason(completion)
         delta = {"stop_reason": reason, "stop_sequence": match}
         fields = {"delta": delta, "usage": self._usage(completion)}
         return _event("message_delta", fields) + _event("message_stop", {})
@@ -110,12 +110,16 @@ class MessageBuilder(AnswerBuilder):
         return {"content": _content_blocks(output)}
 
     def body(self, choices: Sequence[dict[str, Any]], completion: int) -> dict[str, Any]:
-        reason, match = self._stop_reason(self._finish)
+        reason, match = self._stop_reason(completion)
         return self._message(choices[0]["content"], reason, match, completion)
 
-    def _stop_reason(self, finish: str) -> tuple[str, str | None]:
+    def _stop_reason(self, completion: int) -> tuple[str, str | None]:
         match = self._generation.stop_match
-        return ("stop_sequence" if match is not None else _STOP_REASONS[finish]), match
+        if match is not None:
+            return "stop_sequence", match
+        if self._finish == "length" and completion < self._max_tokens:
+            return "model_context_window_exceeded", None
+        return _STOP_REASONS[self._finish], None
 
     def _message(
         self, content: list[Block], reason: str | None, match: str | None, completion: int

@@ -14,7 +14,12 @@ from modelswarm_gateway.api.openapi.answer_schemas import (
 from modelswarm_gateway.errors import Code
 
 _OBJECT: Schema = {"type": "object"}
-_STOP: Schema = {"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", None]}
+_STOP: Schema = {
+    "enum": [
+        *("end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"),
+        None,
+    ]
+}
 _STOPPED = {"stop_reason": _STOP, "stop_sequence": either_null(TEXT)}
 
 

@@ -13,6 +13,8 @@ from support.models.tokenizers import encode_bytes, model_files
 from modelswarm.protocol.messages import FenceAck, Finish, Token
 from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.api.http.openai_requests import parse_completion
+from modelswarm_gateway.api.http.openai_responses import ResponseHead
+from modelswarm_gateway.api.messages.response import MessageBuilder
 from modelswarm_gateway.core.interface.turn import TurnRequest
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation import generation as generation_module
@@ -130,3 +132,19 @@ async def test_stop_string_within_min_tokens_ends_nothing() -> None:
     answer(node)
     text = "".join(chunk.text for chunk in await read(generation))
     assert (text, generation.stop_match) == ("0123456789 é€ 01", "2")
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"), [(0, "max_tokens"), (5, "model_context_window_exceeded")]
+)
+async def test_message_tells_that_the_context_has_ended(more: int, reason: str) -> None:
+    service, _ = await make_service_with_files(model_files())
+    request = parse_completion({"model": MODEL, "prompt": PROMPT}).to_generation_request()
+    _, tokenizer = service.find_model(MODEL)
+    turn = TurnRequest(tuple(PROMPT), len(ANSWER), tokenizer.defaults.sampling(request.options, 1))
+    generation = Generation(service._context, request, TurnStart(turn, tokenizer, 0.0))
+    head = ResponseHead(MODEL, 1, (PROMPT,))
+    builder = MessageBuilder(head, generation, len(ANSWER) + more)
+    builder.finish_event("length")
+    assert f'"stop_reason": "{reason}"'.encode() in builder.end_events(len(ANSWER))
+    generation.close()

@@ -46,6 +46,19 @@ def test_blocks_become_messages_of_the_template() -> None:
     ]
 
 
+def test_reasoning_whose_text_was_left_out_is_none() -> None:
+    thought = {"type": "thinking", "thinking": "", "signature": "s"}
+    answer = {"role": "assistant", "content": [thought, {"type": "text", "text": "a"}]}
+    assert read_conversation(None, [HI, answer, HI])[1] == {"role": "assistant", "content": "a"}
+
+
+def test_null_of_a_schema_means_that_it_is_left_out() -> None:
+    schema = {"type": "object", "properties": None, "required": None}
+    asked = parse_messages({**BODY, "tools": [{**TOOL, "input_schema": schema}]})
+    answer = asked.to_generation_request().answer
+    assert answer is not None and answer.tools[0].parameters == {"type": "object"}
+
+
 def test_neighbouring_messages_of_the_assistant_are_one_answer() -> None:
     """Clients that keep each block as a message send its calls, and the text behind them, in several ones."""
     second = {"role": "assistant", "content": [{**CALL, "id": "2"}]}
