@@ -77,16 +77,16 @@ class Conversation:
 
         The whole transcript is sent; the servers reuse the KV they keep for the session.
         """
-        self.messages.append({"role": "user", "content": text})
-        self._has_session = True
-        answer = Answer(sum(message["role"] == "user" for message in self.messages))
+        asked = [*self.messages, {"role": "user", "content": text}]
+        answer = Answer(sum(message["role"] == "user" for message in asked))
         self._printer = self._make_printer()
-        pieces = self._client.stream_chat(
-            self.messages,
+        pieces = self._client.stream_chat(  # raises at once for a wrong setting
+            asked,
             model=self.model.name,
             session_id=self._session,
             **gather_structure(self.sampling),
         )
+        self.messages, self._has_session = asked, True
         try:
             for piece in pieces:
                 if self._swarm is not None and not answer.text:

@@ -17,7 +17,7 @@ from modelswarm.cli.chat.printing import TextPrinter
 from modelswarm.cli.chat.run import _run_turn
 from modelswarm.cli.chat.slash_commands import run_command
 from modelswarm.cli.terminal.line_editing import LineReader
-from modelswarm.client.api import ServedModel
+from modelswarm.client.api import Client, ServedModel
 from modelswarm.errors import UserError
 
 
@@ -77,3 +77,13 @@ def test_save_for_an_unknown_user_is_one_sentence(tmp_path: Path) -> None:
     conversation = conversation_of(Conversation)
     with pytest.raises(UserError, match=r"^/save: ~unknown-user/chat: No such file"):
         run_command(conversation, "/save ~unknown-user/chat")
+
+
+def test_question_with_a_wrong_setting_leaves_no_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    """The next question would follow one without an answer, which many templates refuse."""
+    with Client("http://127.0.0.1:9") as client:
+        settings = {"min_tokens": -1}
+        conversation = Conversation(client, ServedModel("m"), None, settings, None, TextPrinter)
+        assert _run_turn(conversation, "Hi") == 2
+    assert "min_tokens: -1 is not allowed" in capsys.readouterr().err
+    assert conversation.messages == []
