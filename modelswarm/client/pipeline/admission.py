@@ -38,7 +38,7 @@ class Admission:
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.leave()  # the place was given already
-            else:
+            elif turn in self._waiting:  # else a place that was free meanwhile has passed it over
                 self._waiting.remove(turn)
             raise
 

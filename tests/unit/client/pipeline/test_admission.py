@@ -41,6 +41,20 @@ async def test_cancelled_caller_gives_its_place_back() -> None:
     assert admission.running == 1
 
 
+async def test_place_is_free_while_a_caller_is_cancelled() -> None:
+    """The caller is cancelled as any other: its run raises the error that has ended it."""
+    admission = Admission(1)
+    await admission.enter()
+    waiting = [asyncio.create_task(admission.enter()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    admission.leave()  # before the cancelled one has run
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+    assert [task.cancelled() for task in waiting] == [True, False]
+    assert admission.running == 1
+
+
 async def test_refusals_halve_the_places_and_answers_add_one() -> None:
     admission = Admission(8)
     for _ in range(8):
