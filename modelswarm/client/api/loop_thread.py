@@ -57,8 +57,9 @@ class LoopThread:
         """`ends_at_exit`: close it when the program ends; else its owner does."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=_run, args=(self._loop,), name=name, daemon=True)
-        # Everything is started either before `_is_closed`, or not at all.
-        self._lock = threading.Lock()
+        # Everything is started either before `_is_closed`, or not at all. The garbage collector may run in a thread
+        # that holds it, and end a generator there.
+        self._lock = threading.RLock()
         self._is_closed = False
         self._pid = os.getpid()
         self._pumps: weakref.WeakSet[_Pump[Any]] = weakref.WeakSet()

@@ -209,3 +209,21 @@ print(next(stream).text, flush=True)
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "two\n", "")
     assert gateway.closed == [gateway.asked[0]["session_id"]]
+
+
+def test_generator_may_be_collected_in_a_call() -> None:
+    """The collector runs wherever objects are made, also where the thread's own lock is held."""
+    thread = LoopThread("test")  # it can be closed only if the lock is free in the end
+    source = Source(1, waits=True)
+    items = thread.iterate(source.run())
+    assert next(items) == 0
+
+    def collect() -> None:
+        with thread._lock:
+            items.close()
+
+    collecting = threading.Thread(target=collect, daemon=True)
+    collecting.start()
+    collecting.join(10)
+    assert source.is_ended and not collecting.is_alive()
+    thread.close()
