@@ -6,6 +6,7 @@ gone. `session.py` and `block_session.py` then repeat their step. Knows no token
 
 from __future__ import annotations
 
+import os
 import queue
 import secrets
 import threading
@@ -55,7 +56,7 @@ class SessionStream:
         self._target = connection.target
         self._answers: Any = connection.stream_session(iter(self._requests.get, None))
         # The call and its thread must end with the session, also if it is not closed.
-        self.end = weakref.finalize(self, _end_call, self._answers, self._requests)
+        self.end = weakref.finalize(self, _end_call, self._answers, self._requests, os.getpid())
         state = self.ask(open=opened).state
         self.session_id, self.position = state.session_id, state.position
 
@@ -86,9 +87,10 @@ class SessionStream:
         return self.receive()
 
 
-def _end_call(answers: Any, requests: Requests) -> None:
-    answers.cancel()
-    requests.put(None)
+def _end_call(answers: Any, requests: Requests, pid: int) -> None:
+    if os.getpid() == pid:  # the child of a fork has the call of its parent
+        answers.cancel()
+        requests.put(None)
 
 
 class SessionBase:
@@ -131,8 +133,8 @@ class SessionBase:
             return state
 
     def close(self) -> None:
-        """Free the session's room at once. A second call does nothing."""
-        if self._is_closed:
+        """Free the session's room at once. A second call does nothing, nor does one in the child of a fork."""
+        if self._is_closed or not self._connection.is_of_this_process:
             return
         with self._used():
             self._is_closed = True
@@ -156,7 +158,8 @@ class SessionBase:
 
     @contextmanager
     def _used(self) -> Iterator[None]:
-        """Hold the session for one thread's call."""
+        """Hold the session for one thread's call. Raise UserError in the child of a fork."""
+        self._connection.check_process()
         if not self._lock.acquire(blocking=False):
             raise SessionBusyError(
                 "the session runs a step; one thread at a time may use it, or open another session"

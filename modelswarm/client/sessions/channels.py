@@ -33,12 +33,12 @@ class Channels:
     @property
     def stub(self) -> Any:
         """The stub for unary calls."""
-        self._check_process()
+        self.check_process()
         return self._stubs[0]
 
     def start(self, call: Callable[[Any], Any]) -> Any:
         """Start a stream by `call`, which gets the stub of the channel with the fewest streams. Return the stream."""
-        self._check_process()
+        self.check_process()
         with self._lock:
             place = min(range(len(self._streams)), key=self._streams.__getitem__)
             if self._streams[place] >= STREAMS_PER_CHANNEL:
@@ -53,13 +53,20 @@ class Channels:
             self._release(place)
         return stream
 
-    def close(self) -> None:
-        for channel in self._channels:
-            channel.close()
+    @property
+    def is_of_this_process(self) -> bool:
+        """Return False in the child of a fork, which has none of gRPC's threads."""
+        return os.getpid() == self._pid
 
-    def _check_process(self) -> None:
-        """Raise UserError in the child of a fork: gRPC's threads are not there, and a call would wait for ever."""
-        if os.getpid() != self._pid:
+    def close(self) -> None:
+        """End all streams. In the child of a fork it does nothing: the connections are those of its parent."""
+        if self.is_of_this_process:
+            for channel in self._channels:
+                channel.close()
+
+    def check_process(self) -> None:
+        """Raise UserError in the child of a fork, where a call would wait for ever."""
+        if not self.is_of_this_process:
             detail = "the connection was made in another process; make one in this process"
             raise UserError("gateway", detail)
 

@@ -94,6 +94,15 @@ class Connection:
     def close(self) -> None:
         self._end()
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Return False in the child of a fork, where it cannot be used."""
+        return self._channels.is_of_this_process
+
+    def check_process(self) -> None:
+        """Raise UserError in the child of a fork."""
+        self._channels.check_process()
+
     def list_models(self) -> dict[str, ServedModel]:
         """Return the served models by their names."""
         try:
