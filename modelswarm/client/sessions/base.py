@@ -39,6 +39,8 @@ RETRY_SECONDS = 0.5
 MESSAGE_BYTES = 2 << 20
 # Repairs of a step that bring nothing new.
 MAX_TRIES = 5
+# Tokens of a step that was left early that are read to keep its KV.
+MAX_DRAINED_TOKENS = 64
 # Longest ttl in seconds, as in the HTTP API.
 MAX_TTL = 86_400
 # Positions that a gateway gives a session at least.
@@ -52,6 +54,7 @@ class SessionStream:
 
     def __init__(self, connection: Connection, opened: api_pb2.OpenSession) -> None:
         self.is_in_step = False  # it sends parts
+        self.left = 0  # tokens that the step may still send
         self._requests: Requests = queue.SimpleQueue()
         self._target = connection.target
         self._answers: Any = connection.stream_session(iter(self._requests.get, None))
@@ -80,6 +83,7 @@ class SessionStream:
     def receive_part(self) -> api_pb2.GenerateResponse:
         part = self.receive().part
         self.is_in_step = not part.finish_reason
+        self.left -= len(part.token_ids)
         return part
 
     def ask(self, **request: Any) -> api_pb2.SessionResponse:
@@ -172,7 +176,13 @@ class SessionBase:
             self._lock.release()
 
     def _drain(self) -> None:
-        """Read the rest of a step that was left early; the next step discards it."""
+        """Read the rest of a step that was left early; the next step discards it.
+
+        A long rest would take as long as its answer. Then another session is opened, which reads the log again.
+        """
+        if self._stream.is_in_step and self._stream.left > MAX_DRAINED_TOKENS:
+            self._stream.end()
+            self._stream = self._connect("", SessionLostError("its step was left early"))
         try:
             while self._stream.is_in_step:
                 self._stream.receive_part()

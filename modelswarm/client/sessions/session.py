@@ -280,6 +280,7 @@ class GatewaySession(SessionBase):
             fields["sampling"] = options.sampling
         stream.send(step=api_pb2.SessionStep(tokens=api_pb2.TokenIds(ids=log[start:]), **fields))
         stream.is_in_step = True
+        stream.left = self.max_length if options.max_tokens is None else options.max_tokens
         while stream.is_in_step:
             yield _step_part(stream.receive_part())
 

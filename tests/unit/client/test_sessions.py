@@ -1,4 +1,4 @@
-"""Sessions in the child of a fork. The gateway is a stand-in."""
+"""Sessions that a caller leaves in the middle of a step, or in the child of a fork. The gateway is a stand-in."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import grpc
 import pytest
 from typing_extensions import override
 
+from modelswarm.client.sessions.connection import Connection
+from modelswarm.client.sessions.session import GatewaySession, StepOptions
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
 
 FORKED = """
@@ -83,6 +85,24 @@ def target(gateway: Sevens) -> Iterator[str]:
     server.start()
     yield f"127.0.0.1:{port}"
     server.stop(None).wait()
+
+
+@pytest.mark.parametrize(
+    ("count", "inputs"),
+    [(50, [[[1], [2]]]), (2000, [[[1]], [[1, 7, 2]]])],
+    ids=["short", "long"],
+)
+def test_step_behind_one_that_was_left_is_soon_done(
+    target: str, gateway: Sevens, count: int, inputs: list[list[list[int]]]
+) -> None:
+    """Ctrl-C in a notebook leaves a step; its answer may take minutes."""
+    with GatewaySession(Connection(target), "m", 5000) as session:
+        parts: Any = session.step([1], StepOptions(count))
+        next(parts)
+        parts.close()
+        session.run_step([2], StepOptions(0))
+        assert session.tokens == (1, 7, 2)
+    assert gateway.inputs == inputs
 
 
 def test_child_of_a_fork_leaves_the_session_of_its_parent(target: str, gateway: Sevens) -> None:
