@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import safe_open
@@ -74,6 +74,7 @@ class Blocks:
         self._source, self._config, self._options = source, config, options
         self.tables: Tables = FAMILIES[config.get_text_config().model_type].tables
         self._local: Any = None
+        self._device = torch.device("cpu")  # of the local modules
         self.prompts: SoftPrompts | None = None  # those that are trained
 
     def prefix(self) -> Prefix | None:
@@ -105,8 +106,15 @@ class Blocks:
         """transformers' model without its blocks. Raise ModelSourceError if its weights cannot be read."""
         if self._local is None:
             dtype: torch.dtype = getattr(torch, self._known_model().dtype)
-            self._local = load_local_modules(self._source, self._config, dtype, self._options)
+            made = load_local_modules(self._source, self._config, dtype, self._options)
+            self._local = made.to(self._device)
         return self._local
+
+    def move(self, device: torch.device) -> None:
+        """Put the local modules on a device, also those that are loaded later."""
+        self._device = device
+        if self._local is not None:
+            self._local.to(device)
 
     def _known_model(self) -> ServedModel:
         if not self._served.hidden_size:
@@ -199,6 +207,12 @@ class ModelWithRemoteBlocks(_hf.PreTrainedModel):  # type: ignore[misc]
         if blocks is not None and name == blocks.tables.head.partition(".")[0]:
             return blocks.local.get_submodule(name)
         return super().__getattr__(name)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Let the local modules, which are no children of this one, follow `to` and `cuda`."""
+        moved: Self = super()._apply(fn, recurse)
+        self.blocks.move(self.device)
+        return moved
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embeddings of tokens, loaded from the checkpoint."""

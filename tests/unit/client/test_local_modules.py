@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 from support.models.tiny_models import FUSED, GENERIC, load_whole, make_model
+from transformers import GenerationConfig
 
 from modelswarm.checkpoint.families.table import FAMILIES
-from modelswarm.client.hf.blocks import RUN_BLOCKS, load_local_modules
+from modelswarm.client.hf.auto import DistributedLlamaForCausalLM
+from modelswarm.client.hf.blocks import RUN_BLOCKS, Blocks, load_local_modules
+from modelswarm.client.sessions.connection import ServedModel
 from modelswarm.errors import ModelSourceError
 
 FAST = ("llama", "gpt2")
@@ -61,3 +64,19 @@ def test_missing_weights_are_refused_with_the_cure(tmp_path: Path, is_on_hub: bo
     options = {"local_files_only": True, "cache_dir": str(tmp_path)} if is_on_hub else {}
     with pytest.raises(ModelSourceError, match=r"are not fetched from a gateway; give from_pretr"):
         load_local_modules(model, config, torch.float32, options)
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_local_modules_follow_the_model_to_a_device(tmp_path: Path, is_loaded: bool) -> None:
+    """Ids on an accelerator need their embeddings there."""
+    config: Any = load_whole(make_model(tmp_path)).config
+    served = ServedModel("m", 100, 2, config.hidden_size, "float32", vocab_size=config.vocab_size)
+    connection: Any = None
+    blocks = Blocks(connection, served, str(tmp_path), config, {})
+    plain: Any = GenerationConfig
+    model = DistributedLlamaForCausalLM(config, plain(), connection, served, blocks)
+    if is_loaded:
+        assert model.get_input_embeddings().weight.device.type == "cpu"
+    model.to("meta")
+    assert model.get_input_embeddings().weight.device.type == "meta"
+    assert model.get_output_embeddings().weight.dtype == torch.float32
