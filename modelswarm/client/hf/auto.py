@@ -261,6 +261,12 @@ def load_model(
         allowed = ", ".join(map(repr, get_args(Sampler)))
         raise ArgumentError("sampling", f"{sampling!r}; allowed: {allowed}")
     address = _check_address(model)
+    given = [name for name, value in options.items() if value not in (None, False)]
+    if "://" in address and given:
+        detail = (
+            "an address has its revision, as hf://owner/name@v2; HF_HOME and HF_TOKEN say the rest"
+        )
+        raise UnsupportedArgumentError(given[0], f"{detail}; leave it out, or give owner/name")
     folder = str(resolve_config_files(address)) if "://" in address else address
     config = _read_config(folder, options)
     if config.model_type not in types:

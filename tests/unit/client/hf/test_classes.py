@@ -135,3 +135,13 @@ assert not {{"torch", "transformers", "grpc"}} & set(sys.modules), "imported too
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False
     )
     assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.parametrize("name", ["revision", "token", "cache_dir", "local_files_only"])
+def test_option_beside_an_address_is_refused(name: str) -> None:
+    """It would be left out, and another revision's weights would be trained with."""
+    load, options = modelswarm.AutoDistributedModelForCausalLM.from_pretrained, dict[str, Any]()
+    options[name] = "v2"
+    for address in ("hf://modelswarm/none", "demo://counting"):
+        with pytest.raises(UnsupportedArgumentError, match=f"^{name}: an address has its revision"):
+            load(address, gateway=NOWHERE, **options)
