@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import enum
 import socket
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from modelswarm.errors import ModelSwarmError
-from modelswarm.local.run_folder import GatewayAddresses, list_runs
+
+if TYPE_CHECKING:
+    from modelswarm.local.run_folder import GatewayAddresses
 
 PROBE_SECONDS = 2.0  # for the connection, and for each part of the answer
 ANSWER_BYTES = 4096
@@ -95,6 +98,10 @@ def _split(address: str) -> tuple[str, int]:
 def _local_gateway(host: str, port: int) -> GatewayAddresses | None:
     """Return the gateway of this machine that listens on this port."""
     if host not in ("127.0.0.1", "localhost", "::1"):
+        return None
+    try:
+        from modelswarm.local.run_folder import list_runs
+    except ImportError:  # Windows has no fcntl, and no swarm of its own
         return None
     for gateway in (gateway for run in list_runs() for gateway in run.gateways):
         addresses = (gateway.http, gateway.grpc, gateway.metrics, gateway.admin)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -40,3 +42,11 @@ def test_error_is_the_same_behind_a_pickle(error: ModelSwarmError) -> None:
     for made in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert (type(made), str(made)) == (type(error), str(error))
         assert vars(made) == vars(error)
+
+
+def test_clients_need_no_module_that_windows_lacks() -> None:
+    program = "import sys; sys.modules['fcntl'] = None; import modelswarm.client.pipeline"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
