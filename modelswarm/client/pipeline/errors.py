@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from modelswarm.client.pipeline.response import Response
 from modelswarm.errors import ModelSwarmError
 
@@ -21,3 +23,7 @@ class PipelineInterrupted(KeyboardInterrupt):
         advice = "; call again with done=error.responses to go on" if done else ""
         super().__init__(f"interrupted: {done} of {len(responses)} prompts are done{advice}")
         self.responses = responses
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by the responses, which the constructor takes."""
+        return type(self), (self.responses,)

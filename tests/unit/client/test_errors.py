@@ -17,6 +17,8 @@ from modelswarm.client.api.errors import (
     bad_request,
 )
 from modelswarm.client.hf.errors import ArgumentError
+from modelswarm.client.pipeline.errors import PipelineInterrupted
+from modelswarm.client.pipeline.response import Response
 from modelswarm.client.sessions.errors import ConnectionLostError, NoCapacityError
 from modelswarm.errors import DocumentError, ModelSwarmError
 from modelswarm.local.run_folder import SwarmStartingError
@@ -50,3 +52,9 @@ def test_clients_need_no_module_that_windows_lacks() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_interrupt_is_the_same_behind_a_pickle() -> None:
+    error = PipelineInterrupted([Response("a", 1, 1), None])
+    made = pickle.loads(pickle.dumps(error))
+    assert (type(made), str(made), made.responses) == (type(error), str(error), error.responses)
