@@ -14,6 +14,7 @@ Knows no spans.
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlparse
@@ -134,7 +135,7 @@ def fingerprint(folder: Path) -> str:
 
 def _local_folder(source: str, pvc_root: Path) -> Path:
     if "://" not in source:
-        return Path(source).expanduser()
+        return Path(os.path.expanduser(source))  # pathlib fails for the home of an unknown user
     address = urlparse(source)
     path = unquote(address.path)
     if address.scheme == "file" and address.netloc in ("", "localhost"):

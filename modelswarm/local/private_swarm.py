@@ -33,7 +33,7 @@ def known_address(model: str) -> str | None:
         return model
     if not model:  # Python would take it for the current folder
         return None
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # pathlib fails for the home of an unknown user
     return path.resolve().as_uri() if path.is_dir() else None
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -107,7 +107,7 @@ def model_address(given: str, option: str) -> str:
     if address is not None:
         return address
     allowed = "allowed: a folder in Hugging Face's format, or owner/name of a hub"
-    if given and Path(given).expanduser().exists():
+    if given and os.path.exists(os.path.expanduser(given)):
         raise UserError(option, f"{given} is a file; {allowed}")
     if not _HUB_NAME.fullmatch(given) or given.startswith("."):
         raise UserError(option, f"{given}: no such folder; {allowed}")

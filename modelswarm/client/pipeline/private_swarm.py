@@ -5,10 +5,10 @@ The children end with `LocalSwarm.stop`, and when this process ends in any other
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from modelswarm.client.integers import is_integer
@@ -84,7 +84,7 @@ def model_address(model: str, argument: str = "model_path") -> str:
     address = known_address(model)
     if address is not None:
         return address
-    if not Path(model).expanduser().exists() and _HUB_NAME.fullmatch(model):
+    if not os.path.exists(os.path.expanduser(model)) and _HUB_NAME.fullmatch(model):
         return f"hf://{model}"
     others = {"model_path": ", demo://counting, or a gateway's URL such as http://127.0.0.1:8000"}
     detail = f"allowed: a folder, owner/name of a hub{others.get(argument, '')}"

@@ -118,6 +118,7 @@ def test_wrong_options_are_one_sentence_and_exit_code_2(
     ("flags", "sentence"),
     [
         (("absent/folder/x",), "absent/folder/x: no such folder; allowed: a folder"),
+        (("~unknown-user/x",), "~unknown-user/x: no such folder; allowed: a folder"),
         ((__file__,), "is a file; allowed: a folder in Hugging Face's format"),
         ((".", *NOWHERE), "--url: means a running swarm; allowed: it or --checkpoint-path"),
         ((".", "--model", "m"), "--model: means a running swarm"),
