@@ -22,7 +22,9 @@ def prepare_streams() -> None:
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="strict")
+        # A file or a pipe is UTF-8 in every locale; a terminal sends what it shows.
+        encoding = None if sys.stdin.isatty() else "utf-8"
+        sys.stdin.reconfigure(encoding=encoding, errors="strict")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 
 from modelswarm.cli import run
 from modelswarm.cli.entry.failures import DEBUG_VARIABLE, report_failure
-from modelswarm.cli.entry.standard_streams import require_utf8
+from modelswarm.cli.entry.standard_streams import prepare_streams, require_utf8
 from modelswarm.errors import ModelSwarmError, UnavailableError, UserError
 from modelswarm.local.supervisor import LOG_ROOM_BYTES, StartError, describe_full_disk
 
@@ -153,3 +154,10 @@ def test_unusable_runtime_folder_is_named(
 def test_full_disk_is_the_cause_of_a_failed_start(tmp_path: Path) -> None:
     assert describe_full_disk(tmp_path, 0) == f"; the disk of {tmp_path} is full (0 bytes are free)"
     assert describe_full_disk(tmp_path, LOG_ROOM_BYTES) == ""
+
+
+def test_piped_input_is_utf8_in_every_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    piped = io.TextIOWrapper(io.BytesIO("café".encode()), encoding="iso8859-1")
+    monkeypatch.setattr(sys, "stdin", piped)
+    prepare_streams()
+    assert sys.stdin.read() == "café"
