@@ -89,23 +89,28 @@ def close(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Close sessions, which frees their KV at once. Exit code 1: one of them does not exist.
+    """Close sessions, which frees their KV at once. Exit code 1: one of them does not exist, or is answering.
 
     A session that is answering is not closed: its client ends the answer, by leaving it.
     """
     from modelswarm.cli.json_output.printing import print_json
+    from modelswarm.client.api.errors import ConflictError
     from modelswarm.client.api.sync_client import Client
 
     target, missing = http_target(name, url), 0
     with Client(target.base) as client:
         chosen = _chosen(client, target, model)
         for session_id in session_ids:
-            is_closed = client.close_session(session_id, model=chosen)
+            detail = "there is no such session"
+            try:
+                is_closed = client.close_session(session_id, model=chosen)
+            except ConflictError as error:  # the others are closed
+                is_closed, detail = False, str(error)
             missing += not is_closed
             if as_json:
                 print_json({"id": session_id, "closed": is_closed})
             else:
-                click.echo(f"{session_id}: {'closed' if is_closed else 'there is no such session'}")
+                click.echo(f"{session_id}: {'closed' if is_closed else detail}")
     return 1 if missing else 0
 
 

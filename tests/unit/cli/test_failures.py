@@ -6,10 +6,13 @@ import io
 import os
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import click
 import pytest
+from support.ports import http_port
+from typing_extensions import override
 
 from modelswarm.cli import run
 from modelswarm.cli.entry.failures import DEBUG_VARIABLE, report_failure
@@ -161,3 +164,33 @@ def test_piped_input_is_utf8_in_every_locale(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys, "stdin", piped)
     prepare_streams()
     assert sys.stdin.read() == "café"
+
+
+class OneBusySession(BaseHTTPRequestHandler):
+    """A gateway whose session `busy` is answering."""
+
+    def do_GET(self) -> None:
+        self._answer(200, b'{"data": [{"id": "m"}]}')
+
+    def do_DELETE(self) -> None:
+        if "busy" in self.path:
+            self._answer(409, b'{"error": {"message": "it is answering", "code": "session_busy"}}')
+        else:
+            self._answer(200, b'{"deleted": true}')
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("x-should-retry", "false")
+        self.end_headers()
+        self.wfile.write(body)
+
+    @override
+    def log_message(self, *parts: object) -> None:
+        """Print nothing."""
+
+
+def test_busy_session_leaves_no_other_one_open(capsys: pytest.CaptureFixture[str]) -> None:
+    with http_port(OneBusySession) as port:
+        url = f"http://127.0.0.1:{port}"
+        assert run(["sessions", "close", "busy", "idle", "--url", url]) == 1
+    assert capsys.readouterr().out == "busy: it is answering\nidle: closed\n"
