@@ -14,6 +14,7 @@ from support.chaos.proxy import LinkFaults, Network
 from support.processes.link_peers import Node, nodes
 
 from modelswarm.protocol.identity import Address, Epoch
+from modelswarm.protocol.link.lane import LinkLimits
 from modelswarm.protocol.messages import Input, Lane, Token
 
 EPOCH = Epoch(1, 1)
@@ -111,9 +112,9 @@ async def test_truncated_frame_ends_the_link_at_both_ends() -> None:
 
 
 async def test_dial_through_a_cut_is_not_linked() -> None:
-    network = Network(seed=1)
+    network, limits = Network(seed=1), LinkLimits(connect_seconds=3.0)
     try:
-        async with nodes("a", "b") as (a, b):
+        async with nodes("a", "b", limits=limits) as (a, b):
             port = int(b.target.rpartition(":")[2])
             way = Address(b.peer, await asyncio.to_thread(network.proxy, "b", port))
             end = network.disturb(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from pathlib import Path
 
@@ -43,7 +42,7 @@ async def shut_down(gateway: FakeGateway) -> None:
 
 
 async def gone(server: ServerProcess) -> int | None:
-    return await asyncio.wait_for(server.exit_code(), 30)
+    return await server.exit_code()
 
 
 async def test_stopping_server_serves_until_its_session_has_left(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import pytest
 from support.processes.fake_gateway import FakeGateway, fake_gateway
+from support.processes.link_peers import DEADLINE
 from support.processes.server import ServerProcess
 from typing_extensions import override
 
@@ -53,7 +54,7 @@ async def served(
     node = asyncio.create_task(shell.run())
     file = folder / "s0.json"
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(DEADLINE):
             while not file.exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         server = ServerProcess(json.loads(file.read_text()), cast("Any", None), file)
@@ -71,7 +72,7 @@ async def test_error_in_a_step_ends_the_process(tmp_path: Path) -> None:
         route = await gateway.open("one", 20)
         asking = asyncio.create_task(gateway.generate(route, [1, 2, 3]))
         with pytest.raises(AttributeError):
-            await asyncio.wait_for(node, 10)
+            await asyncio.wait_for(node, DEADLINE)
         asking.cancel()
         assert not (tmp_path / "s0.json").exists()
 

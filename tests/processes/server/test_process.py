@@ -191,7 +191,9 @@ async def test_a_killed_successor_is_reported(tmp_path: Path) -> None:
         fake_gateway(started) as gateway,
     ):
         route = await gateway.open("s", 900)
-        gateway.go(route, PROMPT)
+        gateway.go(
+            route, PROMPT, credit=len(PROMPT) + 20
+        )  # the answer does not end before the kill
         await gateway.received.until(lambda: len(gateway.tokens) > 10)
         started[1].process.kill()
         await gateway.received.until(lambda: bool(gateway.reports and gateway.received.down))

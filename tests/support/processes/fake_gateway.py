@@ -9,7 +9,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
-from support.processes.link_peers import Node, hello
+from support.processes.link_peers import DEADLINE, Node, hello
 from support.processes.server import ServerProcess
 
 from modelswarm.protocol.identity import NO_HANDLE, Address, Epoch, Handle
@@ -108,7 +108,7 @@ class FakeGateway:
         """Start the route with `prompt`; return all tokens up to the last of the turn."""
         before = len(self.tokens)
         self.go(route, prompt)
-        await self.received.until(lambda: self._finished(before), 60.0)
+        await self.received.until(lambda: self._finished(before))
         return [token.token for token in self.tokens[before:]]
 
     def close(self, route: Route) -> None:
@@ -124,7 +124,7 @@ class FakeGateway:
         assert all(part.name == name for part in parts)
         return None if parts[0].missing else b"".join(part.data for part in parts)
 
-    async def all_pages_free(self, deadline: float = 10.0) -> None:
+    async def all_pages_free(self, deadline: float = DEADLINE) -> None:
         """Wait for a heartbeat with all pages free; idle servers send one every 5 s."""
         seen = len(self.of(Heartbeat))
 

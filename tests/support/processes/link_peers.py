@@ -19,7 +19,9 @@ from modelswarm.protocol.link.stream import MessageStream
 from modelswarm.protocol.messages import PROTOCOL_VERSION, Hello, Item, Lane, Role, Send
 from modelswarm.protocol.wire.frames import pack, unpack
 
-DEADLINE = 60.0  # limit of any wait, in seconds
+DEADLINE = 300.0  # limit of any wait, in seconds
+PATIENT = LinkLimits(connect_seconds=DEADLINE, handshake_seconds=DEADLINE)
+"""Limits of links that are dialled once: the other process may get no processor for a second."""
 
 
 def hello(peer: PeerId, version: tuple[int, int] = PROTOCOL_VERSION) -> Hello:
@@ -65,7 +67,7 @@ class Node:
     def __init__(self, own: Hello, limits: LinkLimits | None = None) -> None:
         self.peer = own.peer
         self.received = Recorder()
-        self.links = Links(own, self.received, limits=limits)
+        self.links = Links(own, self.received, limits=limits or PATIENT)
         self.target = ""
 
     @property
@@ -167,7 +169,7 @@ async def _main(dial: Address | None) -> None:
     sys.stdout.flush()
     if dial is not None:
         node.links.dial(dial)
-    await asyncio.sleep(60)
+    await asyncio.Event().wait()  # until it is killed
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from support.processes.forked_process import ForkedProcess, fork_process
 
 from modelswarm.protocol.identity import Address
 
-START_DEADLINE = 90.0  # seconds for a start; torch imports slowly on a busy machine
+START_DEADLINE = 300.0  # seconds for a start; torch imports slowly on a busy machine
 STDERR = 2
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -36,7 +36,7 @@ class ServerProcess:
     def address(self) -> Address:
         return Address(self.member["peer"], self.member["target"])
 
-    async def exit_code(self, deadline: float = 20.0) -> int:
+    async def exit_code(self, deadline: float = 120.0) -> int:
         return await asyncio.to_thread(self.process.wait, deadline)
 
 

@@ -338,7 +338,7 @@ async def test_stream_without_hello_is_refused() -> None:
 
 
 async def test_half_a_link_is_given_up() -> None:
-    async with nodes("a", limits=LinkLimits(handshake_seconds=0.3)) as (a,):
+    async with nodes("a", limits=LinkLimits(handshake_seconds=2.0)) as (a,):
         async with raw_peer(a, hello("half/1/x"), [Lane.LIVE]) as half:
             with pytest.raises(ConnectionError, match="in time"):
                 async with asyncio.timeout(DEADLINE):
@@ -457,7 +457,7 @@ async def test_close_calls_only_the_peers_handler() -> None:
 
 
 async def test_items_sent_before_close_still_arrive() -> None:
-    async with nodes("a", "b") as (a, b):
+    async with nodes("a", "b", limits=LinkLimits(close_seconds=NEVER)) as (a, b):
         await joined(a, b)
         a.send(b.address, [Close(1), *(rows(i, 1 << 18) for i in range(20)), Close(2)])
         await a.links.close()
@@ -470,7 +470,7 @@ async def test_items_sent_before_close_still_arrive() -> None:
 async def test_items_sent_while_links_close_break_no_lane(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with nodes("a", "b") as (a, b):
+    async with nodes("a", "b", limits=LinkLimits(close_seconds=NEVER)) as (a, b):
         await joined(a, b)
         a.send(b.address, [Close(1), *(rows(i, 1 << 18) for i in range(20)), Close(2)])
         closing = asyncio.ensure_future(a.links.close())
