@@ -20,6 +20,8 @@ from support.simulator.planted.swap import server_with
 from support.simulator.scenarios.base import draw
 from support.simulator.world import World, simulate_once
 
+pytestmark = pytest.mark.timeout(3600)  # a bug that took 856 s was found at a load of 17
+
 
 def tiered(name: str) -> object:
     return pytest.param(name, marks=pytest.mark.full) if PLANTS[name].is_slow else name
