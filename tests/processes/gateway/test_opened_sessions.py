@@ -48,11 +48,11 @@ def opened(at: Endpoints, **fields: Any) -> dict[str, Any]:
 
 
 def state(at: Endpoints, session: str) -> httpx.Response:
-    return httpx.get(f"{at.url}/v1/sessions/{session}", timeout=30)
+    return httpx.get(f"{at.url}/v1/sessions/{session}", timeout=60)
 
 
 def delete(at: Endpoints, session: str) -> None:
-    assert httpx.delete(f"{at.url}/v1/sessions/{session}", timeout=30).status_code == 200
+    assert httpx.delete(f"{at.url}/v1/sessions/{session}", timeout=60).status_code == 200
 
 
 def turn(at: Endpoints, session: str, prompt: str, **fields: Any) -> httpx.Response:
@@ -75,8 +75,8 @@ def test_opened_session_has_its_room_before_any_token(endpoints: Endpoints) -> N
     full = post(endpoints, max_length=LENGTH)
     assert (full.status_code, full.json()["error"]["code"]) == (429, "no_capacity")
     assert int(full.headers["retry-after"]) >= 1
-    again = post(endpoints, max_length=LENGTH, session_id=made["id"])
-    assert refusal(again) == (409, "session_exists", "session_id")
+    twice = post(endpoints, max_length=LENGTH, session_id=made["id"])
+    assert refusal(twice) == (409, "session_exists", "session_id")
 
     first = turn(endpoints, made["id"], "once")
     assert first.json()["choices"][0]["prompt_token_ids"] == encode_bytes("once")
@@ -85,7 +85,8 @@ def test_opened_session_has_its_room_before_any_token(endpoints: Endpoints) -> N
     assert state(endpoints, made["id"]).json()["position"] == len("once") + 5 + len("more") + 5
 
     delete(endpoints, made["id"])
-    eventually("its room is free", lambda: post(endpoints, max_length=LENGTH, session_id="next"))
+    again = {"max_length": LENGTH, "session_id": "next"}
+    eventually("its room is free", lambda: post(endpoints, **again).status_code == 200)
     assert state(endpoints, made["id"]).status_code == 404
     delete(endpoints, "next")
 
@@ -108,7 +109,7 @@ def test_session_whose_client_has_left_is_freed(swarm: HashSwarm, endpoints: End
     head = f"POST /v1/sessions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n"
     host, port = endpoints.url.removeprefix("http://").split(":")
     before = swarm.log("main").count(OPENED)
-    with socket.create_connection((host, int(port)), timeout=30) as left:
+    with socket.create_connection((host, int(port)), timeout=60) as left:
         left.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
         assert b"100 Continue" in left.recv(1000)
         swarm.kill("main", signal.SIGSTOP)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.eventually import eventually
 from support.models.rows import joined
 from support.models.tiny_models import VOCAB
 from support.processes.kill_scenarios import prompt_of
@@ -35,6 +36,7 @@ def call(toys: Running) -> Iterator[SessionCall]:
     with SessionCall(toys.local.grpc) as made:
         made.open(TOY_MODEL, max_length=400)
         yield made
+    eventually("its session is closed", lambda: not toys.sessions())
 
 
 def step(call: SessionCall, tokens: Sequence[int], **fields: Any) -> list[Any]:

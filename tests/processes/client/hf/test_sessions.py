@@ -419,6 +419,7 @@ def test_other_batch_is_refused(model: Any) -> None:
 def test_session_survives_killed_servers(toy_swarm: Running, model: Any, toy_model: Any) -> None:
     """One server per 200 tokens: between turns, and in a turn."""
     toy_swarm.wait_whole()
+    toy_swarm.wait_empty()
     before = toy_swarm.faults()
 
     class Killer:

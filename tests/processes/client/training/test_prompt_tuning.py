@@ -188,6 +188,7 @@ def test_kills_change_no_answer_behind_a_soft_prompt(
     model = tuned(toy_swarm, toy_folder, mode, 40)
     right = greedy_answer(toy_model, model, IDS[:1], 75)
     toy_swarm.wait_whole()
+    toy_swarm.wait_empty()
     parts = []
     with model.inference_session(max_length=100):
         given: Tensor | None = IDS[:1]

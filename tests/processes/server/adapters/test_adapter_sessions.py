@@ -21,6 +21,7 @@ from support.processes.swarm import (
     HashSwarm,
 )
 
+from modelswarm.client.swarm import SwarmClient
 from modelswarm.protocol.messages import Sampling
 from modelswarm_serving.model.hash_model import reference_tokens
 
@@ -42,6 +43,14 @@ def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HashSwarm]:
         yield made
 
 
+def linked(swarm: HashSwarm, *flags: str, name: str = "gateway") -> Endpoints:
+    """Start a gateway, and wait until it is linked to all servers: it is ready without those of the adapters."""
+    made, count = swarm.gateway(*LEASE, *flags, name=name), len(list(swarm.members.glob("*.json")))
+    with SwarmClient(made.admin) as client:
+        eventually("all are linked", lambda: len(client.fetch_snapshot().servers) == count)
+    return made
+
+
 def expected(count: int, adapter: str = "", prompt: str = "go", **sampling: Any) -> list[int]:
     tokens = encode_bytes(prompt)
     return reference_tokens(
@@ -58,7 +67,7 @@ def kill_route(swarm: HashSwarm, gateway: Endpoints, session: str, model: str, p
 
 
 def test_adapters_have_their_own_tokens_and_sessions(swarm: HashSwarm) -> None:
-    gateway = swarm.gateway(*LEASE)
+    gateway = linked(swarm)
     models = httpx.get(f"{gateway.url}/v1/models").json()["data"]
     assert {(m["id"], m["parent"], m["root"]) for m in models} == {
         *((MODEL, None, MODEL), ("a", MODEL, MODEL), ("b", MODEL, MODEL))
@@ -82,15 +91,15 @@ def route_servers(gateway: Endpoints, model: str) -> set[str]:
 
 
 def test_unknown_adapter_is_an_unknown_model(swarm: HashSwarm) -> None:
-    gateway = swarm.gateway(*LEASE)
-    answer = httpx.post(f"{gateway.url}/v1/completions", json=SHORT | {"model": "c"}, timeout=30)
+    gateway = linked(swarm)
+    answer = httpx.post(f"{gateway.url}/v1/completions", json=SHORT | {"model": "c"}, timeout=60)
     assert answer.status_code == 404
     assert "'c'" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_killed_hop_of_an_adapter_session_changes_no_token(swarm: HashSwarm, place: int) -> None:
-    gateway = swarm.gateway(*LEASE)
+    gateway = linked(swarm)
     body = FOREVER | {"model": "a", "session_id": "talk", "temperature": 1.0, "seed": 7}
     killed: list[str] = []
 
@@ -107,14 +116,14 @@ def test_killed_hop_of_an_adapter_session_changes_no_token(swarm: HashSwarm, pla
 
 
 def test_taken_over_session_keeps_its_adapter(swarm: HashSwarm) -> None:
-    one, two = swarm.gateway(*LEASE, name="one"), swarm.gateway(*LEASE, name="two")
+    one, two = linked(swarm, name="one"), linked(swarm, name="two")
     body = SHORT | {"model": "b", "session_id": "talk"}
     first = whole(one, body)
     swarm.kill("one")
     more = {"prompt": "on", "append": True}
 
     def continued() -> list[int]:
-        answer = httpx.post(f"{two.url}/v1/completions", json=body | more, timeout=30)
+        answer = httpx.post(f"{two.url}/v1/completions", json=body | more, timeout=60)
         ids: list[int] = answer.json()["choices"][0]["token_ids"] if answer.is_success else []
         return ids
 
@@ -126,12 +135,12 @@ def test_taken_over_session_keeps_its_adapter(swarm: HashSwarm) -> None:
 
 
 def test_fork_keeps_the_adapter(swarm: HashSwarm) -> None:
-    gateway = swarm.gateway(*LEASE)
+    gateway = linked(swarm)
     whole(gateway, SHORT | {"model": "a", "session_id": "parent"})
     answers = httpx.post(
         f"{gateway.url}/v1/completions",
         json=SHORT | {"model": "a", "n": 3, "temperature": 1.0, "seed": 1},
-        timeout=30,
+        timeout=60,
     ).json()["choices"]
     for choice in answers:
         right = expected(30, "a", temperature=1.0, seed=1, choice=choice["index"])
@@ -139,13 +148,13 @@ def test_fork_keeps_the_adapter(swarm: HashSwarm) -> None:
 
 
 def test_server_without_the_adapter_serves_only_the_model(swarm: HashSwarm) -> None:
-    gateway = swarm.gateway(*LEASE, *BRIEF_HOLD)
+    gateway = linked(swarm, *BRIEF_HOLD)
     swarm.kill("s1")
     swarm.kill("t1")
 
     def refusal() -> str:
         answer = httpx.post(
-            f"{gateway.url}/v1/completions", json=SHORT | {"model": "a"}, timeout=30
+            f"{gateway.url}/v1/completions", json=SHORT | {"model": "a"}, timeout=60
         )
         return "" if answer.is_success else answer.json()["error"]["message"]
 
@@ -161,7 +170,7 @@ def test_servers_of_other_adapter_weights_never_share_a_route(
         swarm.server("s1", "2:4", "--adapters", "a=one")
         swarm.server("t1", "2:4", "--adapters", "a=other")
         swarm.servers_ready("s0", "s1", "t1")
-        gateway = swarm.gateway(*BRIEF_HOLD)
+        gateway = linked(swarm, *BRIEF_HOLD)
         tokens: list[int] = []
         killed = False
         error = ""
