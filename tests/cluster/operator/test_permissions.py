@@ -61,7 +61,7 @@ def test_operator_begins_when_a_missing_right_comes(api: ApiLevel, stage: Scene)
         assert stage.created_pods() == []
         grant(api, stage.namespace)
         stage.settle()
-        assert operator.is_ready()
+        stage.wait("the operator to be ready", operator.is_ready)
 
 
 @pytest.mark.full

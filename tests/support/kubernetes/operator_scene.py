@@ -198,7 +198,7 @@ class Scene:
                 assert each["lastTransitionTime"], each
         self.operator.check_log()
 
-    def wait_quiet(self, seconds: float = 1.5, within: float = SETTLED_SECONDS) -> None:
+    def wait_quiet(self, seconds: float = 3.0, within: float = SETTLED_SECONDS) -> None:
         """Wait until nothing was written for `seconds`, as writes follow readiness."""
         quiet_since, count = time.monotonic(), len(self.writes())
 
@@ -227,10 +227,10 @@ class Scene:
         for found in self.client.items(SWARMS.format(self.namespace)):
             self.annotate(found["metadata"]["name"], protect=None)
             self.delete_swarm(found["metadata"]["name"])
-        self.wait("no swarm", lambda: not self.client.items(SWARMS.format(self.namespace)), 60)
+        self.wait("no swarm", lambda: not self.client.items(SWARMS.format(self.namespace)))
         for path in LEFTOVERS:
             self.client.delete(path.format(self.namespace), gracePeriodSeconds=0)
-        self.wait("no pod", lambda: not self.client.items(PODS.format(self.namespace)), 60)
+        self.wait("no pod", lambda: not self.client.items(PODS.format(self.namespace)))
         self.operator.check_log()
         self.operator.forget_log()
         self.proxy.calls.clear()
