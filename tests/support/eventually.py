@@ -12,7 +12,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-SECONDS = 60.0  # default limit of a wait
+SECONDS = 300.0  # default limit of a wait
 LOOK_SECONDS = 0.01  # seconds between two checks
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tools.devcluster.layout import Layout
 from tools.devcluster.waiting import wait_for
 
-KILLED_SECONDS = 10.0  # until the kernel has removed a process after SIGKILL
+KILLED_SECONDS = 60.0  # until the kernel has removed a process after SIGKILL
 
 
 class DiedAtStart(RuntimeError):

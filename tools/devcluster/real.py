@@ -34,7 +34,7 @@ from tools.devcluster.record import write_record
 from tools.devcluster.reporting import progress, tell
 from tools.devcluster.waiting import wait_for
 
-NODE_READY_SECONDS = 90.0
+NODE_READY_SECONDS = 300.0
 ZONE = "topology.kubernetes.io/zone"
 
 

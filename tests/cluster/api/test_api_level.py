@@ -50,7 +50,7 @@ def test_service_account_has_only_granted_rights(api: ApiLevel, namespace: str) 
     with ApiClient(api) as client:
         user = USER.format(namespace, "default")
         wait_for(
-            "the right to be known", lambda: client.is_allowed(user, "list", "pods", namespace), 30
+            "the right to be known", lambda: client.is_allowed(user, "list", "pods", namespace), 180
         )
     assert account.items("pods") == []
 

@@ -29,7 +29,7 @@ from tools.make_dashboard import TARGET
 
 pytestmark = pytest.mark.full
 
-SEEN_SECONDS = 30.0
+SEEN_SECONDS = 120.0
 READY = 'max(modelswarm_operator_pods{state="ready"})'
 CREATED = 'sum(modelswarm_operator_pods_created_total{role="server"})'
 

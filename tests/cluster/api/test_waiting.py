@@ -40,7 +40,7 @@ def test_unanswered_question_is_asked_again(away: Kubectl) -> None:
         lambda: away.in_namespace("other").find("pod", "one"),
         lambda: "seen",
     )
-    assert wait_for("it", one_after_the_other(*looks), 30, every=0.01) == "seen"
+    assert wait_for("it", one_after_the_other(*looks), 300, every=0.01) == "seen"
 
 
 def test_timeout_names_the_last_error_and_the_explanation(away: Kubectl) -> None:

@@ -180,7 +180,7 @@ def run(stage: Scene, scenario: Scenario, kill: Callable[[Killer], None]) -> int
         if not killer.killed:
             break
         kills += 1
-        stage.operator.process.wait(10)
+        stage.operator.process.wait(60)
         killer.reset()
         kill(killer)
         stage.operator.start()

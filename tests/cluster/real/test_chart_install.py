@@ -216,7 +216,7 @@ def wait_allowed(server: ApiLevel, namespace: str, account: str) -> None:
     """Wait until the API server knows the account's new rules."""
     asked = (USER.format(namespace, account), "get", "modelswarms", namespace, "modelswarm.io")
     with ApiClient(server) as client:
-        wait_for(f"{account} to have its rights", lambda: client.is_allowed(*asked), 30)
+        wait_for(f"{account} to have its rights", lambda: client.is_allowed(*asked), 60)
 
 
 def _replicas(kubectl: Kubectl, component: str) -> int:

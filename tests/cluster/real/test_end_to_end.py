@@ -76,7 +76,7 @@ def test_stream_goes_on_after_a_pod_is_deleted(
     successor = release.pod_log.wait_successor(victim, fault, REPLACED_SECONDS)
     release.wait_whole()
     for part in (f"{victim} is Terminating", "Progressing=True", "Progressing=False", "Event "):
-        release.wait(part, partial(is_reported, release, fault, part), 30)
+        release.wait(part, partial(is_reported, release, fault, part), 180)
     tell(release, fault, f"kubectl delete pod of the {'head' if hop == 0 else 'tail'}")
     assert successor.name != victim
 

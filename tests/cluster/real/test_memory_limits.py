@@ -86,7 +86,7 @@ def outcome(release: Release) -> dict[str, Any] | None:
 def pages_of(pod: dict[str, Any]) -> tuple[float, float]:
     """Return the numbers of all pages and of free pages of a server."""
     address = f"http://{pod['status']['podIP']}:7001/metrics"
-    with urllib.request.urlopen(address, timeout=20) as answer:
+    with urllib.request.urlopen(address, timeout=60) as answer:
         lines = [
             line for line in answer.read().decode().splitlines() if line.startswith(f"{PAGES}{{")
         ]

@@ -214,7 +214,9 @@ def test_refused_append_changes_nothing_and_may_be_repeated(tmp_path: Path) -> N
         at = swarm.gateway()
         log = log_of(answer(at, prompt="hello", session_id="chat"))
         fillers = [
-            httpx.post(f"{at.url}/v1/sessions", json={"model": MODEL, "max_length": 480})
+            httpx.post(
+                f"{at.url}/v1/sessions", json={"model": MODEL, "max_length": 480}, timeout=60
+            )
             for _ in range(2)
         ]
         assert [each.status_code for each in fillers] == [200, 200]
@@ -228,8 +230,8 @@ def test_refused_append_changes_nothing_and_may_be_repeated(tmp_path: Path) -> N
             refused = post(at, **more)
             assert refusal(refused)[:2] == (429, "no_capacity")
             assert refused.headers["x-should-retry"] == "true"
-            state = httpx.get(f"{at.url}/v1/sessions/chat")
+            state = httpx.get(f"{at.url}/v1/sessions/chat", timeout=60)
             assert (state.status_code, state.json()["position"]) == (200, len(log))
         for each in fillers:
-            httpx.delete(f"{at.url}/v1/sessions/{each.json()['id']}")
+            httpx.delete(f"{at.url}/v1/sessions/{each.json()['id']}", timeout=60)
         assert prompt_of(answer(at, **more)) == [*log, *encode_bytes("again")]

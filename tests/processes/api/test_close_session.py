@@ -31,13 +31,13 @@ def gateways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateways]:
 
 def delete(endpoints: Endpoints, session: str, **query: str) -> httpx.Response:
     return httpx.delete(
-        f"{endpoints.url}/v1/sessions/{quote(session, safe='')}", params=query, timeout=30
+        f"{endpoints.url}/v1/sessions/{quote(session, safe='')}", params=query, timeout=60
     )
 
 
 def run_turn(endpoints: Endpoints, session: str) -> None:
     body = {"model": MODEL, "prompt": "hi", "max_tokens": 3, "session_id": session}
-    answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=30)
+    answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
@@ -77,7 +77,7 @@ def test_session_of_another_gateway_is_closed_there(gateways: Gateways) -> None:
     run_turn(gateways.one, "elsewhere")
     url = f"{gateways.two.url}/v1/sessions/elsewhere"
     for method in ("GET", "HEAD"):
-        shown = httpx.request(method, url, timeout=30)
+        shown = httpx.request(method, url, timeout=60)
         assert (shown.status_code, shown.headers["x-session-id"]) == (200, "elsewhere")
 
     answer = delete(gateways.two, "elsewhere", model=MODEL)

@@ -29,7 +29,7 @@ PROMPT = "The quick brown fox. "
 
 def ask(gateway: Endpoints, **fields: Any) -> dict[str, Any]:
     body = {"model": MODEL, "prompt": PROMPT, "echo": True, "ignore_eos": True}
-    answer = httpx.post(f"{gateway.url}/v1/completions", json=body | fields, timeout=60)
+    answer = httpx.post(f"{gateway.url}/v1/completions", json=body | fields, timeout=300)
     assert answer.status_code == 200, answer.text
     made: dict[str, Any] = answer.json()["choices"][0]
     return made

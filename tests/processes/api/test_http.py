@@ -217,7 +217,7 @@ def test_a_named_session_answers_one_request_at_a_time(
     }
     with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
         next(answer.iter_lines())
-        second = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=30)
+        second = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=60)
         assert second.status_code in (200, 409)
         if second.status_code == 409:
             assert second.json()["error"]["code"] == "session_busy"

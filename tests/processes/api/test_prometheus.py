@@ -28,7 +28,7 @@ from tools.dashboard.rows import SWARM_ROWS
 from tools.make_dashboard import TARGET
 
 ROWS = [row.title for row in SWARM_ROWS]
-SEEN_SECONDS = 20.0  # seconds until Prometheus has scraped a new state
+SEEN_SECONDS = 120.0  # seconds until Prometheus has scraped a new state
 CLIENTS, NEW = 4, 600
 REROUTES = 'sum(modelswarm_gateway_reroutes_total{cause="link_down"})'
 RECOVERIES = "sum(modelswarm_gateway_recovery_seconds_count)"

@@ -184,7 +184,7 @@ def test_interrupted_run_says_what_is_done(gateway: Endpoints, tmp_path: Path) -
     with start(*command(gateway, source, target, "--concurrency", "2")) as process:
         wait_lines(target, 2)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
 
     done = len(lines(target))
     assert process.returncode == 130
@@ -237,7 +237,7 @@ def test_example_of_the_page_runs(gateway: Endpoints, tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

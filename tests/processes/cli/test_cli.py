@@ -44,7 +44,7 @@ class Shell:
             input=typed,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             env={**os.environ, "XDG_RUNTIME_DIR": str(self.runtime), **environment},
         )
@@ -127,7 +127,7 @@ def test_bytes_that_are_not_utf8_end_a_chat_with_a_sentence(shell: Shell) -> Non
         (sys.executable, "-m", "modelswarm.cli", "chat"),
         input=b"caf\xe9\n",
         capture_output=True,
-        timeout=60,
+        timeout=300,
         check=False,
         env={**os.environ, "XDG_RUNTIME_DIR": str(shell.runtime)},
     )
@@ -175,7 +175,7 @@ def test_generate_finds_the_swarm_by_its_address_too(shell: Shell) -> None:
         ),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
 
@@ -485,7 +485,7 @@ def test_interrupted_watch_ends_without_a_traceback(shell: Shell) -> None:
         assert process.stdout is not None
         first, second = process.stdout.readline(), process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, told = process.communicate(timeout=300)
 
     assert process.returncode == 130
     assert told.strip() == ""

@@ -25,7 +25,7 @@ def demo(document: Path, runtime: Path, *flags: str) -> subprocess.CompletedProc
         (sys.executable, "-m", "modelswarm.cli", "demo", str(document), *flags),
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=800,
         check=False,
         env={**os.environ, "XDG_RUNTIME_DIR": str(runtime)},
     )

@@ -256,7 +256,7 @@ def test_examples_of_the_page_run(forms: str) -> None:
             shell=True,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ class Shown:
             input=say,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             env=self.env,
             cwd=ROOT,
             check=False,
@@ -98,7 +98,7 @@ def started_by_command(env: dict[str, str]) -> Iterator[str]:
         yield found.group()
     finally:
         up.terminate()
-        up.communicate(timeout=30)
+        up.communicate(timeout=300)
 
 
 def test_the_readme_shows_every_command_this_file_runs() -> None:
@@ -145,7 +145,7 @@ def test_the_curl_request_streams_the_count(shown: Shown) -> None:
     assert body is not None
     text, ended = "", False
     with httpx.stream(
-        "POST", f"{shown.url}/chat/completions", json=json.loads(body.group(1)), timeout=60
+        "POST", f"{shown.url}/chat/completions", json=json.loads(body.group(1)), timeout=300
     ) as answer:
         assert answer.status_code == 200
         for line in answer.iter_lines():

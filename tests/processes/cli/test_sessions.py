@@ -23,7 +23,7 @@ def sessions(gateway: Endpoints, *arguments: str) -> subprocess.CompletedProcess
         (sys.executable, "-m", "modelswarm.cli", "sessions", *arguments, "--url", gateway.url),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 

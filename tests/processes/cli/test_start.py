@@ -49,7 +49,7 @@ def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def output_of(*arguments: str) -> str:
     """Return the output of a command."""
     command = (sys.executable, "-m", "modelswarm.cli", *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -128,7 +128,7 @@ def test_unusable_tokenizer_is_said_until_it_is_mended(folder: Path) -> None:
         assert (gateway["process"], gateway["phase"]) == ("gateway", "tokenizer")
         assert cause in gateway["reason"]
         settings.write_text(whole)
-        starting.join(120.0)
+        starting.join(300.0)
         assert not starting.is_alive()
         assert find_starting() is None
         assert "tiny: ready" in output_of("status")

@@ -55,7 +55,7 @@ def _body(**fields: Any) -> dict[str, Any]:
 
 def _post(swarm: Running, **fields: Any) -> httpx.Response:
     return httpx.post(
-        f"http://{swarm.local.http}/v1/completions", json=_body(**fields), timeout=120
+        f"http://{swarm.local.http}/v1/completions", json=_body(**fields), timeout=300
     )
 
 
@@ -158,7 +158,7 @@ def test_kill_of_the_tail_changes_no_token_of_json(swarm: Running) -> None:
     before = swarm.faults().resumed
     url, parts = f"http://{swarm.local.http}/v1/completions", list[str]()
     body = _body(response_format=FORMAT, seed=11, stream=True)
-    with httpx.stream("POST", url, json=body, timeout=120) as stream:
+    with httpx.stream("POST", url, json=body, timeout=300) as stream:
         for line in stream.iter_lines():
             if line.startswith("data: {"):
                 parts.append(json.loads(line.removeprefix("data: "))["choices"][0]["text"])
@@ -207,7 +207,7 @@ def test_examples_of_the_page_answer_as_it_says(swarm: Running) -> None:
     assert len(examples) == 4
     texts = []
     for body in examples:
-        answer = httpx.post(f"http://{swarm.local.http}/v1/completions", json=body, timeout=120)
+        answer = httpx.post(f"http://{swarm.local.http}/v1/completions", json=body, timeout=300)
         assert answer.status_code == 200, answer.text
         texts.append(answer.json()["choices"][0]["text"])
     point, choice, date, total = texts
@@ -226,7 +226,7 @@ def test_examples_of_the_http_section_are_answered(swarm: Running) -> None:
     assert len(posted) == len(examples) - 1 == 2
     for body in posted:
         path = "chat/completions" if "messages" in body else "completions"
-        answer = httpx.post(f"http://{swarm.local.http}/v1/{path}", json=body, timeout=120)
+        answer = httpx.post(f"http://{swarm.local.http}/v1/{path}", json=body, timeout=300)
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["choices"]) == (1 if "messages" in body else len(body["prompt"]))
 
@@ -235,7 +235,7 @@ def test_stop_string_before_the_last_token_ends_the_log(swarm: Running) -> None:
     """The forced tokens come together, so the turn has ended before its stop string is found."""
     fields = {"guided_choice": ["abcdef"], "stop": ["b"], "max_tokens": 4, "session_id": "stopped"}
     answer = _post(swarm, **fields).json()
-    state = httpx.get(f"http://{swarm.local.http}/v1/sessions/stopped").json()
+    state = httpx.get(f"http://{swarm.local.http}/v1/sessions/stopped", timeout=60).json()
 
     assert answer["choices"][0]["text"] == "a"
     assert state["position"] == answer["usage"]["total_tokens"]

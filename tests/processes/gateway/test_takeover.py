@@ -273,7 +273,7 @@ def read_through(
         before = len(tokens)
         tokens += tokens_of(line)
         if before <= 20 < len(tokens):
-            midst.wait(30)
+            midst.wait(60)
     return received, tokens
 
 
@@ -292,7 +292,7 @@ def call_through(
             before = len(got)
             got += enumerate(part.token_ids, part.position)
             if before <= 20 < len(got):
-                midst.wait(30)
+                midst.wait(60)
     return got
 
 

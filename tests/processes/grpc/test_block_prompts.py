@@ -79,7 +79,7 @@ def test_rows_come_in_several_steps(endpoints: Endpoints) -> None:
 def test_model_lists_that_it_takes_them(endpoints: Endpoints) -> None:
     with grpc.insecure_channel(endpoints.grpc) as channel:
         stub = api_pb2_grpc.InferenceStub(channel)
-        [model] = stub.ListModels(api_pb2.ListModelsRequest(), timeout=30).models
+        [model] = stub.ListModels(api_pb2.ListModelsRequest(), timeout=60).models
     assert model.block_rows
 
 

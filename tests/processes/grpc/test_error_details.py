@@ -129,11 +129,11 @@ def test_refusal_has_the_code_and_sentence_of_http(
 
 def test_unary_calls_have_details_too(stub: Stub) -> None:
     for call in (
-        lambda: stub.Tokenize(api_pb2.TokenizeRequest(model=MODEL), timeout=30),
-        lambda: stub.Detokenize(api_pb2.DetokenizeRequest(tokens=[1]), timeout=30),
-        lambda: stub.Detokenize(api_pb2.DetokenizeRequest(model=MODEL, tokens=[99999]), timeout=30),
+        lambda: stub.Tokenize(api_pb2.TokenizeRequest(model=MODEL), timeout=60),
+        lambda: stub.Detokenize(api_pb2.DetokenizeRequest(tokens=[1]), timeout=60),
+        lambda: stub.Detokenize(api_pb2.DetokenizeRequest(model=MODEL, tokens=[99999]), timeout=60),
         lambda: stub.Tokenize(
-            api_pb2.TokenizeRequest(model=MODEL, add_special_tokens=True, **user("x")), timeout=30
+            api_pb2.TokenizeRequest(model=MODEL, add_special_tokens=True, **user("x")), timeout=60
         ),
     ):
         found = refusal(call)
@@ -141,7 +141,7 @@ def test_unary_calls_have_details_too(stub: Stub) -> None:
         assert list(found.violations) == [found.param]
         assert found.message.startswith(f"{found.param}")
     unknown = refusal(
-        lambda: stub.Tokenize(api_pb2.TokenizeRequest(model="other", prompt="x"), timeout=30)
+        lambda: stub.Tokenize(api_pb2.TokenizeRequest(model="other", prompt="x"), timeout=60)
     )
     assert (unknown.status, unknown.code) == (grpc.StatusCode.NOT_FOUND, "model_not_found")
     assert (unknown.param, unknown.violations) == ("model", {})

@@ -52,7 +52,7 @@ def expected(log: list[int], count: int, **sampling: Any) -> list[int]:
 
 
 def state(at: Endpoints, session: str) -> httpx.Response:
-    return httpx.get(f"{at.url}/v1/sessions/{session}", timeout=30)
+    return httpx.get(f"{at.url}/v1/sessions/{session}", timeout=60)
 
 
 def has_room(at: Endpoints) -> bool:
@@ -229,9 +229,9 @@ def test_session_is_shown_and_closed_by_unary_calls(
     name = api_pb2.SessionName(session_id=opened.session_id)
     with grpc.insecure_channel(endpoints.grpc) as channel:
         stub = api_pb2_grpc.InferenceStub(channel)
-        shown = stub.GetSession(name, timeout=30)
+        shown = stub.GetSession(name, timeout=60)
         assert (shown.session_id, shown.route) == (opened.session_id, opened.route)
-        stub.CloseSession(name, timeout=30)
+        stub.CloseSession(name, timeout=60)
         for gone in (stub.GetSession, stub.CloseSession):
             with pytest.raises(grpc.RpcError) as missing:
                 gone(name, timeout=30)

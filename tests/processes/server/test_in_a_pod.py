@@ -57,7 +57,7 @@ class Pod:
 
     def end(self) -> tuple[int, str]:
         """Wait for the end; return exit code and stderr."""
-        _, output = self.process.communicate(timeout=60)
+        _, output = self.process.communicate(timeout=300)
         return self.process.returncode, output
 
 

@@ -76,7 +76,7 @@ def body_of(prompt: list[int], count: int, wanted: dict[str, Any]) -> dict[str, 
 
 
 def post(running: Running, path: str = "completions", **body: Any) -> httpx.Response:
-    return httpx.post(f"http://{running.local.http}/v1/{path}", json=body, timeout=120)
+    return httpx.post(f"http://{running.local.http}/v1/{path}", json=body, timeout=300)
 
 
 @pytest.mark.parametrize("wanted", CASES, ids=lambda wanted: "-".join(wanted))
@@ -132,10 +132,10 @@ def test_grpc_gives_the_same_answers(running: Running, toy_model: Any) -> None:
     )
     with grpc.insecure_channel(running.local.grpc) as channel:
         stub: Any = api_pb2_grpc.InferenceStub(channel)
-        answer = stub.Generate(request, timeout=120)
+        answer = stub.Generate(request, timeout=300)
         assert [list(each.token_ids) for each in answer.choices] == [ids for ids, _ in expected]
         with pytest.raises(grpc.RpcError, match=r"num_beams: .* call Generate"):
-            next(stub.GenerateStream(request, timeout=120))
+            next(stub.GenerateStream(request, timeout=300))
 
 
 def test_rows_in_place_of_tokens_give_the_same_beams(running: Running, toy_model: Any) -> None:
@@ -156,7 +156,7 @@ def test_rows_in_place_of_tokens_give_the_same_beams(running: Running, toy_model
         model=TOY_MODEL, hidden_states=given, max_tokens=12, num_beams=3, n=2, ignore_eos=True
     )
     with grpc.insecure_channel(running.local.grpc) as channel:
-        answer = api_pb2_grpc.InferenceStub(channel).Generate(request, timeout=120)
+        answer = api_pb2_grpc.InferenceStub(channel).Generate(request, timeout=300)
     assert [list(each.token_ids) for each in answer.choices] == expected.tolist()
     running.wait_empty()
 
@@ -188,7 +188,7 @@ def freeze(running: Running, peer: str) -> Callable[[], object]:
 
 
 def drain(running: Running, peer: str) -> Callable[[], object]:
-    states = list(running.view.drain_server(name_of(peer), timeout=60))
+    states = list(running.view.drain_server(name_of(peer), timeout=300))
     assert states[-1].done
     return lambda: list(running.view.drain_server(name_of(peer), undo=True))
 

@@ -30,7 +30,7 @@ def client(running: Running) -> Iterator[openai.OpenAI]:
 
 def post(running: Running, **changes: Any) -> httpx.Response:
     url = f"http://{running.local.http}/v1/chat/completions"
-    return httpx.post(url, json={**BODY, **changes}, timeout=120)
+    return httpx.post(url, json={**BODY, **changes}, timeout=300)
 
 
 def test_required_call_follows_its_schema(client: openai.OpenAI) -> None:
@@ -97,7 +97,7 @@ def test_answer_with_format_is_calls_or_content(running: Running) -> None:
         jsonschema.validate(json.loads(call["function"]["arguments"]), STOP)
     url = f"http://{running.local.http}/tokenize"
     asked = {"model": BODY["model"], "prompt": "<tool_call>", "add_special_tokens": False}
-    (marker,) = httpx.post(url, json=asked, timeout=60).json()["tokens"]
+    (marker,) = httpx.post(url, json=asked, timeout=300).json()["tokens"]
     choice = post(running, **body, logit_bias={str(marker): -100}).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"].get("tool_calls")) == ("stop", None)
     jsonschema.validate(json.loads(choice["message"]["content"]), STOP)

@@ -82,7 +82,7 @@ def stream(
     headers = {"Last-Event-ID": read.last_id} if read.last_id else {}
     url = f"http://{address}/v1/chat/completions"
     sent = {**body, "seed": SEED, "logprobs": True, "stream": True}
-    with httpx.stream("POST", url, json=sent, headers=headers, timeout=120) as answer:
+    with httpx.stream("POST", url, json=sent, headers=headers, timeout=300) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line.startswith("id: "):
@@ -135,7 +135,7 @@ def test_drained_tail_changes_nothing(running: Running, kind: str) -> None:
     def hit(events: int) -> None:
         if events == HIT_AT:
             tail = name_of(running.only_session().route[-1].peer)
-            states = list(running.view.drain_server(tail, timeout=60))
+            states = list(running.view.drain_server(tail, timeout=300))
             assert states[-1].done
             drained.append(tail)
 

@@ -25,7 +25,7 @@ from modelswarm.protocol.identity import name_of
 HOST = "127.0.0.1"
 CHUNK = 64 << 10
 QUEUED_FRAMES = 256  # bytes per direction; more make the sender wait
-CALL_SECONDS = 10.0
+CALL_SECONDS = 60.0
 CLOSE_SECONDS = 5.0
 UNKNOWN = "?"  # name of a dialler until its Hello arrives
 

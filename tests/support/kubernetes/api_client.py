@@ -194,10 +194,10 @@ def install_crd(level: ApiLevel) -> None:
 def wait_crd_served(level: ApiLevel) -> None:
     """Wait until a new resource is served. The API server first refuses its objects."""
     # Not by `kubectl wait`, which fails on a new resource without conditions.
-    level.kubectl.wait_condition("crd", CRD_NAME, "Established", 60)
+    level.kubectl.wait_condition("crd", CRD_NAME, "Established", 180)
     with ApiClient(level) as client:
         every = "/apis/modelswarm.io/v1alpha1/modelswarms"
-        wait_for("modelswarms are served", lambda: client.find(every), 60, every=0.05)
+        wait_for("modelswarms are served", lambda: client.find(every), 180, every=0.05)
 
 
 def delete_crd(level: ApiLevel) -> None:

@@ -18,7 +18,7 @@ import httpx
 from support.kubernetes.api_client import ApiClient, Json
 
 AGAIN_SECONDS = 0.1
-CLOSE_SECONDS = 40.0  # seconds; longer than the limit of a request
+CLOSE_SECONDS = 120.0  # seconds; longer than the limit of a request
 Seen = Callable[[float, str, Json], None]  # time; ADDED, MODIFIED or DELETED; object
 
 

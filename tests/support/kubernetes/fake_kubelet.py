@@ -16,7 +16,7 @@ from support.kubernetes.api_client import MERGE, PODS, STRATEGIC, ApiClient, Jso
 from tools.devcluster.control_plane.api_level import ApiLevel
 
 EVERY = 0.05
-END_SECONDS = 40.0  # seconds; longer than the limit of a request
+END_SECONDS = 120.0  # seconds; longer than the limit of a request
 READY = "ready"
 RUNNING = "running"  # not ready
 PENDING = "pending"  # bound only

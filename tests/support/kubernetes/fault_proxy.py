@@ -108,7 +108,7 @@ class FaultProxy:
     def __exit__(self, *_: object) -> None:
         self._within(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         self._loop.close()
 
     def _within(self, job: Coroutine[Any, Any, T]) -> T:

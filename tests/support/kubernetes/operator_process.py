@@ -53,7 +53,12 @@ def grant(level: ApiLevel, namespace: str, without: Iterable[tuple[str, str]] = 
             for need in (*swarm_permissions(), *lease_permissions(), *node_permissions()):
                 if (need.resource, need.verb) in left_out:
                     what = f"{need.verb} {need.resource} to be refused"
-                    wait_for(what, partial(_is_refused, plain, namespace, need), 30, every=0.02)
+                    wait_for(
+                        what,
+                        partial(_is_refused, plain, namespace, need),
+                        START_SECONDS,
+                        every=0.02,
+                    )
 
 
 def _is_refused(plain: ApiClient, namespace: str, need: Permission) -> bool:
@@ -148,7 +153,7 @@ class Operator:
         """Send SIGKILL, if it runs."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(10)
+            self._process.wait(STOP_SECONDS)
 
     def stop(self, seconds: float = STOP_SECONDS) -> int:
         """Send SIGTERM, and return the exit code."""

@@ -157,7 +157,7 @@ class PodSwarm(HashSwarm):
     def remove_pod(self, name: str) -> None:
         """End the process, and remove the pod."""
         self.kill(name, signal.SIGTERM)
-        self.processes[name].wait(10)
+        self.processes[name].wait(60)
         self.kubectl("delete", "pod", name, "--force", "--grace-period=0")
 
     def make_kubeconfig(self) -> Path:

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 Target = tuple[str, Mapping[str, str]]
 """host:port and labels"""
 
-START_SECONDS = 30.0
-STOP_SECONDS = 10.0
+START_SECONDS = 120.0
+STOP_SECONDS = 60.0
 LOOK_SECONDS = 1.0
 PASSES = "Part of a pass"  # the panel of forward and backward passes
 LABELS = {
@@ -139,7 +139,7 @@ def promtool_fault(*arguments: str) -> str:
 def lint(shown: bytes) -> str:
     """Return promtool's objections to a page of metrics, or an empty text."""
     checked = subprocess.run(
-        [binary("promtool"), "check", "metrics"], input=shown, capture_output=True, timeout=30
+        [binary("promtool"), "check", "metrics"], input=shown, capture_output=True, timeout=60
     )
     return (checked.stdout + checked.stderr).decode()
 

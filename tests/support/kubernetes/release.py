@@ -97,7 +97,7 @@ class Release:
     def serves(self, swarm: str) -> bool:
         """Say whether every gateway serves. Gateways link the last server after the operator reports Ready."""
         for address in self.gateways().values():
-            models = httpx.get(f"http://{address}:{HTTP}/v1/models", timeout=10).json()["data"]
+            models = httpx.get(f"http://{address}:{HTTP}/v1/models", timeout=60).json()["data"]
             if not any(model["id"] == swarm and model["ready"] for model in models):
                 return False
         return True
@@ -112,7 +112,7 @@ class Release:
         self._stack.callback(channel.close)
         return Stream(api_pb2_grpc.InferenceStub(channel), request)
 
-    def find_route(self, stream: Stream, seconds: float = 30.0) -> StreamRoute:
+    def find_route(self, stream: Stream, seconds: float = 180.0) -> StreamRoute:
         """Wait for the route of the only running stream."""
 
         def look() -> StreamRoute | None:

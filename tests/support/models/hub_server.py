@@ -48,7 +48,7 @@ def serve(name: str, folder: Path) -> Iterator[Hub]:
         yield hub
     finally:
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
         server.server_close()
 
 

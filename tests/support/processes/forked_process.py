@@ -26,8 +26,8 @@ from typing import BinaryIO
 from modelswarm.local.commands import child_environment
 
 FORK_SERVER = Path(__file__).with_name("fork_server.py")
-START_SECONDS = 180.0  # seconds for a start; the first one imports everything
-END_SECONDS = 30.0  # seconds for the fork server to kill its children
+START_SECONDS = 400.0  # seconds for a start; the first one imports everything
+END_SECONDS = 120.0  # seconds for the fork server to kill its children
 SAVE_SECONDS = (
     5.0  # seconds for a measured process to end by itself; a second SIGTERM ends a gateway at once
 )

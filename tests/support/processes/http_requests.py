@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 from support.models.tokenizers import encode_bytes
+from support.processes.streams import ANSWER_SECONDS
 from support.processes.swarm import BLOCKS, CONTEXT, ENDLESS, MODEL, VOCABULARY, Endpoints
 
 from modelswarm.protocol.messages import Sampling
@@ -32,7 +33,7 @@ def lines(endpoints: Endpoints, body: dict[str, Any], after: str = "") -> Genera
     """Yield the lines of a stream as they come. `after`: id of the last event of a broken stream, which is resumed."""
     headers = {"Last-Event-ID": after} if after else {}
     with (
-        httpx.Client(timeout=30) as client,
+        httpx.Client(timeout=ANSWER_SECONDS) as client,
         client.stream(
             "POST", f"{endpoints.url}/v1/completions", json=body | {"stream": True}, headers=headers
         ) as answer,
@@ -95,7 +96,7 @@ def read_answers(
     """Read a stream of several answers to its end; call `act` when there are `at` tokens of all."""
     got = [AnswerTokens() for _ in range(body["n"])]
     acted, sent = False, body | {"stream": True}
-    with httpx.stream("POST", f"{url}/v1/completions", json=sent, timeout=120) as answer:
+    with httpx.stream("POST", f"{url}/v1/completions", json=sent, timeout=ANSWER_SECONDS) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             if line.startswith("data: {"):
@@ -136,7 +137,7 @@ def tokens_of(line: str) -> list[int]:
 
 
 def whole(endpoints: Endpoints, body: dict[str, Any]) -> list[int]:
-    answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=30)
+    answer = httpx.post(f"{endpoints.url}/v1/completions", json=body, timeout=ANSWER_SECONDS)
     assert answer.status_code == 200, answer.text
     ids: list[int] = answer.json()["choices"][0]["token_ids"]
     return ids

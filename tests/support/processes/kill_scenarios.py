@@ -42,7 +42,7 @@ FOUR_SAMPLED = Sampling(
     logit_bias=((5, 1.5), (7, -3.0)),
 )  # fmt: skip
 KEPT_SECONDS = 6.0  # seconds that an idle named session is kept in these swarms
-_SWEPT_SECONDS = 30.0  # seconds until its pages are free, on a busy machine
+_SWEPT_SECONDS = 120.0  # seconds until its pages are free, on a busy machine
 # Seconds. A busy machine lets heartbeats be late, and each further ejection lasts twice as long.
 _RETURN_SECONDS = 3 * MAX_EJECTION_TIME
 READ_ON = 50  # tokens after a recovery, before an endless answer is cancelled

@@ -25,7 +25,7 @@ GROUPS = Path("/sys/fs/cgroup")
 SERVER = "modelswarm_serving"
 NEW = 48  # tokens of an answer that fills pages
 AT_ONCE = 4  # concurrent answers: each must end within the streams' deadline on a busy machine
-END_SECONDS = 30.0  # seconds for the kernel to release a group whose processes have ended
+END_SECONDS = 120.0  # seconds for the kernel to release a group whose processes have ended
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,8 +43,8 @@ from modelswarm.resources.spec import ModelSwarm
 # Defaults of a `HashSwarm`.
 BLOCKS, CONTEXT, MODEL, VOCABULARY = 4, 512, "hash", BYTES_FROM + 256
 ENDLESS = 100_000  # positions: a context so long that no answer ends before its test
-READY_SECONDS = 120.0  # seconds for processes to start on a busy machine
-EMPTY_SECONDS = 30.0  # seconds until the pages of ended sessions are free
+READY_SECONDS = 300.0  # seconds for processes to start on a busy machine
+EMPTY_SECONDS = 120.0  # seconds until the pages of ended sessions are free
 PAGES = "modelswarm_server_kv_pages"
 COUNTED_SECONDS = 0.15  # seconds after which a server's metrics include everything counted before
 PATIENT = ("--suspect-after", "20", "--fence-timeout", "30")
@@ -295,7 +295,7 @@ class Endpoints:
 
     def metric(self, name: str, **labels: str) -> float:
         """Return the sum of a metric's samples that have these labels."""
-        text = httpx.get(f"http://{self.metrics}/metrics", timeout=10).text
+        text = httpx.get(f"http://{self.metrics}/metrics", timeout=SECONDS).text
         marks = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(
             float(line.rsplit(" ", 1)[1])
@@ -374,12 +374,12 @@ class HashSwarm:
 
     @staticmethod
     def is_ready(endpoints: Endpoints) -> bool:
-        return httpx.get(f"{endpoints.url}/ready", timeout=10).status_code == 200
+        return httpx.get(f"{endpoints.url}/ready", timeout=SECONDS).status_code == 200
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> None:
         self.processes[name].send_signal(number)
         if number == signal.SIGKILL:
-            self.processes[name].wait(10)
+            self.processes[name].wait(SECONDS)
 
     def log(self, name: str) -> str:
         return (self.root / f"{name}.log").read_text()

@@ -87,7 +87,7 @@ def run_bytes(
         [sys.executable, "-m", "modelswarm.cli", *arguments],
         input=typed,
         capture_output=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env={**os.environ, **environment},
     )
@@ -117,7 +117,7 @@ def test_bytes_that_are_not_utf8_are_one_sentence(
 
 def test_closed_standard_streams_are_no_traceback() -> None:
     command = f"{sys.executable} -m modelswarm.cli plan - <&- >&-"
-    done = subprocess.run(command, shell=True, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=300, check=False)
 
     assert done.returncode == 2
     assert done.stderr.startswith(b"Error: standard input: holds 0 documents")
@@ -127,7 +127,7 @@ def test_closed_standard_streams_are_no_traceback() -> None:
 def test_closed_output_pipe_is_silent(flag: str) -> None:
     example = Path(__file__).resolve().parents[3] / "examples" / "counting.yaml"
     command = f"{sys.executable} -m modelswarm.cli plan {flag} {example} | true"
-    done = subprocess.run(command, shell=True, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=300, check=False)
 
     assert done.stderr == b""
 
@@ -136,7 +136,7 @@ def test_full_disk_of_the_output_is_one_sentence() -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full")
     command = f"{sys.executable} -m modelswarm.cli --help > /dev/full"
-    done = subprocess.run(command, shell=True, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, shell=True, capture_output=True, timeout=300, check=False)
 
     assert done.stderr == b"Error: No space left on device\n"
     assert done.returncode == 1

@@ -46,7 +46,7 @@ def imported(runtime: Path, *lines: list[str]) -> set[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

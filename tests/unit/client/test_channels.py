@@ -52,7 +52,7 @@ for ask in (connection.list_models, lambda: connection.stream_session(iter(())))
 os._exit(0)
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     said = "gateway: the connection was made in another process; make one in this process\n"
     assert (ended.returncode, ended.stdout) == (0, 2 * said), ended.stderr

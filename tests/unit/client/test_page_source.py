@@ -58,7 +58,7 @@ def test_stop_before_the_first_token_ends_the_turn() -> None:
         body = {"model": "m", "messages": [{"role": "user", "content": "?"}], "session_id": "one"}
         headers = {"X-ModelSwarm-Token": page.token}
         base = page.url.partition("?")[0]
-        with httpx.stream("POST", f"{base}api/chat", json=body, headers=headers):
+        with httpx.stream("POST", f"{base}api/chat", json=body, headers=headers, timeout=60):
             eventually("the turn runs", lambda: gateway.asked)
             assert not gateway.client_left.is_set()
         eventually("the gateway is left", gateway.client_left.is_set)

@@ -15,7 +15,7 @@ from modelswarm_serving.model.hash_model import HashModel
 from modelswarm_serving.runtime.engine import Engine, StepDone
 
 SECONDS_PER_ROW = 0.01
-LONG, NEVER = 60.0, 1e-9
+LONG, NEVER = 600.0, 1e-9
 
 
 class SlowRows(HashModel):

@@ -209,7 +209,7 @@ def test_unreachable_hub_raises_model_source_error(tmp_path: Path) -> None:
 def test_hub_endpoint_is_read_from_the_environment(hub: Hub, tmp_path: Path) -> None:
     program = "from modelswarm.checkpoint.sources import resolve; resolve('hf://acme/tiny', (0, 1))"
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=300)
     assert list_fetched_shards(hub)
 
 

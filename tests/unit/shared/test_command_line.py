@@ -103,7 +103,7 @@ def test_log_has_no_urls_of_http_requests() -> None:
         [sys.executable, "-c", LOGGED_REQUESTS],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     assert "s0 INFO serves" in done.stderr

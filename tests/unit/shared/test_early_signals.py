@@ -27,6 +27,6 @@ sys.exit(main())
 def test_signal_during_import_ends_the_process_with_0(program: str, signal: str) -> None:
     code = SIGNAL_DURING_IMPORT.format(program=program, signal=signal)
     done = subprocess.run(
-        (sys.executable, "-c", code), capture_output=True, text=True, timeout=60, check=False
+        (sys.executable, "-c", code), capture_output=True, text=True, timeout=300, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")

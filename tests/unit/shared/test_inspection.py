@@ -53,7 +53,7 @@ def hub(copy: Path) -> Iterator[Hub]:
 def run_inspection(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "modelswarm.checkpoint.inspection", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env=os.environ | environment
+        command, capture_output=True, text=True, timeout=300, env=os.environ | environment
     )
 
 
@@ -184,7 +184,7 @@ def test_plan_of_a_hub_model_names_the_commit(hub: Hub, tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
     command = [sys.executable, "-m", "modelswarm.cli", "plan", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
 
     assert f"hf://acme/tiny@{COMMIT}, 4 blocks" in done.stdout, done.stderr
 
@@ -413,7 +413,7 @@ def test_hub_that_closes_its_connections_is_named_as_the_cause(tmp_path: Path) -
         locations = SourceLocations(hub_endpoint=url, hub_cache=tmp_path)
         message = refusal_message("hf://acme/tiny", locations=locations)
         server.shutdown(socket.SHUT_RDWR)
-        closing.join(10)
+        closing.join(60)
     assert message.startswith(
         f"hf://acme/tiny cannot be downloaded: the network is the cause, {url} does not answer"
     )

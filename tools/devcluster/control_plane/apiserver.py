@@ -18,7 +18,7 @@ from tools.devcluster.layout import Layout
 from tools.devcluster.processes import Processes
 from tools.devcluster.waiting import wait_for
 
-READY_SECONDS = 120.0
+READY_SECONDS = 300.0
 ISSUER = "https://kubernetes.default.svc"
 AUDIT_POLICY = {
     "apiVersion": "audit.k8s.io/v1",

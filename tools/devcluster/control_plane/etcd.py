@@ -16,7 +16,7 @@ from tools.devcluster.processes import Processes
 from tools.devcluster.waiting import wait_for
 
 NAME = "etcd"
-READY_SECONDS = 60.0
+READY_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tools.devcluster.processes import Processes
 from tools.devcluster.waiting import wait_for
 
-START_SECONDS = 10.0
+START_SECONDS = 60.0
 
 
 def hold_namespaces(processes: Processes, name: str, *kinds: str, inside: int | None = None) -> int:

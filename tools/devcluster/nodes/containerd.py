@@ -21,7 +21,7 @@ from tools.devcluster.waiting import wait_for
 PAUSE_IMAGE = "localhost/modelswarm-pause:1"
 CNI_PROGRAMS = Path("/usr/lib/cni")
 RUNC = Path("/usr/sbin/runc")
-READY_SECONDS = 30.0
+READY_SECONDS = 120.0
 CONFIG = """\
 version = 3
 root = "{folder}/root"

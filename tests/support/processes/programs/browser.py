@@ -108,7 +108,7 @@ def chromium(folder: Path, port: int) -> Iterator[Browser]:
                 browser.call("DELETE", "")
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(60)
 
 
 def _is_ready(http: httpx.Client) -> bool:

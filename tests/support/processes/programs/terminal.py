@@ -53,8 +53,8 @@ class Terminal:
         trace: TracebackType | None,
     ) -> None:
         self.process.kill()
-        self.process.wait(10)
-        self._reader.join(10)
+        self.process.wait(60)
+        self._reader.join(60)
         os.close(self._screen)
 
     def _read(self) -> None:
@@ -84,5 +84,5 @@ class Terminal:
     def wait_end(self) -> int:
         """Wait for the end of the command; return its exit code."""
         code = self.process.wait(SECONDS)
-        self._reader.join(10)
+        self._reader.join(60)
         return code

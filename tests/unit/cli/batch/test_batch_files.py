@@ -236,7 +236,7 @@ def test_second_process_cannot_write_the_same_output(source: Path, tmp_path: Pat
             (sys.executable, "-m", "modelswarm.cli", "batch", source, "-o", target, *NO_GATEWAY),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 1

@@ -125,7 +125,7 @@ with Client("http://127.0.0.1:9") as client:
         print(error, flush=True)
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     said = "the client was made in another process; make one in this process\n"
     assert (ended.returncode, ended.stdout) == (0, said), ended.stderr
@@ -165,7 +165,7 @@ def test_session_of_a_stream_that_is_dropped_is_freed() -> None:
 def test_program_may_end_with_an_open_client() -> None:
     program = "from modelswarm import Client\nclient = Client('http://127.0.0.1:9')\n"
     ended = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
     assert (ended.returncode, ended.stderr) == (0, "")
 
@@ -206,7 +206,7 @@ print(next(stream).text, flush=True)
     with held_gateway() as gateway:
         gateway.say("two")
         command = [sys.executable, "-c", program, gateway.url]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "two\n", "")
     assert gateway.closed == [gateway.asked[0]["session_id"]]
 

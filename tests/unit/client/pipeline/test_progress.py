@@ -37,4 +37,4 @@ from modelswarm import GenerationConfig, Pipeline, PipelineInterrupted, Response
 heavy = {"torch", "transformers", "grpc", "pydantic", "tqdm", "yaml", "numpy"}
 assert not heavy & set(sys.modules), heavy & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
