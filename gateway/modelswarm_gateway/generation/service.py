@@ -439,16 +439,21 @@ class GenerationService:
 
     def find_model(self, name: str) -> tuple[ModelCard, ModelTokenizer]:
         """Return the model and its tokenizer. Raise ApiError if it is not served, or is starting."""
-        card = self.backend.model_card(name)
-        if card is None and not self.backend.is_discovery_complete():
-            detail = "the gateway is still discovering models; retry in 1 s"
-            raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
-        if card is None:
-            raise model_not_found(name)
+        card = self.find_card(name)
         if card.tokenizer is None:
             detail = f"the model {name!r} is starting: {card.tokenizer_reason}; retry in 1 s"
             raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
         return card, card.tokenizer
+
+    def find_card(self, name: str) -> ModelCard:
+        """Return the model. Raise ApiError if it is not served, or if servers may still be discovered that serve it."""
+        card = self.backend.model_card(name)
+        if card is not None:
+            return card
+        if self.backend.is_discovery_complete():
+            raise model_not_found(name)
+        detail = "the gateway is still discovering models; retry in 1 s"
+        raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
 
 
 def _add_rows(

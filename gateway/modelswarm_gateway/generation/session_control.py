@@ -9,7 +9,7 @@ from modelswarm.protocol.identity import name_of
 from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.core.interface.turn import ParkedTurn, Reservation
 from modelswarm_gateway.core.interface.views import SessionView
-from modelswarm_gateway.errors import ApiError, Code, invalid_field, model_not_found
+from modelswarm_gateway.errors import ApiError, Code, invalid_field
 from modelswarm_gateway.generation.continuation import session_exists
 from modelswarm_gateway.generation.named_sessions import SessionKey
 from modelswarm_gateway.generation.request import GenerationRequest, Prompt, TokenPrompt
@@ -206,10 +206,9 @@ def kept_view(service: GenerationService, key: SessionKey) -> SessionView | None
 async def check_elsewhere(service: GenerationService, key: SessionKey) -> SessionLocation:
     """Return what the servers know of a session that is not here.
 
-    Raise OwnedElsewhere if another running gateway holds it, ApiError for an unknown model.
+    Raise OwnedElsewhere if another running gateway holds it, ApiError for a model that is unknown, or unknown as yet.
     """
-    if service.backend.model_card(key[0]) is None:
-        raise model_not_found(key[0])
+    service.find_card(key[0])
     location = await service.find_session(key)
     if location.is_owner_alive:
         raise OwnedElsewhere(location.owner_target)

@@ -9,14 +9,17 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx
 import pytest
 
+from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.discovery import dialer
 from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation.request import GenerationRequest, TextPrompt
 from modelswarm_gateway.generation.service import GenerationService
+from modelswarm_gateway.generation.session_control import session_state
 from modelswarm_gateway.metrics.counters import Metrics
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
 from modelswarm_gateway.runtime.node import Node
@@ -40,9 +43,16 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def refusal(node: Node) -> Code:
+    """Return the code for a request of the model, which is that of its sessions and of the model itself."""
     service = GenerationService(node, Metrics(node), asyncio.get_running_loop().time)
     with pytest.raises(ApiError) as refused:
         await service.start_generation(ASK)
+    with pytest.raises(ApiError) as lost:
+        await session_state(service, ("toy", "chat"))
+    app = httpx.ASGITransport(build_http_app(service))
+    async with httpx.AsyncClient(transport=app, base_url="http://gateway") as client:
+        shown = (await client.get("/v1/models/toy")).json()["error"]["code"]
+    assert lost.value.code.value == refused.value.code.value == shown
     return refused.value.code
 
 

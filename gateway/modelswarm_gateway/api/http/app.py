@@ -55,7 +55,7 @@ from modelswarm_gateway.api.responses.routes import add_response_routes
 from modelswarm_gateway.api.tokenization import add_tokenization_routes
 from modelswarm_gateway.backend.model_card import ModelCard
 from modelswarm_gateway.backend.protocol import SessionBackend
-from modelswarm_gateway.errors import ApiError, Code, invalid_request, model_not_found, shorten
+from modelswarm_gateway.errors import ApiError, Code, invalid_request, shorten
 from modelswarm_gateway.generation.request import GenerationRequest, check_answers
 from modelswarm_gateway.generation.resumption import LAST_EVENT_ID, parse_event_id
 from modelswarm_gateway.generation.service import GenerationService
@@ -177,9 +177,7 @@ def _model_routes(app: FastAPI, service: GenerationService) -> None:
         if not name:  # /v1/models/
             return await models(request, beta)
         as_message_api = wants_messages_shape(request.headers, beta)
-        card = service.backend.model_card(name)
-        if card is None:
-            raise model_not_found(name)
+        card = service.find_card(name)
         return JSONResponse(model_info(card) if as_message_api else _model_entry(card))
 
 

@@ -112,7 +112,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/models/{name}"): Operation(
         "Return a model",
         "Model",
-        codes=(Code.MODEL_NOT_FOUND,),
+        codes=(Code.MODEL_NOT_FOUND, Code.NO_SERVERS),
         headers=_ANTHROPIC_SHAPE,
         anthropic_answer="AnthropicModel",
     ),
@@ -139,12 +139,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", _SESSION): Operation(
         "Return the state of a session",
         "Session",
-        codes=(*OF_SESSIONS, Code.NOT_FOUND, Code.MODEL_NOT_FOUND),
+        codes=(*OF_SESSIONS, Code.NOT_FOUND, Code.MODEL_NOT_FOUND, Code.NO_SERVERS),
     ),
     ("DELETE", _SESSION): Operation(
         "Close a session and free its KV",
         "ClosedSession",
-        codes=(*OF_SESSIONS, Code.NOT_FOUND, Code.MODEL_NOT_FOUND),
+        codes=(*OF_SESSIONS, Code.NOT_FOUND, Code.MODEL_NOT_FOUND, Code.NO_SERVERS),
     ),
     ("GET", "/health"): Operation("Tell that the process runs", "Health"),
     ("GET", "/live"): Operation("Tell that the process runs", "Health"),
