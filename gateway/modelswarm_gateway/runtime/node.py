@@ -203,7 +203,8 @@ class Node:
         if not self._discovery_complete and self._has_polled and self._dialer.is_settled():
             # Without a list of models, servers that load are not known at all until the first one is.
             is_listed = self._source.expected_models() is not None
-            self._discovery_complete = is_listed or self._dialer.has_endpoints
+            is_first_there = self._dialer.has_endpoints or bool(self.model_cards())
+            self._discovery_complete = is_listed or is_first_there
         return self._discovery_complete
 
     def model_cards(self) -> Sequence[ModelCard]:
