@@ -44,6 +44,7 @@ from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.migration.drain_requests import DrainRequests
 from modelswarm_gateway.core.migration.migrations import Migrations
 from modelswarm_gateway.core.migration.rebalancer import Rebalancer
+from modelswarm_gateway.core.recovery.held_sessions import retry_held, wake_held
 from modelswarm_gateway.core.recovery.hold_limit import HoldLimits
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
@@ -118,14 +119,16 @@ class GatewayCore:
         self._health_monitor.add_peer(hello.peer, hello.heartbeat_ms / 1000, now)
         owned = owned_sessions(self._sessions.values(), hello.peer)
         self._effects.append(Send(reply_address(hello.peer), Lane.LIVE, owned))
-        for session in list(self._sessions.values()):
-            if serves(hello, session.model):
-                self._ownership_check.ask_again(session, hello.peer)
-                if session.state is SessionState.HELD:
-                    self._recovery.enter_loop(session, now)
+        served = [each for each in self._sessions.values() if serves(hello, each.model)]
+        for session in served:
+            self._ownership_check.ask_again(session, hello.peer)
+        wake_held(served, now)
+        retry_held(self._recovery, served, now)
 
-    def on_peer_lost(self, peer: PeerId, now: float) -> None:
-        """Remove a server whose link broke, and recover the sessions with a hop there."""
+    def on_peer_lost(self, peer: PeerId, now: float) -> bool:
+        """Remove a server whose link broke, and recover the sessions with a hop there. False: it had no link."""
+        if not self._registry.is_connected(peer):
+            return False
         self._check_stall(now)
         self._registry.deregister(peer, now)
         self._recovery.hops.forget_peer(peer)
@@ -138,6 +141,7 @@ class GatewayCore:
             ):
                 self._recovery.on_fault(session, "link_down", peer, now)
         self._health_monitor.remove_peer(peer, now)
+        return True
 
     def on_message(self, peer: PeerId, now: float) -> None:
         """Record that a server sent a message of any kind: it is running."""
@@ -285,9 +289,7 @@ class GatewayCore:
         self._record_epoch(s)
         self._recovery.close_hops(s)
         s.state = SessionState.PARKED
-        for other in self._sessions.values():
-            if other.state is SessionState.HELD and other.refusal is RefusalReason.NO_ROOM:
-                other.retry_at = min(other.retry_at, now)  # there may be room now
+        wake_held(self._sessions.values(), now, RefusalReason.NO_ROOM)  # there may be room now
 
     def relinquish_sessions(self, now: float) -> None:
         """Give up all sessions because this gateway is shutting down. The last call.
@@ -310,9 +312,8 @@ class GatewayCore:
         self._session_search.expire(now)
         sessions = list(self._sessions.values())
         self._health_monitor.detect_faults(sessions, now)
+        retry_held(self._recovery, sessions, now)
         for session in sessions:
-            if session.state is SessionState.HELD and now >= session.retry_at:
-                self._recovery.enter_loop(session, now)
             self._recovery.send_fences(session, now)
             if session.is_parkable(now):
                 self._recovery.park(session)

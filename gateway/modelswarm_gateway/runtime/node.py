@@ -181,10 +181,10 @@ class Node:
     def on_link_down(self, peer: PeerId, reason: str) -> None:
         self._unusable.pop(peer, None)
         self._heartbeats.on_peer_lost(peer)
-        self._core.on_peer_lost(peer, self._clock())
-        self._models.on_peer_lost(peer)
+        if self._core.on_peer_lost(peer, self._clock()):  # else a dial has failed
+            self._models.on_peer_lost(peer)
+            self._forget_cards()
         self._dialer.on_peer_lost(peer, reason)
-        self._forget_cards()
         self._flush()
 
     def on_items(self, peer: PeerId, items: list[Item]) -> None:

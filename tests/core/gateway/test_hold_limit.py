@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import ne
 
 import pytest
 from support.core.gateway import Swarm
 from support.core.scripted_server import Script
-from support.core.server import MODEL, expected
+from support.core.server import MODEL, Options, expected
 
 from modelswarm.protocol.identity import PeerId
 from modelswarm.protocol.messages import FaultKind, FaultReport, Sampling
 from modelswarm_gateway.core.interface.effects import Refused, SessionLost
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.core.recovery.held_sessions import TRIES_AT_A_TIME
 
 SESSION = "s"
 HEAD, TAIL, SECOND_TAIL = "a/1/0", "b/1/0", "c/1/0"
@@ -239,3 +241,27 @@ def test_session_that_ends_after_a_stall_spares_the_others() -> None:
     script.collect()
     assert [lost.session for lost in script.gateway.all(SessionLost)] == ["ends"]
     assert script.gateway.view("other").state == "fencing"
+
+
+def test_held_sessions_try_again_a_few_at_a_time() -> None:
+    """All are held by one loss. A try plans a route, and streams of other models wait meanwhile."""
+    swarm = Swarm(options=Options(total_pages=4096))
+    swarm.serve(0, 2)
+    tail = swarm.serve(2, 4)
+    names = [f"s{number}" for number in range(TRIES_AT_A_TIME + 8)]
+    for name in names:
+        swarm.gateway.start(name, [5, 6, 7], 50, ahead=1)
+    swarm.kill(tail.peer)
+
+    def tries(seconds: float) -> int:
+        """Return the number of sessions that try again at a tick so many seconds later."""
+        before = [swarm.gateway.view(name).epoch for name in names]
+        swarm.now += seconds
+        swarm.core.tick(swarm.now)
+        after = [swarm.gateway.view(name).epoch for name in names]
+        return sum(map(ne, before, after))
+
+    assert [tries(0.15), tries(0.05), tries(0.05)] == [TRIES_AT_A_TIME, 8, 0]
+    swarm.serve(2, 4)
+    swarm.wait(1.0)
+    assert {swarm.gateway.view(name).state for name in names} == {"running"}

@@ -119,9 +119,10 @@ class OwnershipCheck:
             self._ask(session, query, server)
 
     def _ask(self, session: Session, query: OwnershipQuery, only: PeerId | None = None) -> None:
-        for server in self._registry:
-            peer = server.hello.peer
-            if serves(server.hello, session.model) and only in (None, peer):
+        servers = self._registry if only is None else (self._registry.find_server(only),)
+        for server in servers:
+            if server is not None and serves(server.hello, session.model):
+                peer = server.hello.peer
                 query.unanswered.add(peer)
                 self._emit(Send(reply_address(peer), Lane.LIVE, FindSession(session.name)))
 
