@@ -468,6 +468,10 @@ class GatewayCore:
     def session_views(self) -> list[SessionView]:
         return [session_view(session, self._registry) for session in self._sessions.values()]
 
+    def opaque_bytes(self) -> int:
+        """Return the bytes of the rows of all logs."""
+        return sum(s.opaque_bytes for s in self._sessions.values() if s.opaque)
+
     def explain_routes(self, model: str, now: float) -> RouteExplanations:
         """Explain the cost of each server of `model` and the route of each session; "" means all models."""
         return explain_routes(self._registry, self._sessions.values(), model, now)

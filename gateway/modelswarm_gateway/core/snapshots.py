@@ -71,5 +71,4 @@ def session_view(s: Session, registry: ServerRegistry) -> SessionView:
         waits_for_reader=s.waits_for_reader,
         wanted_positions=s.wanted_positions,
         crowded_servers=frozenset(s.crowded),
-        opaque_bytes=sum(map(len, s.opaque.values())),
     )

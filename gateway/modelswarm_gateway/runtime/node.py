@@ -241,7 +241,7 @@ class Node:
         return self._core.parked_turn(session)
 
     def opaque_bytes(self) -> int:
-        return sum(view.opaque_bytes for view in self._core.session_views())
+        return self._core.opaque_bytes()
 
     def truncate_log(self, session: str, length: int) -> None:
         self._driver.call(self._core.truncate_turn, session, length)

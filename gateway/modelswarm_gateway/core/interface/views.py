@@ -62,7 +62,6 @@ class SessionView:
     hold_reason: str = ""  # the reason why it is held; empty: it is not held
     is_reachable: bool = True  # a server of it is connected, and one always was since its last run
     newest_run_epoch: Epoch = NO_EPOCH  # the newest one that is known to have run
-    opaque_bytes: int = 0  # rows of its log that stand in place of tokens
     waits_for_reader: bool = False  # running, and without credit until its client reads
     wanted_positions: int = 0  # on each server, by its last turn, refused or not
     crowded_servers: frozenset[PeerId] = frozenset()  # refused its turn, as their pages are taken

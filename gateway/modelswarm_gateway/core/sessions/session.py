@@ -193,6 +193,11 @@ class Session:
         return len(self.log)
 
     @property
+    def opaque_bytes(self) -> int:
+        """Bytes of the rows of its log. All have one size: that of a row, or of one with those of all blocks."""
+        return len(self.opaque) * len(next(iter(self.opaque.values()), b""))
+
+    @property
     def boundary_row_bytes(self) -> int:
         """Bytes of a row between two blocks; 0 before a variant is chosen."""
         return 0 if self.variant is None else self.variant.row_bytes

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from typing_extensions import override
 
 from modelswarm.protocol.messages import Sampling, Turn
 from modelswarm.protocol.opaque import OPAQUE
@@ -20,6 +21,7 @@ from modelswarm_gateway.generation.rows.opaque_rows import (
     check_input_rows,
 )
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
+from tools.dashboard.metric_registries import make_node
 
 WIDTH, BLOCKS = 2048, 300
 SIZES = RowSizes(0, 2 * WIDTH, "bfloat16")
@@ -78,3 +80,25 @@ def test_prompts_count_for_the_bound_of_a_session() -> None:
     turn = replace(turn, tokens=(OPAQUE,) * 55)
     with pytest.raises(ApiError, match="would have 55 rows that are no tokens; at most 54"):
         add_opaque(turn, given, SIZES.hidden_bytes, 54, kept)
+
+
+class Walked(dict[int, bytes]):
+    """Rows of a log; counts those that are looked at."""
+
+    looks = 0
+
+    @override
+    def values(self) -> Any:
+        for row in super().values():
+            self.looks += 1
+            yield row
+
+
+async def test_rows_of_the_gateway_are_counted_without_a_walk() -> None:
+    """Each step of a session of blocks asks for this sum, which bounds its own input."""
+    node = make_node()
+    for session in (node.open_session("m"), node.open_session("m")):
+        node._core._sessions[session].opaque = Walked({at: bytes(8) for at in range(100)})
+    node.open_session("m")
+    assert node.opaque_bytes() == 2 * 100 * 8
+    assert [s.opaque.looks for s in node._core._sessions.values() if s.opaque] == [1, 1]  # type: ignore[attr-defined]
