@@ -28,27 +28,35 @@ class LinkFailures:
     def __init__(self, seconds: float) -> None:
         """`seconds`: time after the last failure of a link from which its failures no longer count."""
         self._seconds = seconds
-        self._failures: dict[frozenset[PeerId], _Failures] = {}
+        self._failures: dict[frozenset[PeerId], _Failures] = {}  # the last to fail comes last
+        # Kept here because each plan asks for it: when a network fails, thousands of links do.
+        self._unreliable: dict[frozenset[PeerId], int] = {}
 
     def record_failure(self, reporter: PeerId, peer: PeerId, generation: int, now: float) -> None:
         """Count a link that broke or lost messages; each generation of a link counts once."""
-        pair = self._failures.setdefault(frozenset((reporter, peer)), _Failures(last_at=now))
-        if now - pair.last_at > self._seconds:
-            pair.seen.clear()
+        self._forget_old(now)
+        names = frozenset((reporter, peer))
+        known = self._failures.pop(names, None)
+        pair = self._failures[names] = known or _Failures()
         pair.last_at = now
         if len(pair.seen) < MAX_FAILURES:
             pair.seen.add((reporter, generation))
+        count = max(Counter(reporter for reporter, _ in pair.seen).values())
+        if count >= MIN_FAILURES:
+            self._unreliable[names] = count
 
-    def unreliable(self, now: float) -> dict[frozenset[PeerId], int]:
+    def unreliable(self, now: float) -> Mapping[frozenset[PeerId], int]:
         """Return the pairs of servers to avoid, with the number of failures counted from one end."""
-        for names, pair in list(self._failures.items()):
-            if now - pair.last_at > self._seconds:
-                del self._failures[names]
-        failures = {
-            names: max(Counter(reporter for reporter, _ in pair.seen).values())
-            for names, pair in self._failures.items()
-        }
-        return {names: count for names, count in failures.items() if count >= MIN_FAILURES}
+        self._forget_old(now)
+        return self._unreliable
+
+    def _forget_old(self, now: float) -> None:
+        while self._failures:
+            names, pair = next(iter(self._failures.items()))
+            if now - pair.last_at <= self._seconds:
+                return
+            del self._failures[names]
+            self._unreliable.pop(names, None)
 
 
 def unreliable_neighbours(
