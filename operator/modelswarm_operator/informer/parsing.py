@@ -141,8 +141,14 @@ def _container_view(statuses: Any) -> ContainerView:
         exit_code=ended.get("exitCode"),
         exit_reason=ended.get("reason") or "",
         exit_message=_TOKEN.sub("hf_***", ended.get("message") or ""),
+        ran=_seconds_ran(ended),
         running_since=parse_time(running.get("startedAt")),
     )
+
+
+def _seconds_ran(ended: Mapping[str, Any]) -> float:
+    began, end = parse_time(ended.get("startedAt")), parse_time(ended.get("finishedAt"))
+    return 0.0 if began is None or end is None else end - began
 
 
 def node_view(raw: Json) -> NodeView:

@@ -56,6 +56,15 @@ def test_server_container_is_read_beside_a_sidecar() -> None:
     assert (container.restarts, container.exit_message) == (7, "no weights")
 
 
+@pytest.mark.parametrize("place", ["state", "lastState"])
+def test_run_of_an_ended_container_is_read(place: str) -> None:
+    times = {"startedAt": "2026-11-21T10:00:00Z", "finishedAt": "2026-11-22T10:00:30Z"}
+    server = {"name": "server", "ready": False, "restartCount": 7, place: {"terminated": times}}
+    assert pod_view(make_pod(containerStatuses=[server])).container.ran == 86430.0
+    server[place] = {"terminated": {"exitCode": 255, "startedAt": None, "finishedAt": None}}
+    assert pod_view(make_pod(containerStatuses=[server])).container.ran == 0.0
+
+
 def test_inspection_ends_with_its_container_beside_a_sidecar() -> None:
     cluster = ModelCluster(spec=make_spec(model={"source": "pvc://claim/model"}))
     for _ in range(3):

@@ -7,7 +7,7 @@ from support.operator.model_cluster import POLICY, ModelCluster, make_spec
 
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod, LabelPod, WriteStatus
-from modelswarm_operator.reconcile.state.observed import NAME_TAKEN
+from modelswarm_operator.reconcile.state.observed import NAME_TAKEN, ContainerView
 
 
 def create_and_list_slots(cluster: ModelCluster) -> list[str]:
@@ -102,6 +102,18 @@ def test_crashing_container_is_deleted_after_max_restarts() -> None:
         cluster.pass_time()
         cluster.run_turn()
     assert cluster.status["slots"][0]["failures"] == 1
+
+
+@pytest.mark.parametrize(("ran", "is_replaced"), [(60.0, True), (30 * 86400.0, False)])
+def test_restarts_of_months_replace_no_pod(ran: float, is_replaced: bool) -> None:
+    """The kubelet restarts a container that ran for long at once, and its node has the weights."""
+    cluster = ModelCluster(spec=make_spec(1, 1))
+    cluster.settle()
+    [name] = cluster.pods
+    ended = ContainerView(restarts=POLICY.max_restarts, exit_code=137, ran=ran)
+    cluster.set_pod(name, ready=False, container=ended)
+    deleted = [each.name for each in cluster.decide().actions if isinstance(each, DeletePod)]
+    assert deleted == ([name] if is_replaced else [])
 
 
 def test_broken_image_creates_few_pods() -> None:

@@ -102,6 +102,7 @@ def is_broken(server: Server, policy: Policy) -> bool:
         not server.pod.ready
         and container.running_since is None
         and container.restarts >= policy.max_restarts
+        and container.ran < policy.long_run
     )
 
 

@@ -44,6 +44,7 @@ class ContainerView:
     exit_code: int | None = None  # of the current container if it has ended, else of the one before
     exit_reason: str = ""  # OOMKilled, Error, Completed, ...
     exit_message: str = ""  # the termination message, written by the server
+    ran: float = 0.0  # seconds that it ran until then; 0: not known
     running_since: float | None = None
 
 

@@ -42,6 +42,8 @@ class Policy:
     """Lower bound of that sum for small swarms."""
     max_restarts: int = 6
     """A pod whose container is not ready and was restarted this often (5 minutes of kubelet back-off) is replaced."""
+    long_run: float = 3600.0
+    """A container that ran this long is restarted in its pod: its restarts of the months before say nothing."""
     slow_start: float = 600.0
     """A server that is not ready after this, without a reason, is reported."""
     unready_grace: float = 30.0
