@@ -14,10 +14,13 @@ import subprocess
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 LOG_TAIL_BYTES = 8192  # read from the end of a log
+MAX_LOG_BYTES = 64 << 20  # of a log, which may be in memory, as all of $XDG_RUNTIME_DIR
+KEPT_LOG_BYTES = 1 << 20  # its end, when it has grown longer
 KILL_WAIT_SECONDS = 10.0  # for a process to end after SIGKILL
 
 
@@ -141,6 +144,19 @@ def describe_exit(code: int) -> str:
 def free_bytes(folder: Path) -> int:
     """Return the free bytes of the folder's disk."""
     return shutil.disk_usage(folder).free
+
+
+def shorten_log(log: Path, most: int = MAX_LOG_BYTES, kept: int = KEPT_LOG_BYTES) -> None:
+    """Keep only the end of a log that has more than `most` bytes. Its process appends, and goes on behind that."""
+    with suppress(OSError):  # removed meanwhile; a full disk
+        if log.stat().st_size <= most:
+            return
+        with log.open("r+b") as file:
+            file.seek(-kept, os.SEEK_END)
+            end = file.read().partition(b"\n")[2]  # whole lines
+            file.seek(0)
+            file.write(end)
+            file.truncate()
 
 
 def read_log_tail(log: Path, lines: int = 10) -> list[str]:

@@ -128,6 +128,7 @@ class LogReader:
         offset = self._offsets.get(path, 0)
         try:
             with path.open("rb") as file:
+                offset = min(offset, path.stat().st_size)  # it was shortened
                 file.seek(offset)
                 data = file.read()
         except FileNotFoundError:  # the swarm has just ended

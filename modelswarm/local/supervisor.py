@@ -23,6 +23,7 @@ from modelswarm.local.child_process import (
     describe_exit,
     free_bytes,
     read_log_tail,
+    shorten_log,
     spawn_process,
     stop_all,
 )
@@ -206,6 +207,7 @@ class Supervisor:
             if now >= record.restart_at:
                 self._start_process(record)
             return
+        shorten_log(record.child.log)
         code = record.child.exit_code()
         if code is not None:
             self._on_exit(record, record.child, code, now)

@@ -17,9 +17,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
+from support.eventually import eventually
 from support.processes.server import alive, gone_within
 
-from modelswarm.local.child_process import Process, spawn_process
+from modelswarm.local.child_process import (
+    KEPT_LOG_BYTES,
+    MAX_LOG_BYTES,
+    Process,
+    spawn_process,
+)
 from modelswarm.local.supervisor import (
     Job,
     JobChange,
@@ -113,6 +119,14 @@ def test_crash_looping_job_leaves_the_others_alone(tmp_path: Path) -> None:
 
         assert supervisor.job_statuses()[0] == good
         assert len(list(tmp_path.glob("bad-*.log"))) <= 3
+
+
+def test_log_of_a_running_process_is_kept_short(tmp_path: Path) -> None:
+    log = tmp_path / "a-1.log"
+    log.touch()
+    os.truncate(log, MAX_LOG_BYTES + 1)  # no disk is written
+    with supervised(tmp_path, stand_in(tmp_path, "a")):
+        eventually("a short log", lambda: log.stat().st_size <= KEPT_LOG_BYTES)
 
 
 def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from modelswarm.cli import run
+from modelswarm.local.child_process import shorten_log
 from modelswarm.local.log_files import LogReader, find_logs, list_logs
 from modelswarm.local.run_folder import FAILED_FOLDER, RunFolder, StartInfo, list_starts
 
@@ -100,6 +101,26 @@ def test_reader_returns_only_new_whole_lines(folder: RunFolder) -> None:
     (folder.logs / "gateway-2.log").write_text("again\n")
     [part] = reader.read_new()
     assert (part.log.incarnation, part.lines) == (2, ["again"])
+
+
+def test_log_that_grows_too_long_keeps_its_last_lines(folder: RunFolder) -> None:
+    path = folder.logs / "gateway-1.log"
+    reader = LogReader(folder.logs, "gateway")
+    with path.open("ab", buffering=0) as log:  # as its process does
+        log.write(b"".join(b"line %d\n" % number for number in range(1000)))
+        reader.read_tails(1)
+        size = path.stat().st_size
+        shorten_log(path, most=size, kept=100)
+        assert path.stat().st_size == size
+        log.write(b"last\n")
+        shorten_log(path, most=size, kept=100)
+        lines = path.read_text().splitlines()
+        assert (lines[0], lines[-2:]) == ("line 990", ["line 999", "last"])
+        assert reader.read_new() == []
+        log.write(b"more\n")
+    assert path.read_text().splitlines() == [*lines, "more"]
+    assert [part.lines for part in reader.read_new()] == [["more"]]
+    shorten_log(folder.logs / "no-such.log")
 
 
 def test_several_swarms_need_a_name(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
