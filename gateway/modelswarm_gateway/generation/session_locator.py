@@ -23,7 +23,8 @@ from modelswarm_gateway.generation.request import GenerationRequest
 WAIT_SECONDS = 60.0
 # Longest age of an answer that counts, and longest pause while a lease ends, in seconds.
 POLL_SECONDS = 1.0
-# Names that are searched for at a time: each search asks all servers of a model, and may wait for a lease.
+# Names that are searched for at a time: each search asks all servers of a model. Those that wait for a lease to end do
+# not count, as all sessions of a lost gateway may. However many wait, they ask as often as so many names would.
 MAX_SEARCHES = 256
 # Seconds for which servers that do not answer are asked again.
 UNREACHED_SECONDS = 3.0
@@ -46,6 +47,7 @@ class SessionLocator:
         self._backend, self._named_sessions, self._clock = backend, named_sessions, clock
         self._in_progress: set[SessionKey] = set()
         self._lookups = 0  # searches for clients that begin no turn
+        self._waiting = 0  # of those in progress, that wait for a lease to end
 
     async def find(self, key: SessionKey) -> SessionLocation:
         """Return what the servers know of a session, whose name is not claimed. Raise ApiError."""
@@ -57,7 +59,7 @@ class SessionLocator:
             self._lookups -= 1
 
     def _check_place(self) -> None:
-        if len(self._in_progress) + self._lookups >= MAX_SEARCHES:
+        if len(self._in_progress) - self._waiting + self._lookups >= MAX_SEARCHES:
             detail = f"{MAX_SEARCHES} named sessions are being searched for already; retry in 1 s"
             raise ApiError(Code.NO_CAPACITY, detail, param="session_id", retry_after=1.0)
 
@@ -171,7 +173,12 @@ class SessionLocator:
         if self._clock() + location.takeover_wait > deadline:
             detail = "the gateway that owned this session was lost; it can be taken over later"
             raise ApiError(Code.SESSION_ELSEWHERE, detail, retry_after=location.takeover_wait)
-        await asyncio.sleep(min(location.takeover_wait + 0.01, POLL_SECONDS))
+        self._waiting += 1
+        try:
+            pause = POLL_SECONDS * max(1.0, self._waiting / MAX_SEARCHES)
+            await asyncio.sleep(min(location.takeover_wait + 0.01, pause))
+        finally:
+            self._waiting -= 1
 
 
 def _check_log(location: SessionLocation, check: CheckLog, found: ParkedTurn) -> None:

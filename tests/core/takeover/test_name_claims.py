@@ -13,6 +13,7 @@ from support.core.server import MODEL
 
 from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.errors import ApiError, Code
+from modelswarm_gateway.generation import session_locator
 from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
 from modelswarm_gateway.generation.session_locator import MAX_SEARCHES, OwnedElsewhere
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
@@ -235,3 +236,22 @@ async def test_searches_for_names_at_a_time_are_bounded() -> None:
     for task in (*running, again):
         task.cancel()
     await asyncio.gather(*running, again, return_exceptions=True)
+
+
+def test_wait_for_a_lease_takes_no_place_of_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sessions of a lost gateway may wait for 30 s: names that are free can be opened meanwhile."""
+    monkeypatch.setattr(session_locator, "MAX_SEARCHES", 1)
+    made = wide()
+    x, y = GatewaySessions(add_gateway(made, 1)), GatewaySessions(add_gateway(made, 2))
+    x.turn(PROMPT, NEW)
+    made.run()
+    made.kill(x.gateway.peer)
+    asked: list[asyncio.Future[object]] = []
+
+    def ask_for_another() -> None:
+        asked.append(asyncio.ensure_future(y.locator.find((MODEL, "another"))))
+
+    y.acquire_session(PROMPT, after=LEASE / 2 + 0.5, event=ask_for_another)
+    assert y.gateway.core.parked_turn(NAME) is not None, "it was taken over"
+    [other] = asked
+    assert other.exception() is None
