@@ -161,7 +161,7 @@ class BlockPasses:
                     yield _Server(view, call, last)
                     return
             finally:
-                self._running[view.peer] -= 1
+                self._running -= Counter((view.peer,))  # which drops zeros: servers come and go
         raise _worst(refusals, head)
 
     def _candidates(self, head: api_pb2.PassHead) -> list[ServerView]:
