@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import random
 import re
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from modelswarm_gateway.core.interface.turn import RefusalReason
 _IDENTITY = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)/[0-9]+/[0-9A-Za-z]+")
 # Characters of a client's text that an error message repeats.
 MAX_QUOTED = 64
+# Seconds by which a time to wait is longer for some clients.
+RETRY_SPREAD = 0.25
 
 
 class Code(enum.Enum):
@@ -147,13 +150,17 @@ class ApiError(Exception):
         return {"error": error}
 
     def headers(self) -> dict[str, str]:
-        """Return `x-should-retry`, which OpenAI's clients obey, and `retry-after` in seconds and in milliseconds."""
+        """Return `x-should-retry`, which OpenAI's clients obey, and `retry-after` in seconds and in milliseconds.
+
+        Their clients wait for exactly the latter, so it is spread: those refused together would come back together.
+        """
         should_retry = {"x-should-retry": "true" if self.is_retryable else "false"}
         if self.retry_after is None:
             return should_retry
+        wait = self.retry_after + random.uniform(0.0, RETRY_SPREAD)
         return should_retry | {
             "retry-after": str(max(1, math.ceil(self.retry_after))),
-            "retry-after-ms": str(max(1, round(self.retry_after * 1000))),
+            "retry-after-ms": str(max(1, round(1000 * wait))),
         }
 
 

@@ -91,7 +91,16 @@ def test_error_says_whether_the_request_may_be_repeated() -> None:
         headers = ApiError(code, "x").headers()
         assert headers == {"x-should-retry": str(mapping.retryable).lower()}
     headers = ApiError(next(iter(TABLE)), "x", retry_after=0.25).headers()
-    assert (headers["retry-after"], headers["retry-after-ms"]) == ("1", "250")
+    assert headers["retry-after"] == "1"
+    assert 250 <= int(headers["retry-after-ms"]) <= 500
+
+
+def test_clients_that_are_refused_together_come_back_apart() -> None:
+    """OpenAI's clients wait for exactly as long as they are told."""
+    refused = [ApiError(Code.NO_CAPACITY, "x", retry_after=1.0).headers() for _ in range(200)]
+    waits = {int(each["retry-after-ms"]) for each in refused}
+    assert len(waits) > 50
+    assert min(waits) >= 1000 and max(waits) <= 1250
 
 
 def place_of_fault(request: Message) -> str | None:
