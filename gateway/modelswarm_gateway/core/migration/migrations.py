@@ -104,7 +104,7 @@ class Migrations:
         for migration in list(self._migrations.values()):
             self._check(migration, now)
         self._quiesce_batches(now)
-        if self._registry.drains.peers or self._capped:
+        if self._capped or any(map(self._registry.is_connected, self._registry.drains.peers)):
             self._cap_credit()
             self._close_lost_hops()
         hops_left = any(self._registry.hops[peer] for peer in self._registry.drains.peers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.core.gateway import LEASE, TWICE, add_gateway, takeover_network
+from support.core.gateway import LEASE, TWICE, add_gateway, swarm_of, takeover_network
 from support.gateway_service import make_service_with_model
 from typing_extensions import override
 
@@ -50,3 +50,18 @@ def test_only_the_server_that_returns_is_asked_for_sessions() -> None:
     made.link(gateway.peer, servers[0])
     assert len(made.sent_to(servers[0], FindSession)) == 1
     assert linked.walks == 0
+
+
+def test_drained_server_that_has_ended_costs_no_walk() -> None:
+    """The name stays among the drains, and each tick looked at all sessions for it."""
+    swarm = swarm_of(*TWICE)
+    first = swarm.gateway
+    first.start("a", [5, 6, 7], 4)
+    [ended, *_] = first.route("a")
+    swarm.core.migrations.drain(ended, "drain", swarm.now)
+    swarm.wait(1.0)
+    swarm.kill(ended)
+    sessions = swarm.core.migrations._sessions = Walked(swarm.core._sessions)
+    swarm.wait(1.0)
+    assert ended in swarm.core._registry.drains.peers
+    assert sessions.walks == 0
