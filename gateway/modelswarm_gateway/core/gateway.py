@@ -136,9 +136,8 @@ class GatewayCore:
         for session in list(self._sessions.values()):
             if any(hop.peer == peer for hop in session.owned_hops):
                 self._ownership_check.on_link_lost(session, now)
-            if session.state is not SessionState.HELD and any(
-                hop.peer == peer for hop in session.hops
-            ):
+            has_hop = any(hop.peer == peer for hop in session.hops)
+            if has_hop and session.state is not SessionState.HELD:
                 self._recovery.on_fault(session, "link_down", peer, now)
         self._health_monitor.remove_peer(peer, now)
         return True
@@ -448,8 +447,7 @@ class GatewayCore:
     # ---- look-up, removal and views
 
     def _session(self, session: str) -> Session:
-        found = self._sessions.get(session)
-        if found is None:
+        if (found := self._sessions.get(session)) is None:
             raise UnknownSession(f"there is no session {session}")
         return found
 
