@@ -149,14 +149,11 @@ def service_of(sessions: GatewaySessions) -> GenerationService:
     async def nothing(_key: object) -> None:
         return None
 
-    backend = SimpleNamespace(
-        model_card=lambda _: object(),
-        session=sessions.session,
-        parked_turn=sessions.parked_turn,
-    )
+    backend = SimpleNamespace(session=sessions.session, parked_turn=sessions.parked_turn)
     service = SimpleNamespace(
         named_sessions=sessions.named_sessions,
         backend=backend,
+        find_card=lambda _: object(),
         await_turn_end=nothing,
         find_session=sessions.locator.find,
     )
