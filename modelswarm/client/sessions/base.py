@@ -41,6 +41,8 @@ MESSAGE_BYTES = 2 << 20
 MAX_TRIES = 5
 # Tokens of a step that was left early that are read to keep its KV.
 MAX_DRAINED_TOKENS = 64
+# Entries of a log that servers read in the time of a token. Behind a long log, more tokens are read.
+ENTRIES_PER_TOKEN = 16
 # Longest ttl in seconds, as in the HTTP API.
 MAX_TTL = 86_400
 # Positions that a gateway gives a session at least.
@@ -180,7 +182,8 @@ class SessionBase:
 
         A long rest would take as long as its answer. Then another session is opened, which reads the log again.
         """
-        if self._stream.is_in_step and self._stream.left > MAX_DRAINED_TOKENS:
+        most = max(MAX_DRAINED_TOKENS, self._stream.position // ENTRIES_PER_TOKEN)
+        if self._stream.is_in_step and self._stream.left > most:
             self._stream.end()
             self._stream = self._connect("", SessionLostError("its step was left early"))
         try:
