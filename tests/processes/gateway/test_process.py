@@ -114,7 +114,7 @@ def started_gateway(
     finally:
         closing.close()
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.full

@@ -224,6 +224,6 @@ def test_generator_may_be_collected_in_a_call() -> None:
 
     collecting = threading.Thread(target=collect, daemon=True)
     collecting.start()
-    collecting.join(10)
+    collecting.join(60)
     assert source.is_ended and not collecting.is_alive()
     thread.close()
