@@ -1,13 +1,18 @@
-"""Ports of this machine: its loopback addresses, a free port, and small HTTP servers."""
+"""Ports of this machine: its loopback addresses, a free port, and small servers of HTTP and gRPC."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+
+import grpc
+
+from modelswarm.protocol.wire import api_pb2_grpc
 
 
 def free_port() -> int:
@@ -35,3 +40,16 @@ def http_port(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
         finally:
             server.shutdown()
             thread.join()
+
+
+@contextmanager
+def inference_port(servicer: api_pb2_grpc.InferenceServicer) -> Iterator[str]:
+    """Serve the calls of a gateway over gRPC on a free port; yields the target."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    api_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None).wait()

@@ -167,9 +167,8 @@ class Executor:
         path = SWARM.path(swarm.namespace, swarm.name)
         try:
             answer = await self._client.patch(path, {"metadata": meta})
-        except (
-            RejectedError
-        ) as error:  # the turn ends before its status, which could tell the reason
+        except RejectedError as error:
+            # The turn ends before its status, which could tell the reason.
             done = "set" if present else "removed"
             what = f"The swarm's finalizer cannot be {done}: {error}"
             message = f"{what}. It is tried again with growing pauses."

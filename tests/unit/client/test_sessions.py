@@ -5,11 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
+from support.ports import inference_port
 from typing_extensions import override
 
 from modelswarm.client.sessions.connection import Connection
@@ -79,12 +78,8 @@ def gateway() -> Sevens:
 
 @pytest.fixture
 def target(gateway: Sevens) -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(4))
-    api_pb2_grpc.add_InferenceServicer_to_server(gateway, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None).wait()
+    with inference_port(gateway) as target:
+        yield target
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
 import torch
+from support.ports import inference_port
 from transformers import GenerationConfig, LlamaConfig, MaxLengthCriteria, StoppingCriteria
 from typing_extensions import override
 
@@ -56,20 +55,16 @@ class Counter(api_pb2_grpc.InferenceServicer):
 
 @pytest.fixture
 def model() -> Iterator[Any]:
-    server = grpc.server(ThreadPoolExecutor(4))
     counter = Counter()  # type: ignore[abstract]  # it is asked for nothing else
-    api_pb2_grpc.add_InferenceServicer_to_server(counter, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    connection = Connection(f"127.0.0.1:{port}")
-    config: Any = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=2, num_attention_heads=2
-    )
-    blocks, plain = Blocks(connection, SERVED, "", config, {}), GenerationConfig()  # type: ignore[no-untyped-call]
-    plain.eos_token_id, plain.pad_token_id = END, PAD
-    yield DistributedLlamaForCausalLM(config, plain, connection, SERVED, blocks)
-    connection.close()
-    server.stop(None)
+    with inference_port(counter) as target:
+        connection = Connection(target)
+        config: Any = LlamaConfig(
+            vocab_size=VOCABULARY, hidden_size=8, num_hidden_layers=2, num_attention_heads=2
+        )
+        blocks, plain = Blocks(connection, SERVED, "", config, {}), GenerationConfig()  # type: ignore[no-untyped-call]
+        plain.eos_token_id, plain.pad_token_id = END, PAD
+        yield DistributedLlamaForCausalLM(config, plain, connection, SERVED, blocks)
+        connection.close()
 
 
 class StopAt(StoppingCriteria):

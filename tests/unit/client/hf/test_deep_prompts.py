@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import grpc
 import pytest
 import torch
+from support.ports import inference_port
 from transformers import LlamaConfig
 from typing_extensions import override
 
@@ -49,16 +48,12 @@ def lists() -> Lists:
 
 @pytest.fixture
 def blocks(lists: Lists) -> Iterator[Blocks]:
-    server = grpc.server(ThreadPoolExecutor(1))
-    api_pb2_grpc.add_InferenceServicer_to_server(lists, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    connection = Connection(f"127.0.0.1:{port}")
-    made = Blocks(connection, SERVED, "", LlamaConfig(), {})
-    made.prompts = SoftPrompts("deep_ptune", COUNT, WIDTH, BLOCKS, 1.0)
-    yield made
-    connection.close()
-    server.stop(None)
+    with inference_port(lists) as target:
+        connection = Connection(target)
+        made = Blocks(connection, SERVED, "", LlamaConfig(), {})
+        made.prompts = SoftPrompts("deep_ptune", COUNT, WIDTH, BLOCKS, 1.0)
+        yield made
+        connection.close()
 
 
 def test_older_gateway_or_server_is_an_error(blocks: Blocks, lists: Lists) -> None:

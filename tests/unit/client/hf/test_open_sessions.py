@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 import pytest
 import torch
 from support.eventually import eventually
+from support.ports import inference_port
 from transformers import GenerationConfig, LlamaConfig
 from typing_extensions import override
 
@@ -52,18 +52,14 @@ def gateway() -> OneRoom:
 
 @pytest.fixture
 def model(gateway: OneRoom) -> Iterator[Any]:
-    server = grpc.server(ThreadPoolExecutor(4))
-    api_pb2_grpc.add_InferenceServicer_to_server(gateway, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    connection = Connection(f"127.0.0.1:{port}")
-    config: Any = LlamaConfig(
-        vocab_size=97, hidden_size=8, num_hidden_layers=2, num_attention_heads=2
-    )
-    blocks, plain = Blocks(connection, SERVED, "", config, {}), GenerationConfig()  # type: ignore[no-untyped-call]
-    yield DistributedLlamaForCausalLM(config, plain, connection, SERVED, blocks)
-    connection.close()
-    server.stop(None)
+    with inference_port(gateway) as target:
+        connection = Connection(target)
+        config: Any = LlamaConfig(
+            vocab_size=97, hidden_size=8, num_hidden_layers=2, num_attention_heads=2
+        )
+        blocks, plain = Blocks(connection, SERVED, "", config, {}), GenerationConfig()  # type: ignore[no-untyped-call]
+        yield DistributedLlamaForCausalLM(config, plain, connection, SERVED, blocks)
+        connection.close()
 
 
 def test_failed_forward_keeps_no_session(model: Any, gateway: OneRoom) -> None:
