@@ -450,10 +450,14 @@ class GenerationService:
         card = self.backend.model_card(name)
         if card is not None:
             return card
-        if self.backend.is_discovery_complete():
-            raise model_not_found(name)
-        detail = "the gateway is still discovering models; retry in 1 s"
-        raise ApiError(Code.NO_SERVERS, detail, param="model", retry_after=1.0)
+        self.check_discovery("model")
+        raise model_not_found(name)
+
+    def check_discovery(self, param: str) -> None:
+        """Raise ApiError if servers may still be discovered: what is not found may exist."""
+        if not self.backend.is_discovery_complete():
+            detail = "the gateway is still discovering models; retry in 1 s"
+            raise ApiError(Code.NO_SERVERS, detail, param=param, retry_after=1.0)
 
 
 def _add_rows(

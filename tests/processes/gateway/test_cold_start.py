@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from modelswarm_gateway.api.http.app import build_http_app
+from modelswarm_gateway.api.responses.response_ids import ResponseId, model_mark
 from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.discovery import dialer
 from modelswarm_gateway.discovery.file_source import FileSource
@@ -26,6 +27,7 @@ from modelswarm_gateway.runtime.node import Node
 
 pytestmark = pytest.mark.full
 
+STORED = ResponseId(model_mark("toy"), "0" * 8, 0, "0" * 24, "0" * 16)
 ASK = GenerationRequest("toy", TextPrompt("go"), "prompt", SamplingOptions(), (), None)
 
 
@@ -43,7 +45,10 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 
 async def refusal(node: Node) -> Code:
-    """Return the code for a request of the model, which is that of its sessions and of the model itself."""
+    """Return the code for a request of the model, which is that of its sessions and of the model itself.
+
+    A stored response that the gateway does not find is denied only when the model is.
+    """
     service = GenerationService(node, Metrics(node), asyncio.get_running_loop().time)
     with pytest.raises(ApiError) as refused:
         await service.start_generation(ASK)
@@ -52,7 +57,9 @@ async def refusal(node: Node) -> Code:
     app = httpx.ASGITransport(build_http_app(service))
     async with httpx.AsyncClient(transport=app, base_url="http://gateway") as client:
         shown = (await client.get("/v1/models/toy")).json()["error"]["code"]
+        stored = (await client.get(f"/v1/responses/{STORED}")).json()["error"]["code"]
     assert lost.value.code.value == refused.value.code.value == shown
+    assert (stored == Code.NOT_FOUND) == (shown == Code.MODEL_NOT_FOUND)
     return refused.value.code
 
 

@@ -104,8 +104,11 @@ class _StoredRoutes:
         if found is not None:
             return found
         if response_id is not None and FORWARDED_HEADER not in request.headers:
+            keys = self._keys(response_id)
+            if not keys:
+                self._service.check_discovery("response_id")
             try:
-                for key in self._keys(response_id):
+                for key in keys:
                     kept = kept_view(self._service, key)
                     if kept is None or not kept.is_reachable:
                         await check_elsewhere(self._service, key)
