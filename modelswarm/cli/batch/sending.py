@@ -50,7 +50,7 @@ class BatchSender:
             transport=httpx.AsyncHTTPTransport(
                 limits=limits,
                 socket_options=_KEEPALIVE,
-                verify=trusted_authorities(),
+                verify=trusted_authorities(base),
                 trust_env=False,
             ),
         )

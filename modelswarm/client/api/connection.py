@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -85,7 +86,7 @@ class Connections:
             self._http = httpx.AsyncClient(
                 limits=httpx.Limits(max_connections=most, keepalive_expiry=KEPT_SECONDS),
                 headers=self._headers,
-                verify=trusted_authorities(),
+                verify=trusted_authorities(*self._urls),
                 trust_env=False,
             )
         if loop is not self._loop:
@@ -210,11 +211,13 @@ class Connections:
             self._first = (self._first + 1) % len(self._urls)
 
 
-def trusted_authorities() -> ssl.SSLContext:
+def trusted_authorities(*urls: str) -> ssl.SSLContext:
     """Return a context of the authorities in SSL_CERT_FILE or SSL_CERT_DIR, else of certifi's. Raise BadRequestError.
 
-    `trust_env=False`, which leaves proxies out, leaves out these variables, too.
+    `trust_env=False`, which leaves proxies out, leaves out these variables, too. Without TLS in `urls` none are read.
     """
+    if all(urlsplit(url).scheme == "http" for url in urls):
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         return httpx.create_ssl_context()
     except OSError as error:

@@ -110,13 +110,28 @@ async def test_authority_of_the_environment_is_trusted(
     async with AsyncClient(base) as client:
         assert await client.models() == []
     request = BatchRequest(custom_id="a", method="POST", url="/v1/completions", body={})
-    async with BatchSender(base, "m", 1, RequestTimeouts(10.0, 0.0)) as sender:
+    async with BatchSender(base, "m", 1, RequestTimeouts(SECONDS, 0.0)) as sender:
         error = (await sender.fetch_answer(request)).error
         assert error is not None and error["code"] == "not_a_gateway"  # it takes no POST
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
     async with AsyncClient(base) as client:
         with pytest.raises(BadRequestError, match=r"^SSL_CERT_FILE: it cannot be read: No such"):
             await client.models()
+
+
+async def test_authorities_are_not_read_without_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Conda leaves SSL_CERT_FILE behind when an environment is removed."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "none"))
+    request = BatchRequest(custom_id="a", method="POST", url="/v1/completions", body={})
+    with http_port(ModelsHandler) as port:
+        base = f"http://127.0.0.1:{port}"
+        async with AsyncClient(base) as client:
+            assert await client.models() == []
+        async with BatchSender(base, "m", 1, RequestTimeouts(SECONDS, 0.0)) as sender:
+            error = (await sender.fetch_answer(request)).error
+            assert error is not None and error["code"] == "not_a_gateway"
 
 
 async def test_address_that_breaks_is_looked_at_once() -> None:
