@@ -12,7 +12,8 @@ WILDCARDS = ("0.0.0.0", "::", "")
 def listen_on(host: str, port: int, backlog: int) -> socket.socket:
     """Return a listening TCP socket. Raise OSError.
 
-    A wildcard is all addresses of both families, as for gRPC: pods of an IPv6 cluster have no other.
+    A wildcard is all addresses of both families, as for gRPC: pods of an IPv6 cluster have no other. A name of
+    both is its IPv4 address: Debian's localhost is also `::1`, even where IPv6 is off.
     """
     if host in WILDCARDS:
         host = "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
@@ -20,7 +21,7 @@ def listen_on(host: str, port: int, backlog: int) -> socket.socket:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except UnicodeError as error:
         raise OSError(f"{host!r} is not a host name") from error
-    family, kind, protocol, _, address = found[0]
+    family, kind, protocol, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
     bound = socket.socket(family, kind, protocol)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -121,3 +121,12 @@ async def test_wildcard_listens_at_addresses_of_both_families(wildcard: str) -> 
             assert b"503" in await reader.readline()
         writer.close()
     await server.stop()
+
+
+def test_name_of_both_families_listens_at_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Debian's /etc/hosts has both for localhost; clients ask 127.0.0.1."""
+    kind = (socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+    found = [(socket.AF_INET6, *kind, ("::1", 0, 0, 0)), (socket.AF_INET, *kind, ("127.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with bind_socket("--http", "localhost:0") as bound:
+        assert bound.getsockname()[0] == "127.0.0.1"
