@@ -20,7 +20,7 @@ from modelswarm_gateway.generation.output.logprobs import TokenLogprob
 from modelswarm_gateway.generation.tool_calls.events import OutputEvent
 
 LAST_EVENT_ID = "Last-Event-ID"
-_ID = re.compile(r"(?:0:)?([0-9]{1,15})-([0-9a-f]{8})")
+_ID = re.compile(r"([0-9]{1,15})-([0-9a-f]{8})")
 # Bytes of a log mark: a different log has the same mark once in 2^32.
 _MARK_BYTES = 4
 _NO_LOGPROBS = TokenLogprobs(0.0)

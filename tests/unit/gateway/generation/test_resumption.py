@@ -36,11 +36,7 @@ def mark_of(*generated: int) -> str:
 
 @pytest.mark.parametrize(
     ("event_id", "expected"),
-    [
-        (f" 0:3-{MARK} ", (3, MARK)),
-        (format_event_id(57, MARK), (57, MARK)),
-        (f"0:{format_event_id(57, MARK)}", (57, MARK)),
-    ],
+    [(f" 3-{MARK} ", (3, MARK)), (format_event_id(57, MARK), (57, MARK))],
 )
 def test_event_id_parses_to_position_and_mark(event_id: str, expected: tuple[int, str]) -> None:
     assert parse_event_id(event_id) == expected
@@ -48,7 +44,7 @@ def test_event_id_parses_to_position_and_mark(event_id: str, expected: tuple[int
 
 @pytest.mark.parametrize(
     "event_id",
-    ["", "x", "57", "0:57", "-1", "0:", f"1:5-{MARK}", "9" * 30, "5-", "5-1234567", "5-0000000G"],
+    ["", "x", "57", "-1", f"0:5-{MARK}", "9" * 30, "5-", "5-1234567", "5-0000000G"],
 )
 def test_event_id_without_position_or_mark_is_refused(event_id: str) -> None:
     with pytest.raises(ApiError) as refused:
