@@ -242,7 +242,7 @@ class GatewayCore:
         limit = fit_turn(s, request, limit)
         if variant is not None and s.variant != variant:
             self._recovery.change_variant(s, variant)
-        begin_turn(s, request, limit, parent)
+        begin_turn(s, request, limit, now, parent)
         self._ownership_check.before_turn(s)
         self._recovery.enter_loop(s, now)
         return length

@@ -10,6 +10,7 @@ from support.core.server import Options, Server, expected
 from modelswarm.protocol.identity import Epoch, ForkSource
 from modelswarm.protocol.messages import Create, Fence, FenceAck, Lane, Refusal, Turn
 from modelswarm_gateway.core.interface.effects import Refused
+from modelswarm_gateway.core.sessions.session import PARK_SECONDS
 from modelswarm_serving.core.kv.forks import FORK_SECONDS
 from modelswarm_serving.model.base import KvCopy
 
@@ -257,3 +258,18 @@ def test_fork_has_one_hop_where_its_parent_has_two(pages: int) -> None:
     swarm.gateway.start("b", PROMPT, 3, parent="a")
     assert swarm.gateway.tokens("b") == expected(PROMPT, 3)
     assert len(swarm.gateway.route("b")) == 1
+
+
+def test_end_of_the_parents_turn_ends_no_copy() -> None:
+    """A Fence of its hops a second later would leave the rest of the prompt to the fork."""
+    swarm = with_parent(fork_step_bytes=16 * 5)
+    swarm.now += PARK_SECONDS - FORK_SECONDS / 4
+    before = rows(swarm)
+    begin_fork(swarm, PROMPT)
+    swarm.now += FORK_SECONDS / 2
+    swarm.core.tick(swarm.now)
+    swarm.run()
+    assert swarm.gateway.tokens("b") == expected(PROMPT, 3)
+    assert [now - then for then, now in zip(before, rows(swarm), strict=True)] == [3, 3]
+    swarm.wait(PARK_SECONDS + 0.1)
+    assert swarm.gateway.view("a").epoch > swarm.gateway.view("a").newest_run_epoch, "it is fenced"

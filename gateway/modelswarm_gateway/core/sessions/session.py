@@ -29,7 +29,8 @@ from modelswarm_gateway.core.servers.numerics import BlockClass
 from modelswarm_gateway.core.servers.variant import ModelVariant
 
 NO_TRUNCATION = 1 << 60  # positions: a limit that no log reaches
-# Seconds from the end of a turn to the Fence of its hops. The last messages of the turn arrive before it.
+# Seconds from the end of a turn, or from a fork of it, to the Fence of its hops. The last messages of the turn arrive
+# before it, and the copies of a fork are complete.
 PARK_SECONDS = 1.0
 
 
@@ -149,7 +150,8 @@ class Session:
     row_bytes: int = 0  # of a returned row
     result_groups: int = 0  # items with returned rows, or scores of the prompt, that were taken
     turn_number: int = 0
-    ended_at: float | None = None  # the turn has ended by itself, and its hops are not fenced
+    # End of a turn that ended by itself, or begin of a fork since; None: its hops are fenced.
+    ended_at: float | None = None
     prefill_only: bool = False  # max_tokens 0: the turn runs its prompt and samples nothing
     has_run: bool = False  # an epoch was started: hops created from now on are for recovery
     before: SessionBefore | None = None  # until the turn starts; None for a first turn

@@ -33,7 +33,9 @@ def check_replaceable(s: Session) -> None:
         raise CoreError("the model was replaced, and this session has rows of the old one")
 
 
-def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | None = None) -> None:
+def begin_turn(
+    s: Session, request: TurnRequest, limit: int, now: float, parent: Session | None = None
+) -> None:
     """Set the session's log and limits for a turn.
 
     `limit`: entries that the log may have. `parent`: the session that a first turn forks from (R15, forks).
@@ -52,6 +54,8 @@ def begin_turn(s: Session, request: TurnRequest, limit: int, parent: Session | N
     turn = request.turn_after(s.turn, begin, end)
     s.turn = replace(turn, adapter=s.adapter, prompt_rows=prompt_rows)
     s.fork = find_fork(s, parent)
+    if s.fork is not None and s.fork.parent.ended_at is not None:
+        s.fork.parent.ended_at = now  # a Fence would end the copy
     begin_scores(s, request.is_resumed)
     s.turn_number += 1
     s.reused = s.replayed = 0
