@@ -176,7 +176,8 @@ class SessionLocator:
         self._waiting += 1
         try:
             pause = POLL_SECONDS * max(1.0, self._waiting / MAX_SEARCHES)
-            await asyncio.sleep(min(location.takeover_wait + 0.01, pause))
+            apart = random.uniform(0.0, pause - POLL_SECONDS)  # their leases end together
+            await asyncio.sleep(min(location.takeover_wait + 0.01 + apart, pause))
         finally:
             self._waiting -= 1
 

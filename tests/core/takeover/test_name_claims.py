@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 from core.takeover.test_takeover import NEW, PROMPT, SESSION, owners, start_partial_turn, swarm
 from support.core.gateway import LEASE, Gateway, add_gateway
-from support.core.named_sessions import KEY, NAME, GatewaySessions
+from support.core.named_sessions import KEY, NAME, GatewaySessions, VirtualLoop
 from support.core.network import Network
 from support.core.server import MODEL
 
 from modelswarm_gateway.core.interface.session_search import SessionLocation
 from modelswarm_gateway.errors import ApiError, Code
 from modelswarm_gateway.generation import session_locator
+from modelswarm_gateway.generation.named_sessions import wire_name
 from modelswarm_gateway.generation.request import GenerationRequest, TokenPrompt
 from modelswarm_gateway.generation.session_locator import MAX_SEARCHES, OwnedElsewhere
 from modelswarm_gateway.models.sampling_defaults import SamplingOptions
@@ -255,3 +257,31 @@ def test_wait_for_a_lease_takes_no_place_of_a_search(monkeypatch: pytest.MonkeyP
     assert y.gateway.core.parked_turn(NAME) is not None, "it was taken over"
     [other] = asked
     assert other.exception() is None
+
+
+def test_searches_at_the_end_of_a_lease_begin_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All sessions of a lost gateway are free at one moment. Thousands of searches would delay all streams."""
+    random.seed(1)
+    made = wide()
+    x, y = GatewaySessions(add_gateway(made, 1)), GatewaySessions(add_gateway(made, 2))
+    names = [f"s{number}" for number in range(8)]
+    for name in names:
+        x.gateway.start(wire_name((MODEL, name)), PROMPT, NEW, above=0)
+    made.kill(x.gateway.peer)
+    taken_at: list[float] = []
+
+    async def take_over(name: str) -> None:
+        options = SamplingOptions()
+        request = GenerationRequest(MODEL, TokenPrompt(()), "prompt", options, session_id=name)
+        await y.locator.acquire(request, (MODEL, name), lambda _: None)
+        taken_at.append(made.now)
+
+    async def take_over_all() -> None:
+        taking = [asyncio.create_task(take_over(name)) for name in names]
+        await asyncio.sleep(LEASE / 2)  # all wait
+        monkeypatch.setattr(session_locator, "MAX_SEARCHES", 1)
+        await asyncio.gather(*taking)
+
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(y)) as runner:
+        runner.run(take_over_all())
+    assert taken_at[-1] - taken_at[0] > 2.0
