@@ -265,3 +265,20 @@ def test_held_sessions_try_again_a_few_at_a_time() -> None:
     swarm.serve(2, 4)
     swarm.wait(1.0)
     assert {swarm.gateway.view(name).state for name in names} == {"running"}
+
+
+def test_held_sessions_of_one_model_delay_no_other_model() -> None:
+    """Thousands of them may try again for as long as their block is lost."""
+    swarm = Swarm(options=Options(total_pages=4096))
+    lost = [swarm.serve(0, 4), swarm.serve(0, 4, hello={"model": "other"})]
+    names = [f"s{number}" for number in range(2 * TRIES_AT_A_TIME)]
+    for name in names:
+        swarm.gateway.start(name, [5, 6, 7], 50, ahead=1)
+    swarm.core.open_session("other", "other", swarm.now)
+    swarm.gateway.start("other", [5, 6, 7], 50, ahead=1)
+    for server in lost:
+        swarm.kill(server.peer)
+    before = swarm.gateway.view("other").epoch
+    swarm.now += 0.15
+    swarm.core.tick(swarm.now)
+    assert swarm.gateway.view("other").epoch > before, "it tries again at once"

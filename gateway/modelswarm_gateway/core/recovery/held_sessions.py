@@ -1,12 +1,13 @@
 """Held sessions: those that try again now.
 
 The loss of a block holds all sessions of its model at one moment, so their pauses end at one moment, too. A try plans
-a route. Thousands of tries at once would delay the tokens of all other streams (I7, isolation). Used by `gateway.py`.
-Knows no routes.
+a route. Thousands of tries at once would delay the tokens of all other streams, and in one queue the recovery of other
+models (I7, isolation). Used by `gateway.py`. Knows no routes.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from heapq import nsmallest
 
@@ -26,7 +27,12 @@ def wake_held(sessions: Iterable[Session], now: float, reason: RefusalReason | N
 
 
 def retry_held(recovery: Recovery, sessions: Iterable[Session], now: float) -> None:
-    """Let held sessions try again whose pauses are over, those first that are due for longest."""
-    due = [s for s in sessions if s.state is SessionState.HELD and s.retry_at <= now]
-    for session in nsmallest(TRIES_AT_A_TIME, due, key=lambda each: each.retry_at):
-        recovery.enter_loop(session, now)
+    """Let held sessions try again whose pauses are over: as many of each model, the longest due first."""
+    due: dict[str, list[Session]] = defaultdict(list)
+    for session in sessions:
+        if session.state is SessionState.HELD and session.retry_at <= now:
+            due[session.model].append(session)
+    for held in due.values():
+        most = max(1, TRIES_AT_A_TIME // len(due))
+        for session in nsmallest(most, held, key=lambda each: each.retry_at):
+            recovery.enter_loop(session, now)
