@@ -24,7 +24,7 @@ from modelswarm_gateway.api.grpc.server import GrpcServer, admin_api, client_api
 from modelswarm_gateway.api.http.app import build_http_app
 from modelswarm_gateway.api.metrics_app import build_metrics_app
 from modelswarm_gateway.core.interface.settings import GatewaySettings
-from modelswarm_gateway.discovery.dialer import EndpointSource
+from modelswarm_gateway.discovery.dialer import ModelSource
 from modelswarm_gateway.discovery.file_source import FileSource
 from modelswarm_gateway.discovery.readiness import Readiness
 from modelswarm_gateway.generation.service import GenerationService, ServiceSettings
@@ -120,7 +120,7 @@ class GatewayApp:
 
     def _make_source(
         self, clock: Callable[[], float]
-    ) -> tuple[EndpointSource, KubernetesSource | None]:
+    ) -> tuple[ModelSource, KubernetesSource | None]:
         """Return the endpoint source, and the same object as a KubernetesSource; None for a discovery folder."""
         settings = self._settings
         if settings.discovery_dir is not None:
@@ -130,7 +130,7 @@ class GatewayApp:
         cluster = KubernetesSource(settings.kubeconfig, settings.namespaces, clock, random.random)
         return cluster, cluster
 
-    def _make_node(self, source: EndpointSource, clock: Callable[[], float]) -> Node:
+    def _make_node(self, source: ModelSource, clock: Callable[[], float]) -> Node:
         settings = self._settings
         incarnation = settings.incarnation or time.time_ns()  # differs between replicas
         core = GatewaySettings(

@@ -44,6 +44,14 @@ class EndpointSource(Protocol):
         """Return all present endpoints by peer id; the id of a pod's server lacks its boot nonce."""
         ...
 
+
+class ModelSource(EndpointSource, Protocol):
+    """Source of the servers that exist, and of their models."""
+
+    def is_listed(self) -> bool:
+        """Return True once the endpoints are all that there are."""
+        ...
+
     def expected_models(self) -> frozenset[str] | None:
         """Return the names of all models that have or will have servers. None: only linked servers tell."""
         ...

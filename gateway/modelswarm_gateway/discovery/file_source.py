@@ -57,6 +57,9 @@ class FileSource:
         self._read()
         return {k.address.peer: Endpoint(k.address) for k in self._files.values() if k.address}
 
+    def is_listed(self) -> bool:
+        return True  # each look is at the whole folder
+
     def expected_models(self) -> None:
         """Return None: a server is in the folder only once it can be linked."""
 

@@ -52,9 +52,11 @@ class KubernetesSource:
     def endpoints(self) -> Mapping[PeerId, Endpoint]:
         return self._store.endpoints()
 
-    def expected_models(self) -> frozenset[str] | None:
-        """Return the names of all models that have or will have servers; None before all pods are listed."""
-        return None if self.unready_reason() else self._store.expected_models()
+    def is_listed(self) -> bool:
+        return self.unready_reason() is None
+
+    def expected_models(self) -> frozenset[str]:
+        return self._store.expected_models()
 
     def unready_reason(self) -> str | None:
         """Return why the pods are not known yet; None when they are."""

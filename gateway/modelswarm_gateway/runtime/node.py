@@ -56,7 +56,7 @@ from modelswarm_gateway.core.interface.turn import ParkedTurn, TurnRequest
 from modelswarm_gateway.core.interface.views import ServerView, SessionView
 from modelswarm_gateway.core.servers.variant import is_valid, variants_of
 from modelswarm_gateway.core.sessions.epoch_counters import lowest_epoch
-from modelswarm_gateway.discovery.dialer import Dialer, EndpointSource
+from modelswarm_gateway.discovery.dialer import Dialer, ModelSource
 from modelswarm_gateway.errors import (
     ApiError,
     Code,
@@ -82,7 +82,7 @@ class Node:
         self,
         peer: PeerId,
         incarnation: int,
-        source: EndpointSource,
+        source: ModelSource,
         settings: GatewaySettings,
         clock: Callable[[], float],
         wall: Callable[[], float],
@@ -200,11 +200,12 @@ class Node:
     # ---- SessionBackend
 
     def is_discovery_complete(self) -> bool:
-        if not self._discovery_complete and self._has_polled and self._dialer.is_settled():
+        is_listed = self._has_polled and self._source.is_listed()
+        if not self._discovery_complete and is_listed and self._dialer.is_settled():
             # Without a list of models, servers that load are not known at all until the first one is.
-            is_listed = self._source.expected_models() is not None
+            has_models = self._source.expected_models() is not None
             is_first_there = self._dialer.has_endpoints or bool(self.model_cards())
-            self._discovery_complete = is_listed or is_first_there
+            self._discovery_complete = has_models or is_first_there
         return self._discovery_complete
 
     def model_cards(self) -> Sequence[ModelCard]:

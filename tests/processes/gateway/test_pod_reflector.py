@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,16 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from support.ports import free_port
 from unit.gateway.test_pod_store import make_pod
 
 from modelswarm.kube.client import KubeClient
+from modelswarm_gateway.core.interface.settings import GatewaySettings
 from modelswarm_gateway.discovery import pod_reflector
 from modelswarm_gateway.discovery.kubernetes_source import KubernetesSource
 from modelswarm_gateway.discovery.pod_reflector import PodReflector, unready_reason
 from modelswarm_gateway.discovery.pod_store import SELECTOR, PodStore
+from modelswarm_gateway.runtime.node import Node
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 DEADLINE = 60.0  # seconds; limit of any wait
@@ -179,14 +183,34 @@ async def test_models_are_not_known_before_the_pods_are_listed(tmp_path: Path) -
     clock = asyncio.get_running_loop().time
     async with api_server(Script([listed("7", make_pod("a"))], [watched()])) as port:
         source = KubernetesSource(kubeconfig(tmp_path, port), ["ns"], clock, lambda: 0.5)
-        assert source.expected_models() is None
+        assert not source.is_listed()
         task = asyncio.create_task(source.run())
         async with asyncio.timeout(DEADLINE):
-            while source.expected_models() is None:  # noqa: ASYNC110
+            while not source.is_listed():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         assert source.expected_models() == frozenset() and set(source.endpoints()) == {"a/1"}
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_no_model_is_denied_before_all_namespaces_are_listed(tmp_path: Path) -> None:
+    """The servers of one may be linked, or have ended, long before the pods of another are known."""
+    clock = asyncio.get_running_loop().time
+    pod = make_pod("a", ip="127.0.0.1", port=free_port())
+    async with api_server(Script([listed("7", pod)], [watched()])) as port:
+        config, namespaces = kubeconfig(tmp_path, port), ["ns", "other"]
+        source = KubernetesSource(config, namespaces, clock, lambda: 0.5)
+        node = Node("gateway/1/x", 1, source, GatewaySettings(), clock, time.time)
+        source.on_change = node.discover_servers
+        task = asyncio.create_task(source._reflectors[0].run())  # the other list takes longer
+        async with asyncio.timeout(DEADLINE):
+            while not (source.endpoints() and node.is_settled()):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        assert not node.is_discovery_complete()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await node.shut_down()
+        await source._client.close()
 
 
 async def test_empty_scope_lists_pods_of_all_namespaces(tmp_path: Path) -> None:
