@@ -3,6 +3,7 @@
 Behaves as `modelswarm.protocol.link.links` does. A Send dials when there is no link, and takes the oldest one when
 there are two. Order holds within one lane of one link and nowhere else. When one link of a pair breaks, all of them do,
 and each side is notified once, in its own time. Messages in flight on a broken link are lost from some point on.
+In some worlds every message is encoded and decoded as on a real link.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from support.simulator.clock import Clock
 from support.simulator.scenario import Conditions
@@ -19,10 +20,20 @@ from support.simulator.trace import Trace, Violation
 
 from modelswarm.protocol.identity import Address, PeerId, name_of, pod_of
 from modelswarm.protocol.messages import Heartbeat, Hello, Item, Lane, Rows, Send
+from modelswarm.protocol.wire.frames import pack, unpack
+
+Codec: TypeAlias = Callable[[Item], Item]
 
 _UNLIMITED = 1 << 60
 LATE_SECONDS = 0.02  # in a scenario with spikes, a message that takes longer is a disturbance
 _NEVER_REPEATED = (Hello, Heartbeat)
+
+
+def over_wire(item: Item) -> Item:
+    """Return an item as its receiver reads it."""
+    [frame] = pack((item,))
+    [received] = unpack(frame)
+    return received
 
 
 class Disturbances:
@@ -113,11 +124,17 @@ class Link:
 
 class Network:
     def __init__(
-        self, clock: Clock, rng: random.Random, conditions: Conditions, trace: Trace
+        self,
+        clock: Clock,
+        rng: random.Random,
+        conditions: Conditions,
+        trace: Trace,
+        codec: Codec | None = None,
     ) -> None:
         self.clock = clock
         self.conditions = conditions
         self.trace = trace
+        self._codec = codec
         self.lost = 0
         self.repeated = 0
         self.delayed_until = 0.0
@@ -229,6 +246,7 @@ class Network:
             self.trace.note(
                 self.clock.now, port.endpoint.name, f"> {self._name(send.to)}", send.item
             )
+        item = send.item if self._codec is None else _encode(self._codec, send.item)
         channel = link.channels[port.peer, send.lane]
         channel.clear = max(self.clock.now + self._latency(send.lane), channel.clear)
         if self.conditions.spike_chance and channel.clear > self.clock.now + LATE_SECONDS:
@@ -236,10 +254,10 @@ class Network:
                 channel.clear, port.endpoint.name, channel.receiver.endpoint.name
             )
         channel.sent += 1
-        self._count_bytes(channel, send.item)
-        self.clock.at(channel.clear, self._deliver, link, channel, channel.sent, send.item)
+        self._count_bytes(channel, item)
+        self.clock.at(channel.clear, self._deliver, link, channel, channel.sent, item)
         if self.conditions.duplicate_chance:
-            self._maybe_duplicate(link, channel, send.item)
+            self._maybe_duplicate(link, channel, item)
 
     def _count_bytes(self, channel: Channel, item: Item) -> None:
         """Check the limit of a lane: beyond it a real lane ends, with the rows of all sessions (R11, windows)."""
@@ -403,6 +421,16 @@ class Network:
         self.trace.note(
             self.clock.now, receiver.endpoint.name, f"{what} {sender.endpoint.name}", item
         )
+
+
+def _encode(codec: Codec, item: Item) -> Item:
+    try:
+        received = codec(item)
+    except ValueError as error:
+        raise Violation(f"{item} has no frame: {error}") from error
+    if received != item:
+        raise Violation(f"{item} is read as {received}")
+    return received
 
 
 def _size(item: Item) -> int:

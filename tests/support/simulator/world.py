@@ -111,15 +111,20 @@ class World:
         seed = f"{scenario.name}/{scenario.seed}"
         bits = random.Random(f"draw/{seed}")
         self._rng = random.Random(f"world/{seed}")
+        cores = cores or Cores()
         self.network = Network(
-            self.clock, random.Random(f"network/{seed}"), scenario.conditions, self.trace
+            self.clock,
+            random.Random(f"network/{seed}"),
+            scenario.conditions,
+            self.trace,
+            cores.codec if scenario.encodes_messages else None,
         )
         self._tools = Tools(
             scenario,
             self.clock,
             self.network,
             self.trace,
-            cores or Cores(),
+            cores,
             lambda: bits.getrandbits(64),
         )
         self.clients: dict[str, Client] = {}

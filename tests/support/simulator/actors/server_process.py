@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from support.simulator.clock import Clock
-from support.simulator.network import Endpoint, Network
+from support.simulator.network import Codec, Endpoint, Network, over_wire
 from support.simulator.scenario import Scenario
 from support.simulator.trace import Trace, Violation
 
@@ -52,10 +52,11 @@ MakeGateway: TypeAlias = Callable[
 
 @dataclass(frozen=True, slots=True)
 class Cores:
-    """Factories of the cores under test: the product's classes, unless a bug is planted."""
+    """Factories of the cores under test, and the codec: those of the product, unless a bug is planted."""
 
     server: MakeServer = ServerCore
     gateway: MakeGateway = GatewayCore
+    codec: Codec = over_wire
     new_peer_per_boot: bool = True  # a restarted server has another peer id
 
 

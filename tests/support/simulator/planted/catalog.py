@@ -62,6 +62,8 @@ from support.simulator.planted.protocol import (
     TailDoesNotWait,
     TruncatesDuringStep,
     TruncatesTwice,
+    drops_empty_records,
+    shortens_epochs,
 )
 from support.simulator.planted.recovery import (
     CutsOverParkedSessions,
@@ -311,6 +313,8 @@ PLANTS: dict[str, Plant] = {
     "I5 never closes": in_gateway(NeverCloses, "calm"),
     "I5 ignores OwnedSessions": in_server(IgnoresOwnedSessions, "drops"),
     "I7 fails all hops": in_server(FailsAllHops, "poison"),
+    "wire drops empty records": Plant(Cores(codec=drops_empty_records), "adoptions", 20),
+    "wire shortens epochs": Plant(Cores(codec=shortens_epochs), "adoptions", 20),
 }
 
 
@@ -335,6 +339,7 @@ LIKELY_SEEDS = {  # of bugs that the first two seeds do not find: the seed that 
     "R21 ejects routes of suspects": 2,
     "R21 never suspects": 2,
     "I7 fails all hops": 6,
+    "wire shortens epochs": 2,
 }
 
 

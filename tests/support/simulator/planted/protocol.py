@@ -1,6 +1,7 @@
-"""Planted bugs in the rules for rows, fences, credit, lanes and handles.
+"""Planted bugs in the rules for rows, fences, credit, lanes and handles, and in the codec.
 
-Each class is a product class with one rule broken and nothing else; product code has no switch for any of them.
+Each class is a product class with one rule broken and nothing else; product code has no switch for any of them. A bug
+of the codec is a function.
 `catalog.py` names them all and the scenario that finds each.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
+from support.simulator.network import over_wire
 from typing_extensions import override
 
 from modelswarm.protocol.identity import Epoch, PeerId
@@ -21,12 +24,15 @@ from modelswarm.protocol.messages import (
     Input,
     Item,
     OwnedSessions,
+    PromptLogprobs,
     Rows,
     Send,
     StartEpoch,
     Token,
     Window,
 )
+from modelswarm.protocol.wire import swarm_pb2
+from modelswarm.protocol.wire.codec import decode, encode
 from modelswarm_gateway.core.gateway import GatewayCore
 from modelswarm_gateway.core.interface.effects import Effect
 from modelswarm_gateway.core.sessions.session import NO_TRUNCATION, SessionState
@@ -305,3 +311,33 @@ class NeverCloses(GatewayCore):
             for effect in super().take_effects()
             if not (isinstance(effect, Send) and isinstance(effect.item, Close))
         ]
+
+
+# -- the codec ---------------------------------------------------------------------------------
+
+
+def drops_empty_records(item: Item) -> Item:
+    """A record inside a message is not written if all its fields are zero, such as the epoch of an unknown session."""
+    if isinstance(item, Rows | Token | PromptLogprobs):
+        return over_wire(item)
+    envelope = swarm_pb2.Envelope.FromString(encode(item))
+    _clear_empty_records(getattr(envelope, envelope.WhichOneof("body") or ""))
+    return decode(envelope.SerializeToString())
+
+
+def _clear_empty_records(proto: Any) -> None:
+    for field, value in proto.ListFields():
+        if field.message_type and not field.is_repeated:
+            if value.ByteSize():
+                _clear_empty_records(value)
+            else:
+                proto.ClearField(field.name)
+
+
+def shortens_epochs(item: Item) -> Item:
+    """The header of rows has one byte for the counter of their epoch."""
+    received = over_wire(item)
+    if not isinstance(received, Rows):
+        return received
+    epoch = Epoch(received.epoch.counter & 0xFF, received.epoch.gateway)
+    return replace(received, epoch=epoch)
