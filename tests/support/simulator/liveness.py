@@ -1,5 +1,7 @@
 """Oracles of ownership and progress: one owner, no waiting client without one, no starvation, no innocent ejected.
 
+And one of leaks: a hop that a session has left is freed soon.
+
 `world.py` calls them, `network.py` and `faults.py` record what the scenario disturbs. Each raises `Violation`.
 """
 
@@ -11,16 +13,19 @@ from collections.abc import Mapping
 
 from support.simulator.actors.client import Client
 from support.simulator.actors.gateway_process import GatewayProcess
+from support.simulator.actors.server_process import ServerProcess
 from support.simulator.network import Disturbances
 from support.simulator.scenario import Scenario
 from support.simulator.trace import Violation
 
-from modelswarm.protocol.identity import PeerId, name_of
+from modelswarm.protocol.identity import Handle, PeerId, name_of
 from modelswarm_gateway.core.routing.server_registry import SLOW_CAUSE
 from modelswarm_gateway.core.servers.step_times import MIN_HEARTBEATS
 from modelswarm_gateway.core.sessions.session import SessionState
+from modelswarm_serving.core.hops.hop import Hop
 
 RUNNING = SessionState.RUNNING.value
+MAX_LEFT_SECONDS = 0.5  # in which a hop is freed that its session has left
 MAX_TWO_OWNERS_SECONDS = 0.5  # in which one of two gateways that run a session learns of the other
 
 
@@ -81,6 +86,60 @@ class Ownership:
                 raise Violation(
                     f"no gateway holds {session} since {since:.3f}, and its client waits", session
                 )
+
+
+class HopLeaks:
+    """A hop is freed soon after its session has ended, was refused or has left it, with all it reserved (I5, no leak).
+
+    One that may have the only log stays until the first token of another route. One that a repeated create opened stays
+    until its grant ends.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        servers: Mapping[str, ServerProcess],
+        gateways: Mapping[str, GatewayProcess],
+        disturbances: Disturbances,
+    ) -> None:
+        self._has_duplicates = scenario.conditions.duplicate_chance > 0
+        self._servers = servers
+        self._gateways = gateways
+        self._disturbances = disturbances
+        self._left: dict[Handle, float] = {}  # since when
+        self._groups: dict[Handle, int] = {}  # tokens of the session when it replaced the hop
+
+    def check(self, now: float) -> None:
+        running = {
+            each.address.peer: each
+            for each in self._gateways.values()
+            if each.alive and each.resumes_at <= now
+        }
+        left: dict[Handle, float] = {}
+        for server in self._servers.values():
+            for hop in server.core._fencing.hops if server.alive else ():
+                gateway = running.get(hop.gateway)
+                if gateway is None or self._is_used(gateway, hop):
+                    continue
+                if self._has_duplicates and not hop.was_started:
+                    continue
+                if hop.in_step or server.core._fencing._unanswered_fence(hop):
+                    continue
+                if not server.core._peers.is_linked(hop.gateway):
+                    continue
+                since = left[hop.handle] = self._left.get(hop.handle, now)
+                calm = self._disturbances.seconds_since(now, server.name, gateway.name)
+                if min(now - since, calm) > MAX_LEFT_SECONDS:
+                    text = f"{server.name} has a hop since {since:.3f} that {gateway.name} has left"
+                    raise Violation(text, hop.session)
+        self._left = left
+
+    def _is_used(self, gateway: GatewayProcess, kept: Hop) -> bool:
+        session, hop = gateway.core._recovery.hops.by_handle.get(kept.gateway_handle, (None, None))
+        if session is None or hop not in session.lost_hops:
+            self._groups.pop(kept.handle, None)
+            return session is not None and hop in session.owned_hops
+        return self._groups.setdefault(kept.handle, session.groups) == session.groups
 
 
 class Starvation:

@@ -1,4 +1,4 @@
-"""Oracles: the reference that computes the next token, and checks of pages, retained rows and leaks.
+"""Oracles: the reference that computes the next token, and checks of pages, reservations, retained rows and leaks.
 
 The reference is the hash model's arithmetic over a log, without any protocol. `actors/client.py` uses it; `world.py`
 calls the checks. A new check raises `Violation`.
@@ -16,8 +16,10 @@ from support.simulator.scenario import Scenario
 from support.simulator.trace import Violation
 
 from modelswarm.protocol.messages import BlockRange, PromptLogprob, Sampling, StartEpoch, Turn
-from modelswarm_gateway.core.interface.effects import Effect, Emitted, RowsReturned
+from modelswarm_gateway.core.interface.effects import Effect, Emitted, Refused, RowsReturned
+from modelswarm_gateway.core.interface.turn import RefusalReason
 from modelswarm_serving.core.hops.hop import Hop, TransferCursor
+from modelswarm_serving.core.kv.page_allocator import pages_needed
 from modelswarm_serving.model.base import SampledToken
 from modelswarm_serving.model.hash_model import (
     MASK,
@@ -153,6 +155,36 @@ def check_pages(server: ServerProcess) -> None:
         raise Violation(
             f"{server.name}: {len(owned)} pages owned, {pool.free} of {pool.total} free"
         )
+
+
+def check_reservations(reserved: Mapping[str, int], servers: Iterable[ServerProcess]) -> None:
+    """Check that each hop has the pages of its turn (I6, admission): of all positions that its session has reserved."""
+    for server in servers:
+        for hop in server.core._fencing.hops if server.alive else ():
+            turn, whole = hop.turn, reserved.get(hop.session, 0)
+            pages = pages_needed(turn.reserved_positions, server.shape.page_size)
+            is_whole = turn.session_length == whole and turn.reserved_positions == whole
+            if len(hop.pages) < pages or (whole and not is_whole):
+                text = f"{server.name} has {len(hop.pages)} pages for {turn}, of {whole} positions"
+                raise Violation(text, hop.session)
+
+
+def check_refusal(
+    gateway: GatewayProcess, refused: Refused, servers: Iterable[ServerProcess]
+) -> None:
+    """Check that a session whose servers live is not refused the room that it has reserved (I6, admission)."""
+    core = gateway.core
+    session = core._sessions.get(refused.session)
+    if session is None or not session.turn.session_length:
+        return
+    if refused.reason is not RefusalReason.NO_ROOM:
+        return
+    kept = {hop.handle for each in servers if each.alive for hop in each.core._fencing.hops}
+    hops = [hop for hop in session.hops if core._registry.is_connected(hop.peer)]
+    route = [hop.blocks for hop in hops if hop.server_handle in kept]
+    edges = [session.blocks[0], *(last for _, last in route)]
+    if edges[-1] == session.blocks[1] and edges[:-1] == [first for first, _ in route]:
+        raise Violation(f"{gateway.name} has the reserved hops {hops}, and {refused}", session.name)
 
 
 def check_opaque(gateways: Iterable[GatewayProcess], servers: Iterable[ServerProcess]) -> None:

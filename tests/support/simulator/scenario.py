@@ -107,6 +107,7 @@ class Load:
     resumes_turns: bool = False  # streams break, and clients resume their turns, here or elsewhere
     slow_reader_chance: float = 0.1
     read_seconds: float = 0.01  # mean time that a slow reader takes for a token
+    reserves: bool = False  # two of three sessions are opened with all their positions reserved
     fork_chance: float = 0.0  # of a fork, for each token that a client gets
     poisoned: int = 0  # the first so many sessions make the model fail
     poison_chance: float = 0.0  # of a failure, for each step of such a session

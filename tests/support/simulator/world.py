@@ -19,7 +19,7 @@ from support.simulator.actors.rival_client import RivalClient
 from support.simulator.actors.server_process import Cores, ServerProcess, Tools
 from support.simulator.clock import Clock
 from support.simulator.faults import FaultInjector
-from support.simulator.liveness import Innocence, Ownership, Starvation
+from support.simulator.liveness import HopLeaks, Innocence, Ownership, Starvation
 from support.simulator.network import Network
 from support.simulator.oracles import (
     OwnLogs,
@@ -27,6 +27,8 @@ from support.simulator.oracles import (
     check_no_tokens,
     check_opaque,
     check_pages,
+    check_refusal,
+    check_reservations,
     check_retained,
     check_start,
 )
@@ -134,6 +136,7 @@ class World:
         self.servers: dict[str, ServerProcess] = {}
         self.gateways: dict[str, GatewayProcess] = {}
         self._ownership = Ownership(scenario, self.clients, self.gateways)
+        self._hop_leaks = HopLeaks(scenario, self.servers, self.gateways, self.network.disturbances)
         self._starvation = Starvation(scenario, self.clients)
         self._innocence = Innocence(scenario, self.network.disturbances)
         self._left_until = (
@@ -390,6 +393,8 @@ class World:
                 self._check_ejection(gateway, effect)
             case Refused():
                 self.outcome.refused += 1
+                if not self.scenario.has_silent_faults:
+                    check_refusal(gateway, effect, self.servers.values())
             case MigrationEnded():
                 self.outcome.migrations[effect.outcome] += 1
                 rebalanced = (
@@ -426,7 +431,13 @@ class World:
             check_opaque(self.gateways.values(), self.servers.values())
             logs = {client.name: client.read_log() for client in self.clients.values()}
             check_no_tokens(logs, self.servers.values())
-        for client in self.clients.values():
+        clients = self.clients.values()
+        if self.scenario.load.reserves:
+            lengths = {
+                each.name: each.reservation.max_length for each in clients if each.reservation
+            }
+            check_reservations(lengths, self.servers.values())
+        for client in clients:
             if client.turn is not None:
                 waited = now - max(client.progress_at, self.faults.ends_at)
                 self.outcome.longest_wait = max(self.outcome.longest_wait, waited)
@@ -439,6 +450,7 @@ class World:
         calm_since = max(self.faults.ends_at, self._last_disturbance_end())
         if self.scenario.can_take_over:
             self._ownership.check(now, calm_since)
+        self._hop_leaks.check(now)
         if self._has_left_hops():
             self._left_until = now
         self._starvation.check(now, max(calm_since, self._left_until))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from support.simulator.actors.broken_stream import LeftTurn, resume_request, turn_begin
 from support.simulator.actors.client_rows import ClientRows, rows_from
 from support.simulator.actors.gateway_process import GatewayProcess
-from support.simulator.actors.requests import Forks, RequestDraws
+from support.simulator.actors.requests import OPENING, Forks, RequestDraws, draw_reservation
 from support.simulator.actors.server_process import MODEL, ROW_BYTES, Tools
 from support.simulator.oracles import Reference
 from support.simulator.scenario import NEVER
@@ -83,12 +83,18 @@ class Client:
         self._is_away = False  # its stream broke, and its gateway has not noticed
         self._away_rng = random.Random(f"away/{tools.scenario.seed}/{name}")
         self._forks = Forks(tools, name)
+        self.reservation = draw_reservation(tools, name)
         self._draws = RequestDraws(tools, self._rng, self._slow)
 
     @property
     def is_waiting(self) -> bool:
         """True if a turn runs, or a request for one waits to be repeated."""
         return not self.done and (self.turn is not None or self._is_pending)
+
+    @property
+    def _max_length(self) -> int:
+        whole = self.reservation
+        return self._tools.scenario.layout.max_length if whole is None else whole.max_length
 
     def take_forks(self) -> list[TurnRequest]:
         """Return the first requests of the sessions that this one was forked to since the last call."""
@@ -101,6 +107,10 @@ class Client:
         """Open the session. `request`: its first turn, if it is a fork."""
         if self.done or self._serial:
             return
+        if request is not None:
+            self.reservation = request.reservation
+        elif self.reservation is not None:
+            request = OPENING
         self._next_request = request
         now = self._tools.clock.now
         above = lowest_epoch(0, now) if self._tools.scenario.can_take_over else None
@@ -118,7 +128,8 @@ class Client:
             self.close()
             return
         self.turns_left -= 1
-        request = self._draws.draw_turn(self.log, self.turns_left)
+        log = [] if self.reservation and tuple(self.log) == OPENING.tokens else self.log
+        request = self._draws.draw_turn(log, self.turns_left, self._max_length)
         self._begin(self.rows.add(request, common_prefix_length(self.log, request.tokens)))
 
     def _begin(self, request: TurnRequest) -> None:
@@ -131,7 +142,7 @@ class Client:
         limit = request.max_tokens
         stop = close = None
         if limit is None:
-            limit = self._tools.scenario.layout.max_length - length
+            limit = self._max_length - length
             stop = length + min(limit, rng.randint(*load.max_tokens) + 1)
         elif limit and rng.random() < load.stop_chance:
             stop = length + rng.randint(1, limit)
@@ -212,8 +223,10 @@ class Client:
 
     def _start_turn(self, request: TurnRequest) -> int:
         """Start the turn in the core. A session whose turn has ended must not be busy."""
+        kept = self.gateway.core.parked_turn(self.name)
+        if kept is None and self.reservation is not None:  # the session is new there
+            request = replace(request, reservation=self.reservation)
         if self.rows.are_used:  # the gateway has the rows of the log that it keeps
-            kept = self.gateway.core.parked_turn(self.name)
             known = 0 if kept is None else common_prefix_length(kept.tokens, request.tokens)
             request = replace(request, opaque=rows_from(request.tokens, known))
         if request.is_resumed and self._kept_sampling is not None:
@@ -336,7 +349,7 @@ class Client:
         self.token_at = self.served_at = self._tools.clock.now
         self.tokens += 1
         self._overdues = 0
-        self._forks.on_token(turn.request, self.log)
+        self._forks.on_token(turn.request, self.log, self._max_length, self.reservation)
         self._read_token()
         return self._act(seen, turn)
 

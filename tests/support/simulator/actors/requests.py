@@ -12,7 +12,19 @@ from dataclasses import replace
 from support.simulator.actors.server_process import GRAMMARS, Tools
 
 from modelswarm.protocol.messages import MAX_FORCED_TOKENS, Grammar, Sampling
-from modelswarm_gateway.core.interface.turn import TurnRequest
+from modelswarm_gateway.core.interface.turn import Reservation, TurnRequest
+
+OPENING = TurnRequest((0,), 0, Sampling(), begin=0)
+"""The first turn of a session that is opened with a reservation: its one entry only holds the place."""
+
+
+def draw_reservation(tools: Tools, name: str) -> Reservation | None:
+    """Return what the session of a client reserves; None: only the positions of its turns."""
+    scenario = tools.scenario
+    rng, most = random.Random(f"reserve/{scenario.seed}/{name}"), scenario.layout.max_length
+    if not scenario.load.reserves or rng.random() < 1 / 3:
+        return None
+    return Reservation(rng.randint(most // 2, most), ttl=60)
 
 
 class RequestDraws:
@@ -21,12 +33,11 @@ class RequestDraws:
     def __init__(self, tools: Tools, rng: random.Random, is_slow: bool) -> None:
         self._load = tools.scenario.load
         self._vocab = tools.scenario.vocab
-        self._max_length = tools.scenario.layout.max_length
         self._rng = rng
         self._is_slow = is_slow
 
-    def draw_turn(self, before: Sequence[int], turns_left: int) -> TurnRequest:
-        """Return a turn that continues the log `before`, or a part of it."""
+    def draw_turn(self, before: Sequence[int], turns_left: int, max_length: int) -> TurnRequest:
+        """Return a turn that continues the log `before`, or a part of it, to at most `max_length` entries."""
         rng, load = self._rng, self._load
         log = list(before)
         if log and rng.random() < load.rewind_chance:
@@ -35,9 +46,9 @@ class RequestDraws:
         log += [rng.randrange(self._vocab) for _ in range(fresh)]
         if not log:
             log = [rng.randrange(self._vocab)]
-        del log[self._max_length - 1 :]
+        del log[max_length - 1 :]
         ahead = rng.randint(1, 4) if self._is_slow else rng.choice((1, 8, 64))
-        room = self._max_length - len(log)
+        room = max_length - len(log)
         has_no_limit = rng.random() < load.no_limit_chance
         most = None if has_no_limit else min(room, rng.randint(*load.max_tokens))
         scored = 1 if turns_left % 3 == 0 else -1
@@ -93,13 +104,22 @@ class Forks:
 
     def __init__(self, tools: Tools, name: str) -> None:
         self._chance = tools.scenario.load.fork_chance
-        self._layout, self._vocab = tools.scenario.layout, tools.scenario.vocab
+        self._vocab = tools.scenario.vocab
         self._rng = random.Random(f"forks/{tools.scenario.seed}/{name}")
         self._name, self._count = name, 0
         self.requests: list[TurnRequest] = []  # of forks that have not begun
 
-    def on_token(self, request: TurnRequest, log: Sequence[int]) -> None:
-        """Perhaps fork the session: another answer to its prompt, or a part of its log and other entries after it."""
+    def on_token(
+        self,
+        request: TurnRequest,
+        log: Sequence[int],
+        max_length: int,
+        reservation: Reservation | None,
+    ) -> None:
+        """Perhaps fork the session: another answer to its prompt, or a part of its log and other entries after it.
+
+        A fork has the reservation of its parent.
+        """
         rng = self._rng
         if not self._chance or rng.random() >= self._chance:
             return
@@ -109,7 +129,10 @@ class Forks:
             kept = rng.randint(1, len(log))
         fresh = 0 if rng.random() < 0.5 else rng.randint(1, 4)
         tokens = (*log[:kept], *(rng.randrange(self._vocab) for _ in range(fresh)))
-        room = self._layout.max_length - len(tokens)
+        tokens = tokens[: max_length - 1]
+        room = max_length - len(tokens)
         sampling = replace(request.sampling, choice=self._count)
-        fork = TurnRequest(tokens, min(room, rng.randint(0, 12)), sampling, parent=self._name)
-        self.requests.append(fork)
+        most = min(room, rng.randint(0, 12))
+        self.requests.append(
+            TurnRequest(tokens, most, sampling, parent=self._name, reservation=reservation)
+        )

@@ -201,7 +201,7 @@ class ResumingClient:
             return
         self._check_log(log.tokens, "is left")
         end = len(self._only_read)
-        is_longer = end < len(log.tokens) and log.tokens[:end] == self._only_read
+        is_longer = 0 < end < len(log.tokens) and log.tokens[:end] == self._only_read
         if is_longer and generates_nothing(log.turn, end):
             raise Violation(f"{client.name}: a turn without tokens has left one", client.name)
         client.gateway.later(self._takeover_delay(), self._take_over, self._where, log, self._round)

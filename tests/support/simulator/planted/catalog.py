@@ -31,13 +31,19 @@ from support.simulator.planted.liveness import (
 )
 from support.simulator.planted.ownership import (
     ForgetsCutOffs,
+    GivesPagesOfTurns,
     GoesOnAfterHolds,
     GoesOnWithoutLinks,
+    IgnoresHeldPages,
     KeepsGrantsOfRefusedTurns,
+    KeepsReplacedHops,
     KeepsUnrunLogs,
+    MigratesWithoutReservation,
+    ReleasesReservations,
     SharesHandles,
     SharesPagesWithReads,
     SilentAboutPendingFences,
+    TakesOverWithoutReservation,
 )
 from support.simulator.planted.protocol import (
     AcceptsAnyEpoch,
@@ -171,6 +177,10 @@ def in_gateway(bug: MakeGateway, scenario: str, budget: int = 100) -> Plant:
 
 def in_fencing(bug: type, scenario: str, budget: int = 100) -> Plant:
     return in_server(server_with(lambda core: core._fencing, bug), scenario, budget)
+
+
+def in_admission(bug: type) -> Plant:
+    return in_server(server_with(lambda core: core._fencing.admission, bug), "reserved")
 
 
 def in_replay_log(bug: type, scenario: str, budget: int = 100) -> Plant:
@@ -312,6 +322,12 @@ PLANTS: dict[str, Plant] = {
     "R21 no token is overdue": slow(in_gateway(NeverOverdue, "one_way")),
     "I5 never closes": in_gateway(NeverCloses, "calm"),
     "I5 ignores OwnedSessions": in_server(IgnoresOwnedSessions, "drops"),
+    "I5 keeps replaced hops": in_recovery(KeepsReplacedHops, "drops"),
+    "I6 gives pages of turns": in_admission(GivesPagesOfTurns),
+    "I6 ignores held pages": in_admission(IgnoresHeldPages),
+    "I6 migrates without reservation": in_recovery(MigratesWithoutReservation, "reserved"),
+    "I6 releases reservations": in_recovery(ReleasesReservations, "reserved"),
+    "I6 takes over without reservation": in_recovery(TakesOverWithoutReservation, "reserved"),
     "I7 fails all hops": in_server(FailsAllHops, "poison"),
     "wire drops empty records": Plant(Cores(codec=drops_empty_records), "adoptions", 20),
     "wire shortens epochs": Plant(Cores(codec=shortens_epochs), "adoptions", 20),
@@ -338,6 +354,10 @@ LIKELY_SEEDS = {  # of bugs that the first two seeds do not find: the seed that 
     "R19 goes on after holds": 6,
     "R21 ejects routes of suspects": 2,
     "R21 never suspects": 2,
+    "I6 ignores held pages": 2,
+    "I6 migrates without reservation": 13,
+    "I6 releases reservations": 7,
+    "I6 takes over without reservation": 24,
     "I7 fails all hops": 6,
     "wire shortens epochs": 2,
 }

@@ -1,4 +1,6 @@
-"""Planted bugs in ownership (R20, takeover): each puts back a hole that the protocol once had, between two gateways.
+"""Planted bugs in ownership (R20, takeover) and in reservations (I6, admission).
+
+Those in ownership put back holes that the protocol once had, between two gateways.
 
 As in `protocol.py`: subclasses of product classes, one rule broken in each.
 """
@@ -13,13 +15,16 @@ from support.simulator.planted.swap import swap_class
 from typing_extensions import override
 
 from modelswarm.protocol.identity import Epoch, PeerId
-from modelswarm.protocol.messages import Fence, Refusal
+from modelswarm.protocol.messages import Fence, Refusal, Turn
+from modelswarm_gateway.core.interface.session_search import FetchedLog, SessionLocation
 from modelswarm_gateway.core.recovery.ownership_check import OwnershipCheck
 from modelswarm_gateway.core.recovery.recovery import Recovery
+from modelswarm_gateway.core.sessions.session import Hop as GatewayHop
 from modelswarm_gateway.core.sessions.session import Session
 from modelswarm_serving.core.fencing import Fencing
 from modelswarm_serving.core.hops.hop import NO_LIMIT, Hop, TransferCursor
 from modelswarm_serving.core.hops.hop_table import FormerOwner, HopTable
+from modelswarm_serving.core.kv.admission import Admission
 from modelswarm_serving.core.kv.transfer import KvTransfers, _Task
 from modelswarm_serving.core.server import ServerCore
 from modelswarm_serving.core.settings import ServerSettings
@@ -155,3 +160,63 @@ class GoesOnWithoutLinks(OwnershipCheck):
     @override
     def require(self, session: Session, due_at: float, since: float = math.inf) -> None:
         super().require(session, due_at)
+
+
+# -- reservations ------------------------------------------------------------------------------
+
+
+class GivesPagesOfTurns(Admission):
+    """A hop gets the pages of its turn, and not of all positions that its session has reserved."""
+
+    @override
+    def _pages_of_turn(self, turn: Turn) -> int:
+        needed = min(turn.reserved_positions, turn.end - 1)
+        return super()._pages_of_turn(replace(turn, reserved_positions=needed))
+
+
+class IgnoresHeldPages(Admission):
+    """A turn needs free pages, although its hop has them already."""
+
+    @override
+    def missing_pages(self, turn: Turn, held_pages: int, for_recovery: bool) -> int:
+        return super().missing_pages(turn, 0, for_recovery)
+
+
+class ReleasesReservations(Recovery):
+    """A refused turn gives back what its session has reserved."""
+
+    @override
+    def park(self, session: Session, *, refused: bool = False) -> None:
+        turn = session.turn
+        session.turn = replace(turn, session_length=0)
+        super().park(session, refused=refused)
+        session.turn = turn
+
+
+class TakesOverWithoutReservation(Recovery):
+    """A session that is taken over has reserved nothing but the positions of its turns."""
+
+    @override
+    def take_over(self, session: Session, where: SessionLocation, log: FetchedLog) -> None:
+        assert log.turn is not None
+        turn = replace(log.turn, session_length=0)
+        super().take_over(session, where, replace(log, turn=turn))
+
+
+class MigratesWithoutReservation(Recovery):
+    """A hop beside the route has the room of the turn only."""
+
+    @override
+    def open_copy_target(self, session: Session, hop: GatewayHop) -> None:
+        turn = session.turn
+        session.turn = replace(turn, reserved_positions=turn.end - 1)
+        super().open_copy_target(session, hop)
+        session.turn = turn
+
+
+class KeepsReplacedHops(Recovery):
+    """A hop that was replaced is closed with its session, and not when another one has its log."""
+
+    @override
+    def close_lost_hops(self, session: Session) -> None:
+        return

@@ -29,15 +29,7 @@ def draw(seed: int, name: str = "mixed") -> Scenario:
 
 # Scenarios in which few rows may be in flight in some worlds.
 LIMITED_IN_FLIGHT = (
-    "kills",
-    "tight",
-    "prefill",
-    "loop",
-    "sparse",
-    "rewinds",
-    "long",
-    "evictions",
-    "storm",
+    *("kills", "tight", "prefill", "loop", "sparse", "rewinds", "long", "evictions", "storm"),
     "forced",
 )
 
@@ -382,7 +374,7 @@ FORKED = (
 )
 
 
-OVER_OTHERS = ("forced", "families", "rows", "block_rows")  # scenarios over any other kind
+OVER_OTHERS = ("forced", "families", "rows", "block_rows", "reserved")  # scenarios over other kinds
 
 
 def _families(scenario: Scenario, rng: random.Random) -> Scenario:
@@ -425,6 +417,23 @@ def _forced(scenario: Scenario, rng: random.Random) -> Scenario:
     kind = rng.choice([name for name in SCENARIOS if name not in OVER_OTHERS])
     scenario = SCENARIOS[kind](scenario, rng)
     return replace(scenario, load=replace(scenario.load, has_grammars=True))
+
+
+RESERVED = (
+    *("tight", "kills", "rewinds", "moves", "orders", "drains", "evictions", "families", "loop"),
+    *("rebalances", "reshaped", "adoptions", "doomed", "successors", "adoptions"),
+    *("moves", "orders"),
+)
+
+
+def _reserved(scenario: Scenario, rng: random.Random) -> Scenario:
+    """Sessions reserve all their positions, in worlds of other kinds with room for few sessions."""
+    scenario = SCENARIOS[rng.choice(RESERVED)](scenario, rng)
+    layout, length = scenario.layout, rng.choice((40, 120))
+    pages = -(-length // layout.page_size) * rng.choice((1.3, 2.0, 3.0, 6.0))
+    layout = replace(layout, max_length=length, total_pages=int(pages) + 1)
+    load = replace(scenario.load, reserves=True, slow_reader_chance=0.5)
+    return replace(scenario, layout=layout, load=load, kept_leases=1.0)
 
 
 SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
@@ -481,4 +490,5 @@ SCENARIOS: dict[str, Callable[[Scenario, random.Random], Scenario]] = {
     "families": _families,
     "rows": _rows,
     "block_rows": _block_rows,
+    "reserved": _reserved,
 }
