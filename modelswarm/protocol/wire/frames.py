@@ -56,7 +56,7 @@ _INPUT_TOKENS = 16384  # entries of an Input that always fit into FRAME_TARGET
 def pack(
     items: Iterable[Item], on_unencodable: Callable[[Item, Exception], None] | None = None
 ) -> Iterator[bytes]:
-    """Yield frames with the items in order. Rows and inputs too long for one frame are split.
+    """Yield frames with the items in order. Rows, and inputs without rows, are split if they are too long for one.
 
     An item that cannot be encoded is a bug of this process. It goes to `on_unencodable`, or its error is raised.
     """
@@ -245,7 +245,7 @@ def _split_long_items(items: Iterable[Item]) -> Iterator[Item]:
     for item in items:
         if type(item) is Rows and len(item.payload) > _ROWS_TARGET:
             yield from _split_rows(item)
-        elif type(item) is Input and len(item.tokens) > _INPUT_TOKENS:
+        elif type(item) is Input and len(item.tokens) > _INPUT_TOKENS and not item.rows:
             for at in range(0, len(item.tokens), _INPUT_TOKENS):
                 tokens = item.tokens[at : at + _INPUT_TOKENS]
                 yield Input(item.handle, item.epoch, item.start + at, tokens)

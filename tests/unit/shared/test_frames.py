@@ -23,6 +23,7 @@ from modelswarm.protocol.messages import (
     TopLogprob,
     Window,
 )
+from modelswarm.protocol.opaque import opaque_entries
 from modelswarm.protocol.wire.codec import FrameError
 from modelswarm.protocol.wire.frames import FRAME_TARGET, MAX_FRAME, MAX_ITEMS, pack, unpack
 
@@ -111,6 +112,12 @@ def test_long_input_is_split_into_inputs() -> None:
         assert part.start == at
         at += len(part.tokens)
     assert [t for part in parts if isinstance(part, Input) for t in part.tokens] == list(tokens)
+
+
+def test_long_input_keeps_the_rows_of_its_opaque_entries() -> None:
+    rows = [at.to_bytes(8, "little") for at in range(20_000)]
+    item = Input(HANDLE, EPOCH, 3, opaque_entries(rows), b"".join(rows))
+    assert round_trip([item]) == [item]
 
 
 def test_many_small_items_are_spread_over_frames() -> None:
