@@ -36,20 +36,12 @@ def check_config(config: Mapping[str, Any], path: Path) -> Fields:
         _check_quantisation(each, family, path)
     _check_remote_code(config, family, path)
     _check_architectures(config, family, path)
-    for name, (is_allowed, allowed) in _FIELDS.items():
-        if text.get(name) is not None and not is_allowed(text[name]):
-            refuse(path, name, text[name], f"allowed is {allowed}")
-    for name, values in family.limits.items():
-        if text.get(name) is not None and text[name] not in values:
-            refuse(path, name, text[name], f"allowed is {' or '.join(map(_json_word, values))}")
-    for name, other in family.equal.items():
-        if fields.integer(name) != fields.integer(other):
-            rule = f"allowed is {fields.own_name(other)}, {fields.integer(other)}"
-            fields.refuse(name, fields.integer(name), rule)
+    _check_values(fields)
     _check_window(fields)
     _check_activation(text, family, path)
     _check_heads(fields)
     _check_experts(fields)
+    _check_groups(fields)
     _check_layer_types(fields)
     is_partial_served = family.path is BlockPath.GENERIC
     check_rope(text, lambda field, value, rule: refuse(path, field, value, rule), is_partial_served)
@@ -62,6 +54,25 @@ def check_config(config: Mapping[str, Any], path: Path) -> Fields:
     if not text.get("is_causal", True):  # transformers asks it for the masks of all families
         refuse(path, "is_causal", text["is_causal"], "allowed is true")
     return fields
+
+
+def _check_values(fields: Fields) -> None:
+    """Refuse single fields with a value that no family has, or that this one is not served with."""
+    text, path, family = fields.values, fields.path, fields.family
+    for name, (is_allowed, allowed) in _FIELDS.items():
+        if text.get(name) is not None and not is_allowed(text[name]):
+            refuse(path, name, text[name], f"allowed is {allowed}")
+    for name, values in family.limits.items():
+        if text.get(name) is not None and text[name] not in values:
+            refuse(path, name, text[name], f"allowed is {' or '.join(map(_json_word, values))}")
+    for name, other in family.equal.items():
+        if fields.integer(name) != fields.integer(other):
+            rule = f"allowed is {fields.own_name(other)}, {fields.integer(other)}"
+            fields.refuse(name, fields.integer(name), rule)
+    for name in family.absent:
+        if name in text:
+            rule = "allowed is none, as transformers runs such a model as one of another family"
+            refuse(path, name, text[name], rule)
 
 
 def _check_heads(fields: Fields) -> None:
@@ -94,6 +105,21 @@ def _check_experts(fields: Fields) -> None:
     if picked > count:
         rule = f"allowed are at most {fields.own_name(fields.family.expert_count)}, {count}"
         fields.refuse("num_experts_per_tok", picked, rule)
+
+
+def _check_groups(fields: Fields) -> None:
+    """Refuse groups of experts that the router cannot form, or cannot rank by their best experts."""
+    family = fields.family
+    if not family.ranked_experts:
+        return
+    count, groups, picked = map(fields.integer, (family.expert_count, "n_group", "topk_group"))
+    if count % groups or count // groups < family.ranked_experts:
+        rule = f"allowed are divisors of {family.expert_count}, {count}"
+        fields.refuse(
+            "n_group", groups, f"{rule}, with at least {family.ranked_experts} in a group"
+        )
+    if picked > groups:
+        fields.refuse("topk_group", picked, f"allowed are at most n_group, {groups}")
 
 
 def _check_window(fields: Fields) -> None:
@@ -130,10 +156,12 @@ def _check_quantisation(config: Mapping[str, Any], family: Family, path: Path) -
 
 
 def _check_remote_code(config: Mapping[str, Any], family: Family, path: Path) -> None:
-    names = config.get("auto_map")
+    names = config.get("auto_map", {})
+    if not isinstance(names, dict):
+        refuse(path, "auto_map", names, "allowed is an object")
     start = family.architecture.removesuffix("ForCausalLM")
     for name in _REMOTE_CLASSES:
-        if isinstance(names, dict) and name in names:
+        if name in names:
             found = str(names[name]).rpartition(".")[2]
             if family.is_ported and found in (f"{start}{end}" for end in _PORTED_CLASSES):
                 continue
@@ -186,6 +214,10 @@ def _is_positive_number(value: object) -> bool:
     return is_number(value) and value > 0  # type: ignore[operator]  # is_number says so
 
 
+def _is_share(value: object) -> bool:
+    return is_number(value) and 0 <= value <= 1  # type: ignore[operator]
+
+
 _Rule = tuple[Callable[[object], bool], str]
 _INTEGER: _Rule = (is_positive, POSITIVE.removeprefix("allowed is "))
 _COUNT: _Rule = (is_count, "an integer from 0 on")
@@ -199,13 +231,15 @@ _FIELDS: dict[str, _Rule] = {
     **dict.fromkeys(
         (
             *("rms_norm_eps", "rope_theta", "rope_local_base_freq", "query_pre_attn_scalar"),
-            *("attn_logit_softcapping", "final_logit_softcapping"),
+            *("attn_logit_softcapping", "final_logit_softcapping", "logits_scaling"),
+            "rotary_emb_base",
         ),
         _NUMBER,
     ),
     **dict.fromkeys(
         ("attention_bias", "mlp_bias", "tie_word_embeddings", "use_sliding_window"), _FLAG
     ),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), (_is_share, "a number from 0 to 1")),
     **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), _TOKEN),
 }
 """Field -> its rule. A field that is missing or null has the family's default."""

@@ -93,6 +93,8 @@ def _check_value(name: str, value: Any, field: str, refuse: Refuse) -> None:
     is_given = value is not None or name in ("factor", "low_freq_factor", "high_freq_factor")
     if is_given and not (is_number(value) and value >= least):
         refuse(f"{field}.{name}", value, f"allowed is a number of at least {least}")
+    if name == "partial_rotary_factor" and value is not None and value > 1:
+        refuse(f"{field}.{name}", value, "allowed is a number from 0 to 1")
 
 
 def _check_partial(values: Mapping[str, Any], field: str, refuse: Refuse) -> None:

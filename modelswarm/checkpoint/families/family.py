@@ -63,6 +63,7 @@ class Family:
     mlp: Shapes = field(default_factory=dict)  # tensors of the blocks without experts
     experts: Shapes = field(default_factory=dict)  # tensors of the blocks with experts
     expert_count: str = ""  # field with the number of experts
+    ranked_experts: int = 0  # best experts by which a group of them is ranked; 0: no groups
     has_experts: Callable[[Mapping[str, Any], int], bool] = lambda _values, _block: True
     tables: Tables = LLAMA_TABLES
     path: BlockPath = BlockPath.GENERIC
@@ -79,6 +80,8 @@ class Family:
     """Returns further fields, from those of config.json."""
     limits: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Field -> the only values that are served; a missing field is served."""
+    absent: tuple[str, ...] = ()
+    """Fields that config.json must not have, with any value."""
     equal: Mapping[str, str] = field(default_factory=dict)
     """Field -> the field whose value it must have."""
     unused: tuple[str, ...] = ("self_attn.rotary_emb.inv_freq",)

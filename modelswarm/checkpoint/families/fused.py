@@ -83,7 +83,8 @@ MISTRAL = Family(
     },
     block={**ATTENTION, **MLP, **NORMS},
     path=BlockPath.FUSED,
-    refused=_PARTIAL,
+    absent=("layer_types",),
+    refused=(*_PARTIAL, "windows in some blocks only (`layer_types`), as in Ministral 8B"),
 )
 GEMMA2 = Family(
     "gemma2",

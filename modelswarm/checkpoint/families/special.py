@@ -28,6 +28,13 @@ _EXPERTS: Shapes = {
     "mlp.shared_experts.down_proj.weight": f"hidden_size {_SHARED}",
 }
 
+
+def _one_group(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the groups of a router that has none: all experts are in one."""
+    is_greedy = values.get("topk_method", "greedy") == "greedy"
+    return {"n_group": 1, "topk_group": 1} if is_greedy else {}
+
+
 DEEPSEEK_V2 = Family(
     "deepseek_v2",
     "DeepseekV2ForCausalLM",
@@ -66,11 +73,17 @@ DEEPSEEK_V2 = Family(
     mlp=MLP,
     experts=_EXPERTS,
     expert_count="n_routed_experts",
+    ranked_experts=1,
     has_experts=lambda values, block: block >= (values.get("first_k_dense_replace") or 0),
     kv="kv_lora_rank+qk_rope_head_dim",
     is_latent=True,
     is_ported=True,
-    limits={"attention_bias": (False,), "mlp_bias": (False,)},
+    derive=_one_group,
+    limits={
+        "attention_bias": (False,),
+        "mlp_bias": (False,),
+        "topk_method": ("greedy", "group_limited_greedy"),
+    },
     refused=("FP8 weights",),
 )
 
@@ -95,10 +108,15 @@ DEEPSEEK_V3 = replace(
         "n_routed_experts": 256,
         "n_shared_experts": 1,
         "num_experts_per_tok": 8,
+        "n_group": 8,
+        "topk_group": 4,
         "num_nextn_predict_layers": 1,
     },
     experts={**_EXPERTS, "mlp.gate.e_score_correction_bias": "n_routed_experts"},
+    ranked_experts=2,
     has_experts=_follows_dense,
+    derive=lambda _values: {},
+    limits={"attention_bias": (False,), "mlp_bias": (False,)},
     spare_blocks="num_nextn_predict_layers",
     refused=("FP8 weights", "prediction of several tokens: its block is left out"),
 )

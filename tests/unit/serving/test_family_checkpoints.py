@@ -128,6 +128,38 @@ def test_blocks_with_and_without_experts_differ(tmp_path: Path) -> None:
                 "allowed are weights in float32, bfloat16 or float16"
             ),
         ),
+        (
+            "mistral",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            (
+                "layer_types is ['full_attention', 'sliding_attention']; allowed is none, "
+                "as transformers runs such a model as one of another family"
+            ),
+        ),
+        ("llama", {"auto_map": None}, "auto_map is None; allowed is an object"),
+        ("granite", {"logits_scaling": 0.0}, "logits_scaling is 0.0; allowed is a number above 0"),
+        ("gpt_neox", {"rotary_pct": 1.5}, "rotary_pct is 1.5; allowed is a number from 0 to 1"),
+        (
+            "glm4",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 7}},
+            "rope_parameters.partial_rotary_factor is 7; allowed is a number from 0 to 1",
+        ),
+        (
+            "deepseek_v3",
+            {"n_group": 8},
+            "n_group is 8; allowed are divisors of n_routed_experts, 8, with at least 2 in a group",
+        ),
+        ("deepseek_v3", {"topk_group": 3}, "topk_group is 3; allowed are at most n_group, 2"),
+        (
+            "deepseek_v2",
+            {"topk_method": "group_limited_greedy", "n_group": 3},
+            "n_group is 3; allowed are divisors of n_routed_experts, 4, with at least 1 in a group",
+        ),
+        (
+            "deepseek_v2",
+            {"topk_method": "noaux_tc"},
+            "topk_method is 'noaux_tc'; allowed is 'greedy' or 'group_limited_greedy'",
+        ),
     ],
 )
 def test_parts_of_families_that_are_not_served_are_named(
