@@ -170,6 +170,14 @@ def test_parts_of_families_that_are_not_served_are_named(
     assert refusal(tmp_path) == f"model: {tmp_path}/config.json: {sentence}"
 
 
+def test_fault_of_the_models_own_forward_is_one_sentence(tmp_path: Path) -> None:
+    """transformers reads some values first while it computes."""
+    make_model(tmp_path, "deepseek_v2", blocks=2)
+    change_config(tmp_path, topk_method=None)
+    with pytest.raises(ModelSourceError, match="its blocks fail: UnboundLocalError: "):
+        load_span(tmp_path, 0, 2)
+
+
 def tokens_of(folder: Path) -> list[int]:
     stream = Stream([3, 14, 15, 92])
     load_chain(folder, (0, 1, 2)).generate([stream], 8)

@@ -21,6 +21,7 @@ from modelswarm_serving.model.attention.backend import AttentionBackend
 from modelswarm_serving.model.attention.kv_cache import KvCache
 from modelswarm_serving.model.attention.step_layout import Blocks, StepLayout
 from modelswarm_serving.model.base import BatchItem
+from modelswarm_serving.model.device import fault_text, memory_fault
 from modelswarm_serving.model.transformer.decode_graphs import DecodeGraphs
 from modelswarm_serving.model.transformer.generic_blocks import GenericBlocks
 from modelswarm_serving.model.transformer.loading import LoadedSpan
@@ -54,14 +55,25 @@ def run_reference(
     item = BatchItem(range(shape.pages), 0, count, (0, shape.blocks), None, b"", 0, None)
     layout = StepLayout([item], cache)
     calls: list[AttentionCall] = []
-    with attention_context(layout, cache, calls):
-        output = blocks.run(rows[:count], layout, 0, shape.blocks)
-        unchanged = blocks.run(rows[:count], layout, 0, 0)
+    try:
+        with attention_context(layout, cache, calls):
+            output = blocks.run(rows[:count], layout, 0, shape.blocks)
+            unchanged = blocks.run(rows[:count], layout, 0, 0)
+    except Exception as error:  # of values in config.json that only a forward reads
+        if isinstance(error, RuntimeError) and _may_be_device_fault(error, cache.device):
+            raise
+        raise ModelSourceError(
+            "model", f"{folder} cannot be served: its blocks fail: {fault_text(error)}"
+        ) from error
     cache.clear(layout.rows)
     check_calls(calls, shape.blocks, folder)
     check_windows(calls, getattr(loaded.config, "layer_types", None), folder)
     check_identity(rows[:count], unchanged, folder)
     return SelfCheck(rows[:count], layout, output, calls)
+
+
+def _may_be_device_fault(error: RuntimeError, device: torch.device) -> bool:
+    return device.type != "cpu" or memory_fault(error) is not None
 
 
 @torch.inference_mode()
