@@ -123,10 +123,13 @@ def _check_groups(fields: Fields) -> None:
 
 
 def _check_window(fields: Fields) -> None:
-    """Refuse a sliding window that is no length, unless the model says that it uses none."""
+    """Refuse a sliding window that is no length, or that has no effect, unless the model says that it uses none."""
     window = fields.get("sliding_window")
     if window is None or fields.get("use_sliding_window") is False:
         return
+    if not fields.family.has_window:
+        rule = "allowed is null, as no block of this family has a window"
+        fields.refuse("sliding_window", window, rule)
     if not is_positive(window):
         fields.refuse("sliding_window", window, POSITIVE)
 
@@ -189,11 +192,12 @@ def _check_layer_types(fields: Fields) -> None:
     kinds = fields.get("layer_types")
     if kinds is None:
         return
-    allowed = ", ".join(sorted(LAYER_TYPES))
+    served = LAYER_TYPES if fields.family.has_window else {"full_attention"}
+    allowed = ", ".join(sorted(served))
     if not isinstance(kinds, list):
         fields.refuse("layer_types", kinds, f"allowed is a list of {allowed}")
     for kind in kinds:
-        if not isinstance(kind, str) or kind not in LAYER_TYPES:
+        if not isinstance(kind, str) or kind not in served:
             fields.refuse("layer_types", kind, f"allowed are {allowed}")
     layers = fields.integer("num_hidden_layers")
     if len(kinds) != layers:

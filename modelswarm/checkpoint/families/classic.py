@@ -60,6 +60,7 @@ GPT2 = Family(
     activation="activation_function",
     is_rotary=False,
     refused=("`reorder_and_upcast_attn`", "cross attention"),
+    has_window=False,
 )
 GPT_NEOX = Family(
     "gpt_neox",
@@ -98,6 +99,7 @@ GPT_NEOX = Family(
     ),
     kv=_HEADS,
     unused=("attention.bias", "attention.masked_bias", "attention.rotary_emb.inv_freq"),
+    has_window=False,
 )
 _OPT_MLP: Shapes = {"fc1.weight": "ffn_dim hidden_size", "fc2.weight": "hidden_size ffn_dim"}
 OPT = Family(
@@ -145,6 +147,7 @@ OPT = Family(
     activation="activation_function",
     is_rotary=False,
     refused=("norms after the sublayers, and embeddings of another width, as in OPT-350m",),
+    has_window=False,
 )
 BLOOM = Family(
     "bloom",
@@ -185,6 +188,7 @@ BLOOM = Family(
     activation="",
     is_rotary=False,
     has_score_tables=True,
+    has_window=False,
 )
 
 
@@ -239,6 +243,7 @@ FALCON = Family(
     activation="activation",
     is_ported=True,
     refused=("ALiBi, as in Falcon-RW",),
+    has_window=False,
 )
 CLASSIC_FAMILIES = {family.name: family for family in (GPT2, GPT_NEOX, OPT, BLOOM, FALCON)}
 """`model_type` of config.json -> family."""

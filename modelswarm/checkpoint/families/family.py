@@ -88,6 +88,7 @@ class Family:
     """Endings of tensors in older checkpoints that have no effect: they are computed anew."""
     activation: str = "hidden_act"  # name of the field; empty: there is none
     is_rotary: bool = True
+    has_window: bool = True  # some models of the family have a sliding window
     is_windowed: bool = False  # one model has blocks with and blocks without a sliding window
     has_score_tables: bool = False  # attention scores are changed, so they are in memory
     heads_divide_hidden: bool = False  # transformers asks it even if `head_dim` is given

@@ -38,6 +38,7 @@ LLAMA = Family(
     optional={"attention_bias": ALL_BIAS, "mlp_bias": MLP_BIAS},
     path=BlockPath.FUSED,
     heads_divide_hidden=True,
+    has_window=False,
     refused=_PARTIAL,
 )
 QWEN2 = Family(

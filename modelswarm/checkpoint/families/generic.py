@@ -151,6 +151,7 @@ OLMO2 = Family(
         "post_feedforward_layernorm.weight": "hidden_size",
     },
     optional={"attention_bias": ALL_BIAS},
+    has_window=False,
 )
 GRANITE = Family(
     "granite",
@@ -164,6 +165,7 @@ GRANITE = Family(
     },
     block={**ATTENTION, **MLP, **NORMS},
     optional={"attention_bias": ALL_BIAS, "mlp_bias": MLP_BIAS},
+    has_window=False,
 )
 STARCODER2 = Family(
     "starcoder2",
@@ -212,6 +214,7 @@ GLM4 = Family(
         "post_mlp_layernorm.weight": "hidden_size",
     },
     optional={"attention_bias": QKV_BIAS},
+    has_window=False,
 )
 COHERE2 = Family(
     "cohere2",

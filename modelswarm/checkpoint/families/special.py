@@ -85,6 +85,7 @@ DEEPSEEK_V2 = Family(
         "topk_method": ("greedy", "group_limited_greedy"),
     },
     refused=("FP8 weights",),
+    has_window=False,
 )
 
 

@@ -136,6 +136,16 @@ def test_blocks_with_and_without_experts_differ(tmp_path: Path) -> None:
                 "as transformers runs such a model as one of another family"
             ),
         ),
+        (
+            "llama",
+            {"sliding_window": 12},
+            "sliding_window is 12; allowed is null, as no block of this family has a window",
+        ),
+        (
+            "granite",
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types is 'sliding_attention'; allowed are full_attention",
+        ),
         ("llama", {"auto_map": None}, "auto_map is None; allowed is an object"),
         ("granite", {"logits_scaling": 0.0}, "logits_scaling is 0.0; allowed is a number above 0"),
         ("gpt_neox", {"rotary_pct": 1.5}, "rotary_pct is 1.5; allowed is a number from 0 to 1"),
@@ -175,6 +185,22 @@ def test_fault_of_the_models_own_forward_is_one_sentence(tmp_path: Path) -> None
     make_model(tmp_path, "deepseek_v2", blocks=2)
     change_config(tmp_path, topk_method=None)
     with pytest.raises(ModelSourceError, match="its blocks fail: UnboundLocalError: "):
+        load_span(tmp_path, 0, 2)
+
+
+def test_window_that_the_model_says_it_does_not_use_is_served(tmp_path: Path) -> None:
+    """As checkpoints of Qwen whose names and fields were changed to those of Llama have it."""
+    make_model(tmp_path, "llama", blocks=2)
+    expected = tokens_of(tmp_path)
+    change_config(tmp_path, sliding_window=4, use_sliding_window=False)
+    assert tokens_of(tmp_path) == expected
+
+
+def test_sliding_blocks_without_a_window_are_refused(tmp_path: Path) -> None:
+    """transformers gives such blocks of Qwen2-MoE a window of 0, in which no key is seen."""
+    make_model(tmp_path, "qwen2_moe", blocks=2)
+    change_config(tmp_path, use_sliding_window=False, layer_types=["sliding_attention"] * 2)
+    with pytest.raises(ModelSourceError, match="it attends with a window of 0"):
         load_span(tmp_path, 0, 2)
 
 

@@ -495,4 +495,5 @@ def test_defaults_of_families_are_those_of_transformers(model_type: str) -> None
     own = theirs.hidden_size // theirs.num_attention_heads
     assert (getattr(theirs, "head_dim", None) or own) == fields.head_size()
     assert theirs.tie_word_embeddings == fields.family.tied
+    assert fields.family.has_window == hasattr(theirs, "sliding_window")
     assert not fields.family.activation or hasattr(theirs, fields.family.activation)

@@ -135,7 +135,7 @@ def check_windows(
 ) -> None:
     """Check that each block asked for the window of its type: some classes have it in their mask alone."""
     for call, kind in zip(calls, layer_types or (), strict=False):
-        if (call.window is not None) != (kind == "sliding_attention"):
+        if bool(call.window) != (kind == "sliding_attention"):
             raise ModelSourceError(
                 "model",
                 f"{folder} cannot be served: block {call.index} of the span is {kind}, "
