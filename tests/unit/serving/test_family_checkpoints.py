@@ -18,9 +18,9 @@ from modelswarm.checkpoint.block_tensors import PACKED, SCALES
 from modelswarm.checkpoint.facts import read_facts
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.inspection import inspect_model
-from modelswarm.errors import ModelSourceError
+from modelswarm.errors import ModelSourceError, UserError
 from modelswarm_serving.model.transformer.mxfp4 import unpack_mxfp4
-from modelswarm_serving.model.transformer.startup import load_span
+from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 
 TABLES = {name: family.tables for name, family in FAMILIES.items()}
 EXPERT = "model.layers.{}.block_sparse_moe.experts.{}.w2.weight"
@@ -186,6 +186,18 @@ def test_fault_of_the_models_own_forward_is_one_sentence(tmp_path: Path) -> None
     change_config(tmp_path, topk_method=None)
     with pytest.raises(ModelSourceError, match="its blocks fail: UnboundLocalError: "):
         load_span(tmp_path, 0, 2)
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2"])  # fused, and transformers' own forward
+def test_outputs_beyond_the_format_are_refused(tmp_path: Path, family: str) -> None:
+    """A server of such a model would start, and refuse each request."""
+    make_model(tmp_path, family, blocks=2, shard_size="1GB")
+    path = tmp_path / "model.safetensors"
+    scaled = {n: t * (1e6 if "down_proj" in n else 1) for n, t in load_file(path).items()}
+    save_file(scaled, path, {"format": "pt"})
+    with pytest.raises(UserError, match="the model's outputs are not finite in float16; allowed:"):
+        load_span(tmp_path, 0, 2, SpanOptions(dtype="float16"))
+    load_span(tmp_path, 0, 2, SpanOptions(dtype="bfloat16"))
 
 
 def test_window_that_the_model_says_it_does_not_use_is_served(tmp_path: Path) -> None:
