@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from support.models.tiny_models import load_whole, make_model
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from modelswarm.checkpoint.block_tensors import PACKED, SCALES
-from modelswarm.checkpoint.facts import read_facts
+from modelswarm.checkpoint.facts import read_config, read_facts
 from modelswarm.checkpoint.families.table import FAMILIES
 from modelswarm.checkpoint.inspection import inspect_model
 from modelswarm.errors import ModelSourceError, UserError
+from modelswarm_serving.model.transformer.loading import load_modules
 from modelswarm_serving.model.transformer.mxfp4 import unpack_mxfp4
 from modelswarm_serving.model.transformer.startup import SpanOptions, load_span
 
@@ -198,6 +200,27 @@ def test_outputs_beyond_the_format_are_refused(tmp_path: Path, family: str) -> N
     with pytest.raises(UserError, match="the model's outputs are not finite in float16; allowed:"):
         load_span(tmp_path, 0, 2, SpanOptions(dtype="float16"))
     load_span(tmp_path, 0, 2, SpanOptions(dtype="bfloat16"))
+
+
+def test_converted_experts_are_read_one_after_another(mixtral: Path, copy: Path) -> None:
+    """Threads of transformers read ahead without bound, and would hold the experts of all blocks twice."""
+    path = copy / "model.safetensors"
+    halves = {name: each.bfloat16() for name, each in load_file(path).items()}
+    save_file(halves, path, {"format": "pt"})
+
+    def readers(folder: Path) -> set[int]:
+        found: set[int] = set()
+        load_modules(
+            folder,
+            read_config(folder).all_blocks,
+            torch.float32,
+            torch.device("cpu"),
+            lambda done, total: found.add(threading.get_ident()),
+        )
+        return found
+
+    assert readers(copy) == {threading.get_ident()}
+    assert readers(mixtral) > {threading.get_ident()}  # nothing is converted
 
 
 def test_window_that_the_model_says_it_does_not_use_is_served(tmp_path: Path) -> None:
