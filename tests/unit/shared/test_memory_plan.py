@@ -23,6 +23,7 @@ from modelswarm.placement.memory import (
     SAMPLE_BYTES_PER_LOGIT,
     MemoryModel,
     device_memory,
+    host_memory,
     sample_rows,
     server_memory,
 )
@@ -270,6 +271,14 @@ def test_experts_are_not_copied_on_a_device() -> None:
     facts = replace(FACTS, config=config, block_elements=1_400_000_000)
     memory = device_memory(facts, Span(0, 1), "bfloat16", PAGE_SIZE, max_length=512)
     assert memory.activations < memory.weights / 2
+
+
+def test_container_beside_a_device_has_room_to_join_experts() -> None:
+    config = replace(FACTS.config, family="mixtral", hidden=4096)
+    facts = replace(FACTS, config=config, block_elements=1_400_000_000)
+    memory = host_memory(facts, Span(0, 1), "bfloat16", PAGE_SIZE)
+    assert 0.6 * memory.weights < memory.activations < 0.7 * memory.weights
+    assert host_memory(FACTS, Span(0, 1), "bfloat16", PAGE_SIZE).activations == 0
 
 
 def test_planned_sessions_leave_the_context_of_a_device_free() -> None:
