@@ -184,7 +184,7 @@ CASES: list[tuple[str, Damage, str]] = [
     (
         "layer types",
         config(layer_types=["full_attention"] * 3 + ["linear_attention"]),
-        FIELD + "layer_types is 'linear_attention'; allowed are full_attention, sliding_attention",
+        FIELD + "layer_types is 'linear_attention'; allowed are full_attention",
     ),
     (
         "rope type",
