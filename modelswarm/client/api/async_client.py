@@ -351,9 +351,7 @@ class AsyncClient:
     ) -> tuple[str, tuple[Choice, ...], Usage, str | None]:
         """Return model, choices, usage and request id of an answer."""
         body = await self._named(body, model)
-        if (
-            body.get("n", 1) > 1 or "prompt_logprobs" in body
-        ):  # no stream that can be resumed has these
+        if not _can_be_streamed(body):
             (name, choices, usage), request_id = await self._call_with_id(
                 "POST", path, parse_body, body
             )
@@ -428,6 +426,15 @@ def _chat_body(messages: Sequence[Message], fields: ChatFields, call: str) -> di
 
 def _parse_deleted(body: Mapping[str, Any]) -> bool:
     return bool(body["deleted"])
+
+
+def _can_be_streamed(body: Mapping[str, Any]) -> bool:
+    """Return whether a stream that can be resumed has all of the answer.
+
+    None has several choices or `prompt_logprobs`, and those of an echoed prompt have a limit in a stream.
+    """
+    has_prompt_scores = "prompt_logprobs" in body or (body.get("echo") and "logprobs" in body)
+    return body.get("n", 1) == 1 and not has_prompt_scores
 
 
 def _appends_again(body: Mapping[str, Any]) -> bool:

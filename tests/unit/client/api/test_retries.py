@@ -429,3 +429,16 @@ async def test_stream_that_was_left_is_freed_before_its_client(
                 break
         [(_, body, _)] = gateway.asked
         assert gateway.closed == [body["session_id"]]
+
+
+def test_whole_answer_with_the_scores_of_an_echo_is_no_stream() -> None:
+    """A stream has them in one event, which a gateway refuses beyond 16,384 of them."""
+    logprobs = {"tokens": ["go", "!"], "token_logprobs": [None, -1.0]}
+    choice = {"index": 0, "text": "go!", "finish_reason": "length", "logprobs": logprobs}
+    usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+    whole = json.dumps({"model": "m", "choices": [choice], "usage": usage}).encode()
+    with server(Answer(content=whole)) as gateway, Client(gateway.url) as client:
+        answer = client.complete("go", model="m", echo=True, logprobs=0)
+    assert (answer.text, len(answer.logprobs or ())) == ("go!", 2)
+    [(_, body, _)] = gateway.asked
+    assert "stream" not in body
