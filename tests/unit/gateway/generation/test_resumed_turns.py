@@ -45,6 +45,7 @@ async def read(generation: Generation) -> list[OutputChunk]:
         async with asyncio.timeout(SECONDS):
             chunk = await generation.next_chunk(SECONDS)
         assert chunk is not None
+        assert generation.completion_tokens == chunk.received - len(PROMPT), "the usage so far"
         chunks.append(chunk)
     generation.close()
     return chunks
