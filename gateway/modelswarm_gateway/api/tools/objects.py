@@ -39,8 +39,8 @@ def check_type(path: str, fields: dict[str, Any]) -> None:
 def check_size(path: str, value: object, most: int = MAX_JSON_BYTES) -> None:
     """Raise ApiError for more than `most` bytes of JSON, which would be kept for as long as the answer takes."""
     try:
-        size = len(json.dumps(value)) if value else 0
+        text = json.dumps(value, ensure_ascii=False) if value else ""
     except RecursionError as error:
         raise invalid_field(path, "nested too deeply") from error
-    if size > most:
+    if len(text.encode(errors="surrogatepass")) > most:
         raise invalid_field(path, f"at most {most >> 10} KiB of JSON")

@@ -321,6 +321,15 @@ def test_large_documents_are_refused() -> None:
     assert (refused.value.param, "2048 KiB" in str(refused.value)) == ("documents", True)
 
 
+def test_letters_of_other_alphabets_count_as_they_are_sent() -> None:
+    """Escaped, each of three bytes would have six: half a document would be refused."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    documents = [{"text": "\u4e2d" * 400_000}]
+    parse_chat(body | {"documents": documents}).to_generation_request()
+    with pytest.raises(ApiError, match="2048 KiB"):
+        parse_chat(body | {"documents": 2 * documents}).to_generation_request()
+
+
 async def test_token_ids_of_all_answers_have_a_limit() -> None:
     """Each answer sends its own to the servers: 128 times 10,000 of them, or 64 times for two prompts."""
     service, _ = await make_service_with_files(model_files())
