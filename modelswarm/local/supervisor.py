@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -233,7 +234,9 @@ class Supervisor:
         self._set_state(record, JobState.STARTING)
 
     def _on_refused(self, record: _JobRecord, incarnation: int, error: OSError) -> None:
-        """Let a job whose process could not be started wait for its back-off."""
+        """Let a job whose process could not be started wait for its back-off. Logs of its processes are kept."""
+        with suppress(OSError):  # a disk that cannot be written
+            record.logs.pop().unlink(missing_ok=True)
         with self._changed:
             record.incarnation, record.exit_code = incarnation, 0
             record.exit_reason = f"could not be started ({error.strerror or error})"
@@ -273,9 +276,8 @@ class Supervisor:
         self.raise_if_failed()
         record = self._first_exited()
         if record is not None:
-            raise StartError(
-                _describe_start_failure(record), record.exit_code in LASTING_EXIT_CODES
-            )
+            sentence = _describe_start_failure(record, self._logs)
+            raise StartError(sentence, record.exit_code in LASTING_EXIT_CODES)
         if late := self._describe_late_jobs():
             raise StartError(f"no progress for {timeout:g} s: {', '.join(late)}; see {self._logs}")
 
@@ -292,12 +294,11 @@ def _describe_late(record: _JobRecord) -> str:
     return f"{record.job.name} ({phase})" if phase else record.job.name
 
 
-def _describe_start_failure(record: _JobRecord) -> str:
+def _describe_start_failure(record: _JobRecord, logs: Path) -> str:
     """Return the last line of a process that reports a user error, else its exit reason and last lines."""
-    lines = read_log_tail(record.logs[-1])
+    lines = read_log_tail(record.logs[-1]) if record.logs else []
     if record.exit_code in LASTING_EXIT_CODES and lines:
         return lines[-1]
-    logs = record.logs[-1].parent
     cause = describe_full_disk(logs, free_bytes(logs))
     shown = "".join(f"\n  {line}" for line in lines)
     return f"{record.job.name} {record.exit_reason} while starting{cause}{'; its last lines:' if shown else ''}{shown}"

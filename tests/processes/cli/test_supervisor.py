@@ -282,7 +282,7 @@ def test_job_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     def spawn(
         command: Sequence[str], env: Mapping[str, str], output: BinaryIO, inherited_fd: int
     ) -> Process:
-        if next(calls) == 3:
+        if 3 <= next(calls) <= 5:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         return spawn_process(command, env, output, inherited_fd)
 
@@ -298,14 +298,27 @@ def test_job_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
         def is_back() -> bool:
             supervisor.raise_if_failed()
             job = supervisor.job_statuses()[0]
-            return (job.incarnation, job.state) == (3, JobState.READY)
+            return (job.incarnation, job.state) == (5, JobState.READY)
 
         assert supervisor.wait_until(is_back, SOON)
         assert supervisor.job_statuses()[1] == other
+        logs = sorted(path.name for path in tmp_path.glob("a-*.log"))
+        assert logs == ["a-1.log", "a-5.log"], "that of the lost process tells its end"
     finally:
         supervisor.stop()
     told = [change.job.exit_reason for change in changes if change.job.incarnation == 2]
     assert told[0] == "could not be started (Cannot allocate memory)"
+
+
+def test_start_without_room_for_a_process_names_the_cause(tmp_path: Path) -> None:
+    def spawn(*_: object) -> Process:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    jobs = (stand_in(tmp_path, "a"),)
+    supervisor = Supervisor(jobs, dict(os.environ), tmp_path, spawn=spawn)
+    said = r"^a could not be started \(Cannot allocate memory\) while starting"
+    with pytest.raises(StartError, match=said):
+        supervisor.start(SOON)
 
 
 FORKING = """
