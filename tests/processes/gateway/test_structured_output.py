@@ -189,14 +189,16 @@ def test_openai_client_parses_into_its_model(swarm: Running) -> None:
         x: int
         on: bool
 
-    client = openai.OpenAI(base_url=f"http://{swarm.local.http}/v1", api_key="none", max_retries=0)
-    made = client.chat.completions.parse(
-        model=TOY_MODEL,
-        messages=[{"role": "user", "content": "a point"}],
-        response_format=Point,
-        temperature=0,
-        max_tokens=200,
-    )
+    with openai.OpenAI(
+        base_url=f"http://{swarm.local.http}/v1", api_key="none", max_retries=0
+    ) as client:
+        made = client.chat.completions.parse(
+            model=TOY_MODEL,
+            messages=[{"role": "user", "content": "a point"}],
+            response_format=Point,
+            temperature=0,
+            max_tokens=200,
+        )
     assert isinstance(made.choices[0].message.parsed, Point)
 
 

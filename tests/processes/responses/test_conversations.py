@@ -42,8 +42,9 @@ def endpoints(swarm: HashSwarm) -> Endpoints:
 
 
 @pytest.fixture(scope="module")
-def client(endpoints: Endpoints) -> openai.OpenAI:
-    return client_of(endpoints)
+def client(endpoints: Endpoints) -> Iterator[openai.OpenAI]:
+    with client_of(endpoints) as made:
+        yield made
 
 
 def client_of(endpoints: Endpoints) -> openai.OpenAI:

@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 from support.processes.streams import TOY_MODEL
-from support.processes.swarm import Running, running_swarm
+from support.processes.swarm import running_swarm
 
 
 class Point(BaseModel):
@@ -25,12 +25,9 @@ ASK: dict[str, Any] = {"model": TOY_MODEL, "input": "a point", "temperature": 0}
 @pytest.fixture(scope="module")
 def client(toy_folder: Path) -> Iterator[openai.OpenAI]:
     with running_swarm(toy_folder, "response-format", spans=2) as running:
-        yield client_of(running)
-
-
-def client_of(running: Running) -> openai.OpenAI:
-    url = f"http://{running.local.http}/v1"
-    return openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        url = f"http://{running.local.http}/v1"
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as made:
+            yield made
 
 
 def test_client_parses_the_answer_into_its_model(client: openai.OpenAI) -> None:
