@@ -11,6 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import TypeVar
 
+from grpc import aio
+
 from modelswarm_gateway.errors import ApiError, Code, status_of
 from modelswarm_gateway.metrics.counters import Metrics
 
@@ -19,19 +21,25 @@ Part = TypeVar("Part")
 
 @contextmanager
 def counted_request(metrics: Metrics, model: Callable[[], str]) -> Iterator[None]:
-    """Count a request when the block ends: by its ApiError, as 499 if it is cancelled, else as 500 or 200."""
-    code: Code | None = Code.INTERNAL
+    """Count a request when the block ends: by its ApiError, as 499 if it is cancelled, else as 500 or 200.
+
+    A call that was aborted inside the block is counted already, by the interceptor.
+    """
     try:
         yield
-        code = None
-    except ApiError as error:
-        code = error.code
+    except aio.AbortError:
         raise
-    except (asyncio.CancelledError, GeneratorExit):
-        code = Code.CANCELLED
+    except BaseException as error:
+        metrics.count_request(model(), status_of(_code_of(error)))
         raise
-    finally:
-        metrics.count_request(model(), status_of(code))
+    metrics.count_request(model(), status_of(None))
+
+
+def _code_of(error: BaseException) -> Code:
+    if isinstance(error, ApiError):
+        return error.code
+    is_cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit)
+    return Code.CANCELLED if is_cancelled else Code.INTERNAL
 
 
 async def counted_parts(

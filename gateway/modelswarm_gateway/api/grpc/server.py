@@ -47,6 +47,8 @@ MAX_MESSAGE_BYTES = 16 << 20
 GRACE_SECONDS = 1.0
 INFERENCE = "modelswarm.v1.Inference"
 SWARM = "modelswarm.v1.Swarm"
+# Methods whose calls are not counted, as GET is not over HTTP.
+UNCOUNTED = (f"/{INFERENCE}/ListModels",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class GrpcServer:
         self._service, self._api = service, api
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server = aio.server(
-            interceptors=(MalformedRequestInterceptor(self._count_malformed),),
+            interceptors=(MalformedRequestInterceptor(self._count_refused),),
             options=_options(service.settings.keepalive_seconds),
             maximum_concurrent_rpcs=MAX_CALLS,
         )
@@ -112,10 +114,10 @@ class GrpcServer:
         await self.stop_advertising()
         await self._server.stop(grace)
 
-    def _count_malformed(self, method: str) -> None:
-        """Count a request that is no message, as HTTP counts a body that is no JSON."""
-        if method.startswith(f"/{INFERENCE}/"):
-            self._service.metrics.count_request(OTHER_MODEL, status_of(Code.INVALID_REQUEST))
+    def _count_refused(self, method: str, code: Code) -> None:
+        """Count a request that no method got, as HTTP counts a body that is no JSON."""
+        if method.startswith(f"/{INFERENCE}/") and method not in UNCOUNTED:
+            self._service.metrics.count_request(OTHER_MODEL, status_of(code))
 
     async def _update_health(self) -> None:
         """Keep the health service up to date: the process serves while it runs, a service while a model is ready."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -18,12 +19,13 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc import aio
 
+from modelswarm_gateway.api.grpc.forwarding import is_forwarded
 from modelswarm_gateway.api.grpc.interceptor.slow_messages import SlowMessages
 from modelswarm_gateway.api.grpc.status import Context, abort_call
 from modelswarm_gateway.errors import ApiError, Code, invalid_request
 
 Handler = Any  # grpc.RpcMethodHandler: the stubs lack its fields
-OnMalformed = Callable[[str], None]
+OnRefused = Callable[[str, Code], None]
 
 
 # Streams that watch the health of the server, which have no end of their own.
@@ -79,9 +81,9 @@ def _too_many_parts(place: str, count: int) -> ApiError:
 
 
 class MalformedRequestInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]
-    def __init__(self, on_malformed: OnMalformed) -> None:
-        """`on_malformed` is called with the method's name for each such request."""
-        self._on_malformed = on_malformed
+    def __init__(self, on_refused: OnRefused) -> None:
+        """`on_refused` is called with the method's name and the error's code for each such request of a client."""
+        self._on_refused = on_refused
         self._slow = SlowMessages()
         self._handlers: dict[str, Handler] = {}  # by method; only those that exist
 
@@ -94,7 +96,7 @@ class MalformedRequestInterceptor(aio.ServerInterceptor):  # type: ignore[type-a
             handler = await continuation(handler_call_details)
             if handler is None:
                 return None
-            guard = _Guard(handler, lambda: self._on_malformed(method), self._slow)
+            guard = _Guard(handler, partial(self._on_refused, method), self._slow)
             found = guard.handler(is_own=method.startswith(OWN_SERVICES))
             self._handlers[method] = found
         return found
@@ -104,9 +106,9 @@ class _Guard:
     """Makes a handler whose method gets only requests that it can answer."""
 
     def __init__(
-        self, handler: Handler, on_malformed: Callable[[], None], slow: SlowMessages
+        self, handler: Handler, on_refused: Callable[[Code], None], slow: SlowMessages
     ) -> None:
-        self._handler, self._on_malformed, self._slow = handler, on_malformed, slow
+        self._handler, self._on_refused, self._slow = handler, on_refused, slow
         self._watches = 0
 
     def handler(self, *, is_own: bool) -> Handler:
@@ -118,7 +120,6 @@ class _Guard:
             try:
                 message = given.request_deserializer(raw)
             except DecodeError:
-                self._on_malformed()
                 return _not_a_message(len(raw))
             fault = find_fault(message) if is_own else None
             return message if fault is None else MalformedRequest(fault)
@@ -170,7 +171,7 @@ class _Guard:
         async def checked(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             request = await self._find(requests, context)
             while request is not None:
-                yield await _refuse_malformed(request, context)
+                yield await self._checked(request, context)
                 next_one = anext(requests, None) if is_own else self._find(requests, context)
                 request = await next_one
 
@@ -184,18 +185,23 @@ class _Guard:
         """Return the request of a call that has one. End the call if it has none, or one that cannot be answered."""
         request = await self._find(requests, context)
         if request is None:
-            await abort_call(context, invalid_request(None, "the call has no request message"))
-        return await _refuse_malformed(request, context)
+            await self._refuse(context, invalid_request(None, "the call has no request message"))
+        return await self._checked(request, context)
 
     async def _find(self, requests: AsyncIterator[Any], context: Context) -> Any:
         """Return the next request, None after the last one. End the call if it comes too slowly."""
         try:
             return await self._slow.read(requests)
         except ApiError as error:
-            await abort_call(context, error)
+            await self._refuse(context, error)
 
+    async def _checked(self, request: Any, context: Context) -> Any:
+        """Return the request. End the call if it cannot be answered."""
+        if isinstance(request, MalformedRequest):
+            await self._refuse(context, request.error)
+        return request
 
-async def _refuse_malformed(request: Any, context: Context) -> Any:
-    if isinstance(request, MalformedRequest):
-        await abort_call(context, request.error)
-    return request
+    async def _refuse(self, context: Context, error: ApiError) -> None:
+        if not is_forwarded(context):
+            self._on_refused(error.code)
+        await abort_call(context, error)

@@ -18,6 +18,7 @@ from support.eventually import SECONDS
 from support.gateway_service import make_service_with_model
 
 from modelswarm.protocol.wire import api_pb2, api_pb2_grpc
+from modelswarm_gateway.api.forwarding import FORWARDED_HEADER
 from modelswarm_gateway.api.grpc.admin.swarm import MAX_DRAINS
 from modelswarm_gateway.api.grpc.requests import parse_generate_request
 from modelswarm_gateway.api.grpc.server import (
@@ -35,6 +36,7 @@ from modelswarm_gateway.runtime.node import Node
 from tools.dashboard.metric_registries import MODEL
 
 NO_MESSAGE = b"\xff" * 50
+UNKNOWN_FIELD = b"\xf8\x3f\x01"
 REFLECTION = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
 
 
@@ -74,6 +76,16 @@ async def collect(call: Any) -> list[Any]:
 async def call_bytes(channel: aio.Channel, method: str, request: bytes) -> Any:
     """Call a unary method with the unchanged bytes of a request."""
     return await channel.unary_unary(method, None, None)(request, timeout=SECONDS)
+
+
+def counted_requests(service: GenerationService) -> dict[tuple[str, str], float]:
+    """Return the requests that were counted, by model and code."""
+    return {
+        (sample.labels["model"], sample.labels["code"]): sample.value
+        for metric in service.metrics.registry.collect()
+        for sample in metric.samples
+        if sample.name == "modelswarm_gateway_requests_total" and sample.value
+    }
 
 
 async def reflect(channel: aio.Channel, package: str, **request: Any) -> Any:
@@ -120,15 +132,36 @@ async def test_bytes_that_are_no_message_are_invalid_argument(
     assert not [record for record in caplog.records if record.exc_info]
 
 
-async def test_malformed_requests_are_counted_once(
+@pytest.mark.parametrize("kind", ["unary_unary", "unary_stream", "stream_stream"])
+@pytest.mark.parametrize(
+    "request_bytes", [NO_MESSAGE, UNKNOWN_FIELD, None], ids=["no message", "unknown", "none"]
+)
+async def test_refused_requests_are_counted_once(
+    client: aio.Channel,
+    gateway: tuple[GenerationService, Node],
+    kind: str,
+    request_bytes: bytes | None,
+) -> None:
+    """None: the call ends without a request, which only a stream of requests may."""
+    name = {"unary_unary": "Tokenize", "unary_stream": "GenerateStream"}.get(kind, "BlockPass")
+    method = f"/modelswarm.v1.Inference/{name}"
+    requests = [] if request_bytes is None else [request_bytes]
+    with pytest.raises(aio.AioRpcError) as refused:
+        await collect(client.stream_stream(method, None, None)(iter(requests)))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert counted_requests(gateway[0]) == {("other", "400"): 1}
+
+
+async def test_requests_that_no_client_sent_are_not_counted(
     client: aio.Channel, admin: aio.Channel, gateway: tuple[GenerationService, Node]
 ) -> None:
-    for channel, method in ((client, "Inference/Generate"), (admin, "Swarm/List")):
+    for channel, method in ((client, "Inference/ListModels"), (admin, "Swarm/List")):
         with pytest.raises(aio.AioRpcError):
             await call_bytes(channel, f"/modelswarm.v1.{method}", NO_MESSAGE)
-    labels = {"model": "other", "code": "400"}
-    name = "modelswarm_gateway_requests_total"
-    assert gateway[0].metrics.registry.get_sample_value(name, labels) == 1
+    tokenize = client.unary_unary("/modelswarm.v1.Inference/Tokenize", None, None)
+    with pytest.raises(aio.AioRpcError):
+        await tokenize(NO_MESSAGE, timeout=SECONDS, metadata=((FORWARDED_HEADER, "1"),))
+    assert counted_requests(gateway[0]) == {}
 
 
 async def test_every_call_of_a_client_is_counted(
