@@ -369,7 +369,9 @@ class ModelRegistry:
         self._on_change()
 
     def _make_room(self, entry: ModelEntry, tokenizer: ModelTokenizer) -> str:
-        """Return why there is no memory for the tokenizer of this entry, even without those of unused models."""
+        """Return why there is no room for the tokenizer of this entry, even without those of unused models."""
+        if self._entries.get(entry.name) is not entry:
+            return "the model was forgotten meanwhile"
         if self._memory_problem(entry, tokenizer):
             for other in self._entries.values():
                 if self._is_unused(other):  # it is loaded again with its next server

@@ -437,3 +437,20 @@ async def test_tokenizer_makes_room_once_its_model_is_deleted(is_deleted: bool) 
     assert (new.tokenizer is not None) == is_deleted
     assert tokenizer.is_running == (not is_deleted)
     await harness.registry.close()
+
+
+async def test_tokenizer_of_a_forgotten_model_is_ended() -> None:
+    """A thread read its files while another model took its place: nothing knew its processes any more."""
+    harness = RegistryHarness()
+    names = [f"m{number}" for number in range(MAX_MODELS - 1)]
+    harness.registry.set_expected(frozenset(names))
+    harness.registry.on_peer_connected(HELLO)
+    [entry] = [each for each in harness.registry.entries() if each.name == HELLO.model]
+    harness.send_files(HELLO.peer, model_files())
+    harness.registry.on_peer_lost(HELLO.peer)
+    harness.registry.set_expected(frozenset((*names, "new")))
+    assert entry not in harness.registry.entries()
+
+    async with asyncio.timeout(READ_SECONDS):
+        await asyncio.gather(*harness.registry._building)
+    assert entry.tokenizer is None
