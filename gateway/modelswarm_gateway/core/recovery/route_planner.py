@@ -73,13 +73,11 @@ class RoutePlanner:
             return route
         mine = {hop.peer for hop in [*session.hops, *session.lost_hops]}
         found = self._registry.costs.spans_by_cost(session.model, variant, mine, now)
-        spans = {peer: span for peer, span in found.items() if peer not in excluded}
+        without = excluded | tails_without_grammars(self._registry, session)
+        spans = {peer: span for peer, span in found.items() if peer not in without}
         for fewest in sorted({0, *bad_links.values()})[:-1]:
             avoided = [link for link, failures in bad_links.items() if failures > fewest]
             ring = find_ring(spans, session.blocks, avoided)
-            while ring is not None and lacks_grammars(self._registry, session, ring[-1]):
-                del spans[ring[-1].peer]  # the session can have no such tail
-                ring = find_ring(spans, session.blocks, avoided)
             if ring is not None:
                 return list(ring)
         return route
@@ -218,18 +216,25 @@ def can_replace(registry: ServerRegistry, session: Session, hop: Hop, peer: Peer
 
 
 def lacks_grammars(registry: ServerRegistry, session: Session, hop: Hop | RouteHop) -> bool:
-    """True for a tail whose server has no grammars, where the session needs them and another tail has them, or had.
-
-    It would end the session instead of sampling (R17, sampling).
-    """
-    if session.turn.sampling.grammar is None or hop.last != session.blocks[1]:
-        return False
+    """True for a tail of `tails_without_grammars`."""
     server = registry.find_server(hop.peer)
-    if server is None or server.hello.grammar:
+    if hop.last != session.blocks[1] or server is None or server.hello.grammar:
         return False
-    tails = registry.servers_of(session.model, session.variant)
-    can_others = any(tail.hello.grammar for tail in tails if tail.hello.last == hop.last)
-    return can_others or bool(session.grammar_version)
+    return hop.peer in tails_without_grammars(registry, session)
+
+
+def tails_without_grammars(registry: ServerRegistry, session: Session) -> frozenset[PeerId]:
+    """Return tails that have no grammars, where the session needs them and another tail has them, or had.
+
+    They would end the session instead of sampling (R17, sampling).
+    """
+    if session.turn.sampling.grammar is None:
+        return frozenset()
+    servers = registry.servers_of(session.model, session.variant)
+    tails = [each.hello for each in servers if each.hello.last == session.blocks[1]]
+    if not session.grammar_version and not any(tail.grammar for tail in tails):
+        return frozenset()
+    return frozenset(tail.peer for tail in tails if not tail.grammar)
 
 
 def incapable_servers(registry: ServerRegistry, session: Session) -> frozenset[PeerId]:
