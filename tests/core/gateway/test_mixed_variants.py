@@ -167,6 +167,24 @@ def test_resumed_answer_stays_on_its_revision(drains: bool) -> None:
     assert {swarm.servers[peer].hello.revision for peer in swarm.gateway.route("a")} == {"r2"}
 
 
+def test_resumed_answer_leaves_blocks_that_only_drain() -> None:
+    """A server has all blocks, and a hop for some. It drains, so it takes no hop for the others."""
+    swarm = Swarm()
+    head, tail = swarm.serve(0, 2), swarm.serve(2, 4)
+    swarm.gateway.start("a", PROMPT, 30, ahead=4)
+    whole = swarm.serve(0, 4)
+    swarm.kill(tail.peer)
+    swarm.gateway.read("a", len(PROMPT) + 5)
+    assert swarm.gateway.route("a") == [head.peer, whole.peer]
+    for first in (0, 2):
+        swarm.serve(first, first + 2, revision="r2")
+    swarm.core.cancel_turn("a", swarm.now)
+    for server in (head, whole):
+        server.core.start_draining(swarm.now)
+    swarm.kill(head.peer)
+    assert resume(swarm, "a", len(PROMPT)) == {"r2"}
+
+
 def test_fork_runs_on_the_revision_of_its_parent() -> None:
     swarm = Swarm()
     swarm.serve(0, 2), swarm.serve(2, 4)

@@ -387,7 +387,7 @@ class Recovery:
         """Return the variant of the answer that a turn resumes or forks from, or the active one without one."""
         if begun is None or begun.model != session.model:
             return self._registry.active_variant(session.model)
-        hops = [hop.peer for hop in begun.hops] if begun is session else []
+        hops = [(hop.peer, *hop.blocks) for hop in begun.hops] if begun is session else []
         return self._registry.kept_variant(session.model, begun.variant, hops)
 
     def change_variant(self, session: Session, variant: ModelVariant) -> None:
@@ -458,11 +458,11 @@ class Recovery:
 
     def _variant_of_hops(self, model: str, where: SessionLocation) -> ModelVariant | None:
         """Return the variant that the last epoch ran on if it can go on there, else the active one."""
-        peers = [peer for peer, _ in where.hops]
-        for peer in peers:
+        hops = [(peer, hop.first, hop.last) for peer, hop in where.hops]
+        for peer, *_ in hops:
             server = self._registry.find_server(peer)
             if server is not None and (variant := variants_of(server.hello).get(model)):
-                return self._registry.kept_variant(model, variant, peers)
+                return self._registry.kept_variant(model, variant, hops)
         return self._registry.active_variant(model)
 
     def take_over(self, session: Session, where: SessionLocation, log: FetchedLog) -> None:

@@ -154,16 +154,19 @@ class ServerRegistry:
         return self._active.get(model)
 
     def kept_variant(
-        self, model: str, variant: ModelVariant | None, hops: Iterable[PeerId]
+        self, model: str, variant: ModelVariant | None, hops: Iterable[tuple[PeerId, int, int]]
     ) -> ModelVariant | None:
         """Return the variant of a turn that has begun if it can go on there, else the active one.
 
-        It can where all blocks are on the servers of its `hops`, or on others that take new ones.
+        It can where all blocks are in its `hops` (server, first, last), or on servers that take new ones.
         """
         index = self._indexes.get(model, {}).get(variant) if variant is not None else None
-        draining = frozenset(self.drains.peers).difference(hops)
-        is_whole = index is not None and not index.uncovered(draining)
-        return variant if is_whole else self.active_variant(model)
+        if index is None:
+            return self.active_variant(model)
+        missing = set(index.uncovered(frozenset(self.drains.peers)))
+        for peer, first, last in hops:
+            missing.difference_update(range(first, last) if peer in index.servers else ())
+        return self.active_variant(model) if missing else variant
 
     def unlinked_since(self, model: str, time: float) -> set[PeerId]:
         """Return servers of a model that lost their link after `time`, and did not announce that they stop."""
