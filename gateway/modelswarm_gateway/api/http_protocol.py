@@ -88,8 +88,8 @@ class JsonErrorProtocol(H11Protocol):
             self._start_head_timer()
 
     def _make_room(self) -> None:
-        """Close the longest idle connection; refuse this one if no other is idle."""
-        longest = next(iter(self._idle))
+        """Close the longest idle connection; refuse this one if no other is idle, or all have answers to send."""
+        longest = next(each for each in self._idle if not each.transport.get_write_buffer_size())
         if longest is self:
             detail = f"{self._max_connections} connections have requests already; retry in 1 s"
             self._refuse(503, detail, Code.NO_CAPACITY, retry_after=1.0)

@@ -130,3 +130,28 @@ def test_name_of_both_families_listens_at_ipv4(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     with bind_socket("--http", "localhost:0") as bound:
         assert bound.getsockname()[0] == "127.0.0.1"
+
+
+async def test_connection_whose_answer_is_being_sent_is_kept() -> None:
+    size, has_answered = 8 << 20, asyncio.Event()  # more than all buffers hold
+
+    async def send_much(scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(b"content-length", str(size).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": bytes(size)})
+        has_answered.set()
+
+    server = AsgiServer(send_much, bind_socket("--http", "127.0.0.1:0"), max_connections=1)
+    await server.start()
+    host, _, port = server.target.partition(":")
+    async with asyncio.timeout(SECONDS):
+        slow, to_slow = await asyncio.open_connection(host, int(port))
+        to_slow.write(REQUEST)
+        await has_answered.wait()
+        late, to_late = await asyncio.open_connection(host, int(port))
+        assert b"503" in await late.readline()
+        await slow.readuntil(b"\r\n\r\n")
+        assert len(await slow.readexactly(size)) == size
+    to_slow.close()
+    to_late.close()
+    await server.stop()
