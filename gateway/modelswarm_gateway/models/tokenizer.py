@@ -258,8 +258,12 @@ class ModelTokenizer:
         return self._table.bytes_of(token)
 
     def tokens_within(self, text: str) -> dict[str, int]:
-        """Return the tokens within the text that a grammar must name, with their ids."""
-        return self._table.tokens_within(text)
+        """Return the tokens within the text that a grammar must name, with their ids.
+
+        Those without an embedding are none: their names stay unknown to the check of the grammar.
+        """
+        found = self._table.tokens_within(text)
+        return {name: token for name, token in found.items() if token < self.vocabulary}
 
     def detokenizer(
         self, before: Sequence[int], markers: Sequence[str] = (), *, all_special: bool = False

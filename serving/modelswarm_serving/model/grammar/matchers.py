@@ -63,9 +63,10 @@ class GrammarMatchers:
     def __init__(self, tokenizer: Path, vocab: int) -> None:
         """`tokenizer`: tokenizer.json. `vocab`: width of the logits."""
         self._path, self._vocab = tokenizer, vocab
-        self._mask_bytes = (
-            (vocab + 31) // 32 * 4
-        )  # llguidance's has four more if 32 divides `vocab`
+        # One bit for each logit, in whole words of 32. llguidance's masks are longer.
+        self._logits: Bits = np.packbits(
+            np.arange((vocab + 31) // 32 * 32) < vocab, bitorder="little"
+        )
         self._lock = threading.Lock()
         self._tokenizer: LLTokenizer | None = None
         self._limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, verbose_errors=False)
@@ -163,10 +164,11 @@ class GrammarMatchers:
         assert grammar is not None
         forced = self._forced_token(matcher, pick.sampling)
         if forced is not None:
-            only = np.zeros(self._mask_bytes, np.uint8)
+            only = np.zeros_like(self._logits)
             _set_bits(only, (forced,), True)
             return only.tobytes()
-        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)[: self._mask_bytes].copy()
+        whole = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        bits = whole[: len(self._logits)] & self._logits
         if matcher.is_error():
             raise _fault(grammar, matcher.get_error())
         if np.count_nonzero(bits) == 1:
@@ -202,13 +204,17 @@ class GrammarMatchers:
         return tuple(forced)
 
     def _forced_token(self, matcher: LLMatcher, sampling: Sampling) -> int | None:
-        """Return the only token that may come next; None if there is a choice, or if another rule might ban it."""
+        """Return the only token that may come next; None if there is a choice, or if another rule might ban it.
+
+        None for a token without a logit, too, which the model can neither give nor read.
+        """
         if sampling.bad_words or sampling.allowed_tokens or sampling.no_repeat_ngram_size:
             return None
         found = self._forced_tokens(matcher)
         if not found or found[0] in sampling.eos or found[0] in self.load().eos_tokens:
             return None
-        return _spelled(self.load(), matcher, found[0])
+        only = _spelled(self.load(), matcher, found[0])
+        return only if only < self._vocab else None
 
     def _forced_tokens(self, matcher: LLMatcher) -> list[int]:
         """Return the tokens of the only text that may come next, of a long one those of its beginning.

@@ -147,6 +147,15 @@ async def test_text_with_a_token_that_has_no_embedding_is_refused() -> None:
         await text.encode("az", special=False)
 
 
+def test_grammar_cannot_name_a_token_that_has_no_embedding() -> None:
+    """The check of the grammar refuses it, as any other name that is no token."""
+    last = len(SPECIALS) - 1
+    name = SPECIALS[last]
+    for size, found in ((last + 1, {name: last}), (last, {})):
+        text = make_tokenizer(config={"vocab_size": size})
+        assert text.tokens_within(f'start: "a" {name}') == found
+
+
 async def test_model_without_template_completes_but_cannot_chat() -> None:
     text = make_tokenizer(template=None)
     assert text.chat_fault

@@ -152,18 +152,50 @@ def test_masks_equal_a_replayed_matcher_at_each_step(
         assert _allowed(GrammarMatchers(tokenizer_file, VOCAB), pick) == wanted
 
 
-def test_special_token_behind_the_logits_is_never_allowed(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, VOCAB)
-    file = tmp_path / "tokenizer.json"
+def _write_special_behind_the_logits(folder: Path) -> tuple[GrammarMatchers, Tokenizer]:
+    """Return matchers of logits that have no place for the tokenizer's `<image>`."""
+    write_tokenizer(folder, VOCAB)
+    file = folder / "tokenizer.json"
     tokenizer = Tokenizer.from_file(str(file))
     width = tokenizer.get_vocab_size()
     tokenizer.add_special_tokens(["<image>"])
     tokenizer.save(str(file))
-    matchers = GrammarMatchers(file, width)
+    return GrammarMatchers(file, width), tokenizer
+
+
+def _mask_tokens(matchers: GrammarMatchers, pick: SampleRequest) -> list[int]:
+    bits = np.frombuffer(matchers.mask(pick), np.uint8)
+    return [int(token) for token in np.flatnonzero(np.unpackbits(bits, bitorder="little"))]
+
+
+def test_special_token_behind_the_logits_is_never_allowed(tmp_path: Path) -> None:
+    matchers, tokenizer = _write_special_behind_the_logits(tmp_path)
+    width = tokenizer.get_vocab_size() - 1
     assert matchers.start() == ""
-    bits = np.frombuffer(matchers.mask(_pick(_schema(PERSON), [])), np.uint8)
-    assert len(bits) == (width + 31) // 32 * 4
-    assert 0 < np.flatnonzero(np.unpackbits(bits, bitorder="little")).max() < width
+    pick = _pick(_schema(PERSON), [])
+    assert len(matchers.mask(pick)) == (width + 31) // 32 * 4
+    assert 0 < max(_mask_tokens(matchers, pick)) < width
+
+
+@pytest.mark.parametrize(
+    ("end", "allowed"), [('<image> "b"', ""), ("<image>", ""), ('("b" | <image>)', "b")]
+)
+def test_special_token_behind_the_logits_is_not_forced(
+    tmp_path: Path, end: str, allowed: str
+) -> None:
+    """The embedding has no row for it: the step that reads it fails, with all sessions."""
+    matchers, tokenizer = _write_special_behind_the_logits(tmp_path)
+    [first] = tokenizer.encode("a", add_special_tokens=False).ids
+    grammar = Grammar(LLMatcher.grammar_from_lark(f'start: "a" {end}'), VERSION)
+    pick = replace(_pick(grammar, []), max_forced=8)
+    assert _mask_tokens(matchers, pick) == [first]
+    assert matchers.forced_after(pick, first) == ()
+    if allowed:
+        ids = tokenizer.encode(allowed, add_special_tokens=False).ids
+        assert _mask_tokens(matchers, _pick(grammar, [first])) == ids
+        return
+    with pytest.raises(GrammarFault, match="no token may follow"):
+        matchers.mask(_pick(grammar, [first]))
 
 
 def test_rewound_log_gives_the_mask_of_its_tokens(matchers: GrammarMatchers) -> None:
