@@ -125,15 +125,23 @@ def _retain_keys(base: Object, patch: Object, where: str) -> Object:
         return base
     if not isinstance(keys, list):
         raise UserError(where, "$retainKeys must be a list of names")
-    return {key: value for key, value in base.items() if key in keys}
+    retained = {key for key in keys if isinstance(key, str)}
+    return {key: value for key, value in base.items() if key in retained}
 
 
 def _delete_values(merged: dict[str, Any], key: str, values: Any, where: str) -> None:
-    if not isinstance(values, list):
-        raise UserError(where, f"{_DELETE_VALUES}{key} must be a list of values")
+    if not isinstance(values, list) or not all(
+        isinstance(one, str | int | float) for one in values
+    ):
+        raise UserError(where, f"{_DELETE_VALUES}{key} must be a list of strings or numbers")
     if not isinstance(merged.get(key) or [], list):
         raise UserError(where, f"{_DELETE_VALUES}{key}: {key} is not a list")
-    merged[key] = [item for item in merged.get(key) or [] if item not in values]
+    deleted = set(values)
+    merged[key] = [
+        item
+        for item in merged.get(key) or []
+        if not (isinstance(item, str | int | float) and item in deleted)
+    ]
 
 
 def _strip_directives(value: Any) -> Any:

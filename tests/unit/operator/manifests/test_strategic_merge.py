@@ -134,7 +134,8 @@ def test_directives_never_reach_the_pod() -> None:
             {"volumes": [{"name": "tmp", "$retainKeys": "name"}]},
             "$retainKeys must be a list of names",
         ),
-        ({"$deleteFromPrimitiveList/x": 1}, "must be a list of values"),
+        ({"$deleteFromPrimitiveList/x": 1}, "must be a list of strings or numbers"),
+        ({"$deleteFromPrimitiveList/x": [{}]}, "must be a list of strings or numbers"),
     ],
 )
 def test_invalid_patch_is_refused_with_its_field(patch: dict[str, Any], sentence: str) -> None:
@@ -168,3 +169,15 @@ def test_names_of_a_long_list_are_not_compared_with_each_other() -> None:
     deleted = [{"name": name, "$patch": "delete"} for name in names[1:]]
     rest = merge_pod(once, {"spec": {"volumes": deleted}}, "it")
     assert rest == {"spec": {"volumes": [{"name": "v0", "emptyDir": {}}]}}
+
+
+def test_values_of_long_lists_are_not_compared_with_each_other() -> None:
+    names = [CountedName(f"v{number}") for number in range(300)]
+    CountedName.comparisons = 0
+    patch = {"x": names, "$deleteFromPrimitiveList/x": [*names[2:], CountedName("v0")]}
+    assert merge_spec(patch)["x"] == ["v1"]
+    keys: dict[str, Any] = dict.fromkeys(names, 1)
+    volumes = [{"name": "a", **keys}, {"name": "a", "$retainKeys": ["name", *names[1:]]}]
+    del keys[names[0]]
+    assert merge_spec({"volumes": volumes})["volumes"][-1] == {"name": "a", **keys}
+    assert CountedName.comparisons < 10 * len(names)
