@@ -163,4 +163,5 @@ async def _free_logged(stream: SessionStream) -> None:
     try:
         await stream.free()
     except ApiError as error:
-        log.info("session of a stream not freed at its end, model=%s: %s", stream.model, error)
+        code = error.code.value  # its text may have the session's name
+        log.info("session of a stream not freed at its end, model=%s: %s", stream.model, code)
