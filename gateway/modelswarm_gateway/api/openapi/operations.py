@@ -25,7 +25,8 @@ ALWAYS = (Code.INVALID_REQUEST, Code.UNSUPPORTED, Code.UNKNOWN_PARAMETER, Code.I
 OF_BODIES = (Code.TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE, Code.NO_CAPACITY)
 OF_PROMPTS = (*OF_BODIES, Code.MODEL_NOT_FOUND, Code.CONTEXT_LENGTH, Code.NO_SERVERS)
 OF_SESSIONS = (Code.SESSION_BUSY, Code.SESSION_ELSEWHERE)
-OF_STORED = (Code.SESSION_ELSEWHERE, Code.NO_SERVERS, Code.NOT_FOUND)
+# Of operations that begin no turn, and search for a session that is not kept here.
+OF_SEARCHES = (Code.SESSION_ELSEWHERE, Code.NO_CAPACITY, Code.NO_SERVERS, Code.NOT_FOUND)
 OF_TURNS = (
     *OF_PROMPTS,
     *OF_SESSIONS,
@@ -75,10 +76,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         (*OF_TURNS, Code.RESPONSE_NOT_FOUND),
         names_session=False,
     ),
-    ("GET", _RESPONSE): Operation("Return a stored response", "Response", codes=OF_STORED),
-    ("DELETE", _RESPONSE): Operation("Forget a response", "DeletedResponse", codes=OF_STORED),
+    ("GET", _RESPONSE): Operation("Return a stored response", "Response", codes=OF_SEARCHES),
+    ("DELETE", _RESPONSE): Operation(
+        "Forget a response", "DeletedResponse", codes=(*OF_SEARCHES, Code.SESSION_BUSY)
+    ),
     ("GET", f"{_RESPONSE}/input_items"): Operation(
-        "List the input of a stored response", "InputItems", codes=OF_STORED
+        "List the input of a stored response", "InputItems", codes=OF_SEARCHES
     ),
     ("POST", "/v1/messages"): Operation(
         "Answer Anthropic's messages",
@@ -139,12 +142,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", _SESSION): Operation(
         "Return the state of a session",
         "Session",
-        codes=(*OF_SESSIONS, Code.NOT_FOUND, Code.MODEL_NOT_FOUND, Code.NO_SERVERS),
+        codes=(*OF_SEARCHES, Code.SESSION_BUSY, Code.MODEL_NOT_FOUND),
     ),
     ("DELETE", _SESSION): Operation(
         "Close a session and free its KV",
         "ClosedSession",
-        codes=(*OF_SESSIONS, Code.NOT_FOUND, Code.MODEL_NOT_FOUND, Code.NO_SERVERS),
+        codes=(*OF_SEARCHES, Code.SESSION_BUSY, Code.MODEL_NOT_FOUND),
     ),
     ("GET", "/health"): Operation("Tell that the process runs", "Health"),
     ("GET", "/live"): Operation("Tell that the process runs", "Health"),

@@ -120,15 +120,17 @@ class _StoredRoutes:
         raise ApiError(Code.NOT_FOUND, detail, param="response_id")
 
     async def delete(self, found: StoredResponse) -> Response:
-        """Forget the response, and close the session of its conversation if it is the last one there."""
-        is_last = self._stored.is_last(found.id)
-        self._stored.remove(found.id)
-        for key in self._keys(found.id):
-            if is_last and not self._service.named_sessions.is_busy(key):
+        """Close the session of its conversation if the response is the last one there, and forget the response.
+
+        An ApiError leaves both: the client may ask again.
+        """
+        for key in self._keys(found.id) if self._stored.is_last(found.id) else ():
+            if not self._service.named_sessions.is_busy(key):
                 try:
                     await close_session(self._service, key)
                 except OwnedElsewhere:
                     continue  # that gateway has gone on with it
+        self._stored.remove(found.id)
         return JSONResponse({"id": str(found.id), "object": "response", "deleted": True})
 
     def _keys(self, response_id: ResponseId) -> list[SessionKey]:
