@@ -104,10 +104,11 @@ class GatewayApp:
             "admin": admin_target,
             "metrics": _bound(settings.metrics, http_servers[1].target),
         }
-        if settings.run_file is not None:
-            publish_addresses(settings.run_file, {**targets, "peer": node.peer})
-        log.info("%s serves %s", node.peer, ", ".join(f"{n} at {t}" for n, t in targets.items()))
         try:
+            if settings.run_file is not None:
+                publish_addresses(settings.run_file, {**targets, "peer": node.peer})
+            named = ", ".join(f"{n} at {t}" for n, t in targets.items())
+            log.info("%s serves %s", node.peer, named)
             await self._stopping.wait()
             await self._shut_down(service, grpc_server, http_servers[0])
         finally:

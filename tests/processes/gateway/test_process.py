@@ -131,6 +131,18 @@ def test_a_port_in_use_is_one_sentence_and_exit_code_two(tmp_path: Path, flag: s
     assert not (tmp_path / "g.json").exists()
 
 
+@pytest.mark.full
+def test_run_file_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    """Kubernetes and `up` show the last line."""
+    path = tmp_path / "no folder" / "g.json"
+    path.parent.touch()
+    ports = [f"--{name}=127.0.0.1:0" for name in ("http", "grpc", "metrics", "admin")]
+    done = run("--discovery-dir", str(tmp_path), "--run-file", str(path), *ports)
+    assert done.returncode == 2
+    [sentence] = done.stderr.splitlines()
+    assert sentence.startswith(f"modelswarm-gateway: --run-file: {path} cannot be written: ")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
