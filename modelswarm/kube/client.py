@@ -328,7 +328,7 @@ def _document(code: int, text: bytes, retry_after: str | None) -> Json:
     return document
 
 
-def _read(text: bytes) -> Any:
+def read_json(text: bytes) -> Any:
     """Parse JSON; what is nested below MAX_LEVELS is null. ValueError or RecursionError if it is none."""
     try:
         return json.loads(text)
@@ -338,6 +338,8 @@ def _read(text: bytes) -> Any:
 
 def cut_levels(text: bytes) -> bytes:
     """Return the JSON with null for what is nested below MAX_LEVELS."""
+    if text.count(b"[") + text.count(b"{") <= MAX_LEVELS:
+        return text
     parts, level, begin = [], 0, 0
     for bracket in _BRACKET.finditer(text):
         if bracket[0] in b"{[":
@@ -358,16 +360,16 @@ def _parse(text: bytes) -> Any:
     A long list is many objects and no cycle. Looking for cycles meanwhile takes twice as long as parsing.
     """
     if len(text) < LONG_ANSWER_BYTES or not gc.isenabled():
-        return _read(text)
+        return read_json(text)
     gc.disable()
     try:
-        return _read(text)
+        return read_json(text)
     finally:
         gc.enable()
 
 
 def _parse_event(line: bytes) -> Any:
     try:
-        return _read(line)
+        return read_json(line)
     except (ValueError, RecursionError) as error:
         raise UnreachableError(f"an event of a watch {_NO_JSON}") from error

@@ -15,9 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import kopf
 
 from modelswarm.kube.client import load_configuration
+from modelswarm_operator.informer.shallow_response import ShallowResponse
 from modelswarm_operator.kube.resources import Kind
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.observed import Json
@@ -40,6 +42,7 @@ class Watch:
         self._kinds = tuple(kinds)
         self._sink = sink
         self._is_over = False
+        self._last_login: kopf.ConnectionInfo | None = None
 
     async def run(self) -> str:
         """Run until kopf ends; return the reason. kopf's thread may still clean up after that."""
@@ -101,11 +104,14 @@ class Watch:
 
         return seen
 
-    async def _login(self, **ignored: Any) -> kopf.ConnectionInfo:
-        """Return the credentials. kopf calls this again after a 401, so a rotated token is read again."""
+    async def _login(self, **ignored: Any) -> kopf.AiohttpSession | None:
+        """Return a session with the credentials; None, which ends kopf, if the same were refused just now.
+
+        kopf calls this again after a 401, so a rotated token is read again.
+        """
         loaded = await load_configuration(self._kubeconfig)
         scheme, _, token = str(loaded.api_key.get("BearerToken", "")).partition(" ")
-        return kopf.ConnectionInfo(
+        login = kopf.ConnectionInfo(
             server=loaded.host,
             ca_path=loaded.ssl_ca_cert,
             insecure=not loaded.verify_ssl,
@@ -114,6 +120,15 @@ class Watch:
             certificate_path=loaded.cert_file,
             private_key_path=loaded.key_file,
         )
+        if login == self._last_login:
+            return None
+        self._last_login = login
+        session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=login.as_ssl_context()),
+            headers=login.as_http_headers(),
+            response_class=ShallowResponse,
+        )
+        return kopf.AiohttpSession(server=login.server, aiohttp_session=session)
 
 
 class _KopfErrors(logging.Handler):
