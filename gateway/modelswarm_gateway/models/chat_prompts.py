@@ -6,6 +6,7 @@ this model only; completions need no template. Knows no tokens.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,8 +50,8 @@ class ChatPrompts:
         self._tool_text = tool_text
         self._special_tokens, self._requests = special_tokens, requests
         self._cpu_seconds = cpu_seconds
-        self._budget_failures = 0
-        self._fault = _NO_TEMPLATE
+        self._budget_failures = Counter[bool]()  # of each template; True: of that for tools
+        self._fault, self._tool_fault = _NO_TEMPLATE, ""
         if template:
             self._fault = ""
             self._compile()
@@ -80,6 +81,8 @@ class ChatPrompts:
         """
         if self._fault:
             raise TemplateError(self.fault)
+        if tools and self._tool_fault:
+            raise TemplateError(f"{self._tool_fault}; chats without tools work")
         if continues:
             last = messages[-1]
             messages = [*messages[:-1], {**last, "content": last["content"] + _END_TAG}]
@@ -97,11 +100,13 @@ class ChatPrompts:
             request = pack_request(fields, self._cpu_seconds, large_seconds(len(request.content)))
         return request, is_large
 
-    def failure(self, error: BudgetError, is_large: bool) -> TemplateError:
+    def failure(
+        self, error: BudgetError, is_large: bool, *, has_tools: bool = False
+    ) -> TemplateError:
         """Return the error of a template that exceeded its time or memory; count it if the request is not large."""
         raised = TemplateBudgetError(f"the model's chat template {error}")
         if not is_large:
-            self._count_failure(raised)
+            self._count_failure(raised, is_for_tools=has_tools and bool(self._tool_text))
         return raised
 
     def _compile(self) -> None:
@@ -116,7 +121,11 @@ class ChatPrompts:
                 self._fault = f"{self._file}: {head['refused']}" if "refused" in head else ""
                 return
 
-    def _count_failure(self, error: TemplateBudgetError) -> None:
-        self._budget_failures += 1
-        if self._budget_failures >= MAX_BUDGET_FAILURES:
-            self._fault = f"{self._file}: {error}, {MAX_BUDGET_FAILURES} times"
+    def _count_failure(self, error: TemplateBudgetError, *, is_for_tools: bool = False) -> None:
+        self._budget_failures[is_for_tools] += 1
+        if self._budget_failures[is_for_tools] >= MAX_BUDGET_FAILURES:
+            fault = f"{self._file}: {error}, {MAX_BUDGET_FAILURES} times"
+            if is_for_tools:
+                self._tool_fault = fault
+            else:
+                self._fault = fault

@@ -209,9 +209,9 @@ class ModelTokenizer:
             tools=tools,
             continues=continues,
         )
-        return await self._ask(request, is_large)
+        return await self._ask(request, is_large, has_tools=bool(tools))
 
-    async def _ask(self, request: Request, is_large: bool) -> list[int]:
+    async def _ask(self, request: Request, is_large: bool, *, has_tools: bool = False) -> list[int]:
         breaker = self._breakers[is_large]
         if (seconds := breaker.seconds_open) > 0:
             raise ModelProcessError(f"the model's tokenizer {breaker.reason}", seconds)
@@ -219,7 +219,7 @@ class ModelTokenizer:
             head, data = await self._requests.ask(request, is_large=is_large)
         except BudgetError as error:
             if not error.is_rendered:
-                raise self._chat.failure(error, is_large) from error
+                raise self._chat.failure(error, is_large, has_tools=has_tools) from error
             breaker.record_failure(str(error))
             raise EncodeError(f"the model's tokenizer {error}") from error
         if "refused" in head:

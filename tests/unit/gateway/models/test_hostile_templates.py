@@ -95,6 +95,19 @@ async def test_second_bomb_ends_the_chats_of_its_model_only() -> None:
     assert other.chat_fault == ""
 
 
+async def test_bombs_for_tools_leave_chats_without_tools() -> None:
+    named = [{"name": "default", "template": "yes"}, {"name": "tool_use", "template": RANGES}]
+    files = model_files(settings={"chat_template": named})
+    text = ModelTokenizer(files, cpu_seconds=0.5, name="toy")
+    for _ in range(2):
+        with pytest.raises(TemplateBudgetError):
+            await text.encode_chat(HI, tools=[{}])
+    with pytest.raises(TemplateError, match="2 times; chats without tools work"):
+        await text.encode_chat(HI, tools=[{}])
+    assert await text.encode_chat(HI) == encode_bytes("yes")
+    assert text.chat_fault == ""
+
+
 async def test_reason_of_a_refusal_is_bounded() -> None:
     """A template may refuse with any text, which would become an error message, and its compiler may quote it."""
     long = make_tokenizer(template="{{ raise_exception('a' * 100000) }}")
