@@ -9,9 +9,14 @@ from typing import Any
 import pytest
 from support.operator.model_cluster import POLICY, ModelCluster, Node, Pod, make_spec
 
+from modelswarm.resources.spec import Spec
+from modelswarm_operator.reconcile.pods.rollout import max_waiting
+from modelswarm_operator.reconcile.pods.slot_state import SlotState
 from modelswarm_operator.reconcile.state import names
 from modelswarm_operator.reconcile.state.actions import CreatePod, DeletePod
+from modelswarm_operator.reconcile.state.names import SlotKey
 from modelswarm_operator.reconcile.state.observed import ContainerView
+from modelswarm_operator.reconcile.state.turn import Turn
 
 
 def make_pools(value: str) -> list[dict[str, Any]]:
@@ -334,6 +339,20 @@ def test_new_spans_get_room_of_a_used_up_quota_without_surge() -> None:
     cluster.edit_spec(spans={"count": 1}, rollout={"surge": 0})
     run_turns(cluster, lambda: assert_coverage(cluster, 1), 900)
     assert cluster.condition("Progressing")["reason"] == "Settled"
+
+
+def test_rejection_that_is_over_asks_for_no_room() -> None:
+    """A slot keeps its last failure's words for some time after a server has succeeded."""
+    spec = Spec.model_validate(make_spec(2, 2, rollout={"surge": 0}))
+    state = SlotState(SlotKey(0, 0), None, None, (), (), (), (), (), (), None)
+    turn = Turn(POLICY, 0.0, {}, 1, frozenset(), 10)
+    turn.record_failure("0-0", "it ended")
+    assert max_waiting([[state]], spec, turn) == 0
+    turn.record_rejection("0-0", "exceeded quota")
+    assert max_waiting([[state]], spec, turn) == 1
+    turn.record_success("0-0")
+    assert turn.history_of("0-0").failures == 1
+    assert max_waiting([[state]], spec, turn) == 0
 
 
 def test_paused_swarm_changes_nothing() -> None:

@@ -15,7 +15,7 @@ from modelswarm_operator.reconcile.pods.inventory import NodeState, Server
 from modelswarm_operator.reconcile.pods.slot_filler import ServersBySlot
 from modelswarm_operator.reconcile.pods.slot_state import SlotState
 from modelswarm_operator.reconcile.state.names import SlotKey
-from modelswarm_operator.reconcile.state.turn import REJECTED_PREFIX, Turn
+from modelswarm_operator.reconcile.state.turn import Turn
 
 
 def fillable_slots(spec: Spec, by_slot: ServersBySlot, spans: int) -> int:
@@ -67,8 +67,8 @@ def _is_unschedulable(state: SlotState) -> bool:
 
 def _is_rejected(state: SlotState, turn: Turn) -> bool:
     """Return True if the API server rejects the slot's next pod (a quota that is used up)."""
-    failure = turn.history_of(str(state.key)).last_failure
-    return state.current is None and state.candidate is None and failure.startswith(REJECTED_PREFIX)
+    has_pod = state.current is not None or state.candidate is not None
+    return not has_pod and turn.history_of(str(state.key)).rejections > 0
 
 
 def _is_outdated(state: SlotState, turn: Turn) -> bool:
