@@ -147,13 +147,13 @@ REFUSED_PATCHES: list[Json] = [
     {"$deleteFromPrimitiveList/spec": ["containers"]},
     {"$deleteFromPrimitiveList/metadata": ["labels"]},
     {"metadata": {"$deleteFromPrimitiveList/labels": ["modelswarm.io/role"]}},
+    {"spec": {"$deleteFromPrimitiveList/containers": [POD["spec"]["containers"][0]]}},
     {"$retainKeys": []},
     {"$retainKeys": ["kind"], "kind": "Secret"},
     {"spec": {"containers": [{"name": {"a": 1}}]}},
 ]
 ACCEPTED_PATCHES: list[Json] = [
     {"metadata": {"labels": None, "annotations": None}},
-    {"spec": {"$deleteFromPrimitiveList/containers": [POD["spec"]["containers"][0]]}},
     {"spec": {"$retainKeys": ["volumes"]}},
 ]
 
