@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.models.scripted import make_scripted_model
+from support.processes.programs.page_examples import python_examples, run_example
 from support.processes.streams import TOY_MODEL
 from support.processes.swarm import running_swarm
 
@@ -30,12 +31,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"http://{made.local.http}"
 
 
-def test_client_example_prints_blocks_and_text(
-    url: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    exec(example.replace("http://127.0.0.1:8000", url).replace("MODEL", TOY_MODEL), {})
-    printed = capsys.readouterr().out
+def test_client_example_prints_blocks_and_text(url: str) -> None:
+    (example,) = python_examples(PAGE)
+    printed = run_example(example.replace("MODEL", TOY_MODEL), "http://127.0.0.1:8000", url)
     assert "text {'text': 'Let me see.'" in printed
     assert "'input': {'city': 'Berlin'}" in printed
     assert printed.endswith("Let me see.tool_use\n")

@@ -12,11 +12,12 @@ def python_examples(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
-def run_example(example: str, address: str, actual: str) -> None:
-    """Run an example of a swarm at `address` against the one at `actual`. Fail if it does."""
+def run_example(example: str, address: str, actual: str) -> str:
+    """Run an example of a swarm at `address` against the one at `actual`. Fail if it does. Return what it prints."""
     assert address in example
     script = example.replace(address, actual)
     made = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
     assert made.returncode == 0, made.stderr
+    return made.stdout
