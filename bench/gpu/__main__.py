@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.gpu.report import MINUTES, PARTS, run
 from bench.harness import report
+
+ROOT = Path(__file__).parents[2]
+PRODUCT = (ROOT, ROOT / "serving", ROOT / "gateway")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,6 +31,14 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if result is None or report(result) else 1
 
 
+def use_checkout() -> None:
+    """Let this process and those that it starts import this checkout: it need not be installed."""
+    product = [str(folder) for folder in PRODUCT]
+    paths = [*product, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of servers and gateways
+    sys.path += [*product, str(ROOT / "tests")]  # small models and oracles are in tests
+
+
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[2] / "tests"))  # small models and oracles are there
+    use_checkout()
     sys.exit(main(sys.argv[1:]))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import sysconfig
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +19,7 @@ from typing_extensions import override
 
 from bench.__main__ import NAMES
 from bench.gpu import correctness, report
-from bench.gpu.__main__ import main
+from bench.gpu.__main__ import ROOT, main
 from bench.gpu.report import Table, run_parts
 from bench.gpu.speed import kv_bytes, lacks_graphs, weight_bytes
 from bench.models import Shape
@@ -30,6 +34,21 @@ def test_benchmark_without_a_gpu_says_so(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == (
         "gpu: not run, because torch sees no CUDA device on this machine\n" * 2
     )
+
+
+def test_checkout_that_is_not_installed_finds_its_parts() -> None:
+    """`-S` hides the installation, and `-P` the current folder, as for servers."""
+    servers = "import modelswarm, modelswarm_gateway, modelswarm_serving"
+    code = f"""
+import subprocess, sys
+from bench.gpu.__main__ import use_checkout
+use_checkout()
+import support.models.tiny_models
+{servers}
+subprocess.run([sys.executable, "-S", "-P", "-c", "{servers}"], check=True)
+"""
+    environment = os.environ | {"PYTHONPATH": sysconfig.get_path("purelib")}
+    subprocess.run([sys.executable, "-S", "-c", code], cwd=ROOT, env=environment, check=True)
 
 
 def test_markdown_table_has_a_row_per_result() -> None:
