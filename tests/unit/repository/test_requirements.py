@@ -10,6 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tools.make_requirements import FOLDER, read_constraints, read_pins, required_pins
 
@@ -32,6 +33,21 @@ def test_every_package_is_pinned_by_hash(name: str) -> None:
     assert len(blocks) == len(read_pins(name))
     for block in blocks:
         assert "--hash=sha256:" in block
+
+
+def test_oldest_grpc_and_protobuf_load_the_generated_code() -> None:
+    """`make proto` with newer tools raises what the generated code asks for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    oldest = {
+        wanted.name: str(wanted.specifier).removeprefix(">=")
+        for wanted in map(Requirement, project["project"]["dependencies"])
+    }
+    folder = ROOT / "modelswarm" / "protocol" / "wire"
+    stubs = (folder / "api_pb2_grpc.py").read_text("utf-8")
+    assert f"GRPC_GENERATED_VERSION = '{oldest['grpcio']}'" in stubs
+    for file in folder.glob("*_pb2.py"):
+        code = file.read_text("utf-8")
+        assert f"# Protobuf Python Version: {oldest['protobuf']}\n" in code
 
 
 def test_operator_and_gateway_requirements_have_no_torch() -> None:

@@ -46,7 +46,8 @@ def processed_by_transformers(
     """Return the scores [vocab] of one row before temperature and filters."""
     steps: Any = LogitsProcessorList()
     if sampling.logit_bias:
-        steps.append(SequenceBiasLogitsProcessor([[[t], bias] for t, bias in sampling.logit_bias]))
+        biases: Any = {(t,): bias for t, bias in sampling.logit_bias}
+        steps.append(SequenceBiasLogitsProcessor(biases))
     if sampling.repetition_penalty != 1.0:
         steps.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
     steps.append(_CountPenalties(sampling, begin))

@@ -14,6 +14,7 @@ from modelswarm.client.hf.errors import UnsupportedArgumentError
 MAKE: Any = GenerationConfig
 IDS = torch.tensor([[5]])
 FIELDS: dict[str, Any] = MAKE().to_dict() | vars(MAKE())
+FIELDS.pop("_commit_hash", None)  # of transformers 5.17, whose to_dict leaves it out
 
 
 def test_every_field_of_transformers_is_known() -> None:
