@@ -19,12 +19,14 @@ _MOVED = {
 LOGITS = ("logits_processor", "output_scores", "output_logits")
 """Arguments of plain generation whose effect needs logits at the client, beside processors that servers lack."""
 _SERVERS = "servers compute all of it"
+_KEPT = "servers keep the KV; use model.inference_session"
 _ASSISTANT = "transformers reads it of assistant_model.generation_config; set it there"
 _NO_EFFECT = {
     "cache_implementation": "servers keep the KV in pages",
     "cache_config": "servers keep the KV in pages",
     "max_cache_len": "servers keep the KV in pages",
-    "past_key_values": "servers keep the KV; use model.inference_session",
+    "past_key_values": _KEPT,
+    "cache": _KEPT,
     "low_memory": "servers keep the KV in pages",
     "prefill_chunk_size": "servers choose their chunks",
     "compile_config": _SERVERS,

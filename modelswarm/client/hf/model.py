@@ -42,7 +42,7 @@ from modelswarm.client.hf.inputs import (
     pad_rows,
     split_rows,
 )
-from modelswarm.client.hf.remote_cache import RemoteCache, check_cache
+from modelswarm.client.hf.remote_cache import CACHE_NAME, RemoteCache, take_cache
 from modelswarm.client.hf.rows import AnswerRow, SessionRow, TokenRow, start_answers
 from modelswarm.client.hf.sampling import ModelFacts, ServerSampling, plan_sampling, seeded
 from modelswarm.client.hf.session import InputRule, ModelSession
@@ -272,7 +272,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             for one in turn.sessions:
                 one.close()
         if not isinstance(result, Tensor):
-            result.past_key_values = None  # its sessions are closed
+            setattr(result, CACHE_NAME, None)  # its sessions are closed
         return result
 
     def _sample(
@@ -400,7 +400,7 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             detail = f"the input and what shall be generated are {length} positions, and {place} has {limit}"
             raise SessionLengthError("max_length", f"maximum length exceeded: {detail}")
         turn.cache = self._make_cache(length, turn.session)
-        model_kwargs["past_key_values"] = turn.cache
+        model_kwargs[CACHE_NAME] = turn.cache
 
     def _get_candidate_generator(self, generation_config: GenerationConfig, **prepared: Any) -> Any:
         made = super()._get_candidate_generator(generation_config, **prepared)
@@ -425,12 +425,14 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         output_hidden_states: bool | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        cache: RemoteCache | None = None,
         **options: Any,
     ) -> Any:
         """Return the logits [batch, length, vocabulary] in float32; those of padding are zeros.
 
         `attention_mask` [batch, all positions so far]. `logits_to_keep`: only those of the last positions; 0: of all.
         With `use_cache` the result has a cache for the next call; it holds sessions until its `close`.
+        Its name is `past_key_values`, and since transformers 5.24 `cache`.
         `output_hidden_states`: also those before each block and after the norm. Each block is a call, so it is slower.
 
         With soft prompts, or with `labels` [batch, length], the modules beside the blocks run here, and gradients flow.
@@ -443,12 +445,12 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
         check_forward(options)
         ids = check_ids(input_ids, self._facts.vocabulary)
         logits_to_keep = kept_logits(logits_to_keep, ids.shape[1])
-        check_cache(past_key_values, ids)
+        given = take_cache(past_key_values, cache, ids)
         check_values({"use_cache": use_cache}, {}, self._facts.vocabulary)
-        is_cached = use_cache or past_key_values is not None
+        is_cached = use_cache or given is not None
         if labels is not None or (self.prompts is not None and not is_cached):
             unused = {
-                "past_key_values": past_key_values,
+                "past_key_values": given,
                 "use_cache": use_cache,
                 "output_hidden_states": output_hidden_states,
             }
@@ -458,10 +460,8 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
                 ids, attention_mask, labels, logits_to_keep, num_items_in_batch
             )
         if output_hidden_states:
-            return self._forward_blocks(
-                ids, attention_mask, past_key_values, use_cache, logits_to_keep
-            )
-        cache = past_key_values
+            return self._forward_blocks(ids, attention_mask, given, use_cache, logits_to_keep)
+        cache = given
         before = 0 if cache is None else cache.get_seq_length()
         check_forward_mask(attention_mask, ids, self.generation_config.pad_token_id, before)
         if cache is None:
@@ -470,10 +470,10 @@ class DistributedModelForCausalLM(ModelWithRemoteBlocks, _hf.GenerationMixin):  
             cache = self._make_cache(limit if use_cache else ids.shape[1])
         mask = None if attention_mask is None else attention_mask[:, before:]
         logits = cache.forward(ids, mask, logits_to_keep)
-        if past_key_values is None and not use_cache:
+        if given is None and not use_cache:
             cache.close()
             cache = None
-        return _hf.modeling_outputs.CausalLMOutputWithPast(logits=logits, past_key_values=cache)
+        return _hf.modeling_outputs.CausalLMOutputWithPast(logits=logits, **{CACHE_NAME: cache})
 
     def _forward_blocks(
         self, ids: Tensor, mask: Tensor | None, cache: Any, use_cache: bool | None, keep: int

@@ -23,6 +23,9 @@ from modelswarm.client.tensors import side_by_side
 from modelswarm.protocol.beam_forks import Source, choose_sources
 
 _hf: Any = import_module("transformers")
+_RESULT = _hf.modeling_outputs.CausalLMOutputWithPast
+CACHE_NAME = "cache" if hasattr(_RESULT, "cache") else "past_key_values"
+"""Name of the cache in transformers' loops and results: another one since 5.24."""
 
 
 class RemoteCache(_hf.Cache):  # type: ignore[misc]
@@ -190,3 +193,12 @@ def check_cache(cache: Any, ids: Tensor) -> None:
         detail = "allowed: that of an earlier result, model(ids, use_cache=True).past_key_values"
         raise ArgumentError("past_key_values", f"a {type(cache).__name__}; {detail}")
     cache.check(ids)
+
+
+def take_cache(past_key_values: Any, cache: Any, ids: Tensor) -> RemoteCache | None:
+    """Return the cache that a forward was given by either of its names. Raise an error as `check_cache` does."""
+    if past_key_values is not None and cache is not None:
+        raise ArgumentError("cache", "past_key_values is another name of it; pass one of them")
+    given: RemoteCache | None = past_key_values if cache is None else cache
+    check_cache(given, ids)
+    return given

@@ -23,7 +23,7 @@ from modelswarm.client.hf.inputs import (
     kept_logits,
 )
 from modelswarm.client.hf.layers import LayersSession, RemoteLayers
-from modelswarm.client.hf.remote_cache import RemoteCache, check_cache
+from modelswarm.client.hf.remote_cache import RemoteCache, check_cache, take_cache
 from modelswarm.client.hf.values import check_config, check_values, named_errors
 from modelswarm.client.sessions.connection import Connection, ServedModel
 from modelswarm.client.sessions.errors import SessionClosedError, SessionLengthError, translate
@@ -172,6 +172,15 @@ def test_caches_of_others_are_refused() -> None:
     cache.close()
     with pytest.raises(SessionClosedError, match=r"past_key_values was closed"):
         check_cache(cache, IDS)
+
+
+def test_cache_has_either_name_and_not_both() -> None:
+    """transformers renamed it in 5.24."""
+    one, other = RemoteCache(NONE, 320), RemoteCache(NONE, 320)
+    assert take_cache(one, None, IDS) is take_cache(None, one, IDS) is one
+    assert take_cache(None, None, IDS) is None
+    with pytest.raises(ArgumentError, match=r"^cache: past_key_values is another name of it"):
+        take_cache(one, other, IDS)
 
 
 @pytest.mark.parametrize("ttl", [-1, 0, "x", NAN, True, 86_401])
