@@ -119,7 +119,7 @@ def answer_of(model: LlamaForCausalLM, prompt: list[int], longest: int = 120) ->
     """Return the greedy answer, or its beginning."""
     ids = torch.tensor([prompt])
     longest = max(1, min(longest, CONTEXT - len(prompt)))
-    new = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=longest)  # type: ignore[misc]
+    new = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=longest)
     tokens = [token for token in new[0, len(prompt) :].tolist() if token >= FIRST_BYTE]
     return bytes(token - FIRST_BYTE for token in tokens).decode(errors="replace")
 

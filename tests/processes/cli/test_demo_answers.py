@@ -42,7 +42,7 @@ def answer(model: LlamaForCausalLM, messages: list[Message]) -> str:
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     asked = tokenizer(text, return_tensors="pt")
-    ids = model.generate(**asked, max_new_tokens=1400)  # type: ignore[misc]
+    ids = model.generate(**asked, max_new_tokens=1400)
     new = ids[0, asked["input_ids"].shape[1] :].tolist()
     assert new[-1] == tokenizer.eos_token_id
     return str(tokenizer.decode(new[:-1]))
