@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,13 +43,23 @@ def http_port(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
 
 
 @contextmanager
+def grpc_port(add: Callable[[grpc.Server], object] = lambda _: None) -> Iterator[int]:
+    """Serve what `add` adds to the server over gRPC on a free port."""
+    with ThreadPoolExecutor(4) as threads:
+        server = grpc.server(threads)
+        add(server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        try:
+            yield port
+        finally:
+            server.stop(None).wait()
+
+
+@contextmanager
 def inference_port(servicer: api_pb2_grpc.InferenceServicer) -> Iterator[str]:
     """Serve the calls of a gateway over gRPC on a free port; yields the target."""
-    server = grpc.server(ThreadPoolExecutor(4))
-    api_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
+    with grpc_port(
+        lambda server: api_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+    ) as port:
         yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()

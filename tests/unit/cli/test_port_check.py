@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-import grpc
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from starlette.testclient import TestClient
 from support.eventually import SECONDS
-from support.ports import free_port, http_port
+from support.ports import free_port, grpc_port, http_port
 from typing_extensions import override
 
 from modelswarm.cli import run
@@ -65,18 +63,6 @@ def metrics_port() -> Iterator[int]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-@contextmanager
-def grpc_port() -> Iterator[int]:
-    with ThreadPoolExecutor() as threads:
-        server = grpc.server(threads)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            yield port
-        finally:
-            server.stop(None).wait()
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
-from support.ports import free_port
+from support.ports import free_port, grpc_port
 from typing_extensions import override
 
 from modelswarm.cli import run
@@ -39,15 +38,11 @@ class Gateway(api_pb2_grpc.SwarmServicer):
 
 @pytest.fixture
 def target() -> Iterator[str]:
-    server = grpc.server(ThreadPoolExecutor(1))
     gateway = Gateway()  # type: ignore[abstract]  # it is asked for nothing else
-    api_pb2_grpc.add_SwarmServicer_to_server(gateway, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    try:
+    with grpc_port(
+        lambda server: api_pb2_grpc.add_SwarmServicer_to_server(gateway, server)
+    ) as port:
         yield f"127.0.0.1:{port}"
-    finally:
-        server.stop(None).wait()
 
 
 def test_proxy_of_the_environment_is_not_asked(

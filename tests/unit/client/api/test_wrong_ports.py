@@ -6,14 +6,12 @@ import asyncio
 import ssl
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import grpc
 import pytest
 from support.eventually import SECONDS
-from support.ports import http_port
+from support.ports import grpc_port, http_port
 from typing_extensions import override
 
 from modelswarm.cli.batch.input_file import BatchRequest
@@ -58,20 +56,12 @@ class ModelsHandler(GatewayHandler):
 
 
 def test_grpc_port_is_named() -> None:
-    with ThreadPoolExecutor() as threads:
-        server = grpc.server(threads)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        try:
-            with (
-                Client(f"http://127.0.0.1:{port}") as client,
-                pytest.raises(
-                    NotAGatewayError, match="is a gRPC port; allowed: the gateway's HTTP"
-                ),
-            ):
-                client.models()
-        finally:
-            server.stop(None).wait()
+    with (
+        grpc_port() as port,
+        Client(f"http://127.0.0.1:{port}") as client,
+        pytest.raises(NotAGatewayError, match="is a gRPC port; allowed: the gateway's HTTP"),
+    ):
+        client.models()
 
 
 def test_gateway_without_tls_is_named() -> None:
